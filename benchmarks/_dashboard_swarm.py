@@ -79,7 +79,7 @@ def _board_of_three() -> Board:
     for upload in (12_500_000, 12_500_000, 1_250_000):
         theirs = make(Identity.generate())
         theirs.on_signed.add(lambda record: board.receive(record, record.owner))
-        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "time": BEGIN_S, "vector_bytes": 8 << 20}
+        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "vector_bytes": 8 << 20}
         for payload in (AddressInfo("trainer"), Progress(status="training", **progress), Links(upload, 4 * upload)):
             theirs.put(payload)
     return board

@@ -149,8 +149,7 @@ class Averager:
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
-        wall_time = self.session.node.clock.now()
-        self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training", wall_time))
+        self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training"))
 
     async def settle(self) -> None:
         """Wait until all others are known to be at the same step."""

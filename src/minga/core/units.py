@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sized
 
 from minga.core.errors import ConfigurationError
 
@@ -113,6 +114,12 @@ def format_number(value: float) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """So many of something: `1 step`, `2,000 steps`, or by its own plural `2 batches`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def and_others(names: Sized) -> str:
+    """What follows the first of some `names` in a sentence: ` (and 2 others)`, or nothing."""
+    more = len(names) - 1
+    return f" (and {counted(more, 'other')})" if more else ""
 
 
 def _stripped(text: str) -> str:

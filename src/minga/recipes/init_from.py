@@ -20,7 +20,9 @@ from safetensors.torch import save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.units import counted
 from minga.recipes.interface import Files
+from minga.training.state.base import base_of
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.state_dict import MODEL
 
@@ -90,6 +92,11 @@ def _of_run(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint = CheckpointStore(folder / "checkpoints").load()
     if checkpoint is None:
         raise ConfigurationError(f"model.init_from: the run in {folder} has no checkpoint yet")
+    if base := base_of(checkpoint.snapshot.scalars):
+        raise ConfigurationError(
+            f"model.init_from: the run in {folder} trains a part of its model, and its checkpoints do not hold the "
+            f"{counted(len(base), 'other tensor')}, such as {next(iter(base))}: name what `minga export` makes of it"
+        )
     logger.info("beginning with the parameters of %s after step %d", folder, checkpoint.snapshot.step)
     return {
         entry.name.removeprefix(MODEL): tensor

@@ -70,7 +70,8 @@ class Optimizer(torch.optim.Optimizer):
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
     model: gives the parameters their names, by which peers average them, and its buffers to the buffers policy of the
-        run spec; what it has frozen is compared between peers. Without it none of that can be.
+        run spec. What it has frozen, as below adapters, is the run's base: peers compare it, and the state that they
+        share, download and keep in checkpoints is without it. Without a model none of that can be.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
     max_grad_value: clip each element of the averaged gradient, before its norm, by the same number on all peers.

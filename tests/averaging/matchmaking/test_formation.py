@@ -162,7 +162,7 @@ class Camp(World):
         ids = [member.party.peer_id for member in self.members]
         for me, peer in enumerate(ids):
             rows = tuple(
-                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0, 1000)
+                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0)
                 for i, other in enumerate(ids)
                 if i != me
             )

@@ -114,7 +114,7 @@ class AtPeer(Organiser):
 
     def __init__(self, spec: RunSpec, *steps: int, paused: bool = False) -> None:
         status = SimpleNamespace(step=30, paused=paused, peers=())
-        told = [SimpleNamespace(payload=Progress(step, 0, 0.0, "training", 1.0)) for step in (30, *steps)]
+        told = [SimpleNamespace(payload=Progress(step, 0, 0.0, "training")) for step in (30, *steps)]
         session = SimpleNamespace(board=SimpleNamespace(items=lambda _: told), ledger=None)
         peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function(), session=session)
         files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))

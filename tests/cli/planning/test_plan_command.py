@@ -214,11 +214,11 @@ def test_who_should_rest_is_told() -> None:
 def test_rates_of_a_board() -> None:
     async def main() -> None:
         swarm = Swarm()
-        trainer = Progress(3, 10, 12.5, "training", 0.0)
-        helper = swarm.peer(AddressInfo("auxiliary"), Progress(3, 0, 0.0, "training", 0.0))
-        hidden = swarm.peer(AddressInfo("client"), Progress(3, 5, 4.0, "averaging", 0.0, client=True))
+        trainer = Progress(3, 10, 12.5, "training")
+        helper = swarm.peer(AddressInfo("auxiliary"), Progress(3, 0, 0.0, "training"))
+        hidden = swarm.peer(AddressInfo("client"), Progress(3, 5, 4.0, "averaging", client=True))
         measured = swarm.peer(AddressInfo("trainer"), trainer, Links(upload_cap=1_000_000))
-        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing"))
         swarm.peer(AddressInfo("monitor"))
         live = live_rates(swarm.board)
         found = dict(zip(live.peers, live.rates.peers, strict=True))
@@ -246,10 +246,10 @@ def test_rates_of_a_board() -> None:
 def test_the_size_of_the_vector_is_what_most_tell(told: list[int], agreed: int) -> None:
     async def main() -> None:
         swarm = Swarm()
-        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=5))
-        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0, vector_bytes=5))
+        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", vector_bytes=5))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", vector_bytes=5))
         for size in told:
-            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=size))
+            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", vector_bytes=size))
         assert live_rates(swarm.board).vector_bytes == agreed
 
     asyncio.run(main())

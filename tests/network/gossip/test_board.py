@@ -75,7 +75,7 @@ class World:
 
 
 def progress(step: int, samples: int = 0) -> Progress:
-    return Progress(step, samples, 1.0, "training", EPOCH_S)
+    return Progress(step, samples, 1.0, "training")
 
 
 def test_what_a_peer_says_is_read_by_type() -> None:
@@ -107,7 +107,7 @@ def test_own_records_are_read_like_others_and_their_versions_grow() -> None:
     assert all(records_module.is_genuine(record, "r") for record in w.signed)
 
 
-@pytest.mark.parametrize("payload", [progress(-1), Progress(1, 1, math.nan, "training", 1.0), Payload()])
+@pytest.mark.parametrize("payload", [progress(-1), Progress(1, 1, math.nan, "training"), Payload()])
 def test_what_is_not_valid_is_not_published(payload: Payload) -> None:
     w = World()
     with pytest.raises(ConfigurationError):

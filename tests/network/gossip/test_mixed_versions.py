@@ -138,7 +138,7 @@ def test_records_come_through_peers_that_cannot_read_them() -> None:
         await asyncio.sleep(12.0)  # until their connection is lost
         for step in range(50):
             ends[0].board.put(Weather(step))
-            ends[0].board.put(Progress(step, 0, 1.0, "training", 1.0))
+            ends[0].board.put(Progress(step, 0, 1.0, "training"))
             await swarm.until(
                 lambda: (
                     ends[1].board.get(ends[0].peer_id, Weather) == Weather(step)  # noqa: B023
@@ -315,7 +315,7 @@ def test_what_a_stranger_claims_of_dropped_records_has_to_be_signed_and_is_bound
 def test_fields_of_any_shape_that_nobody_here_knows_are_no_offence_and_break_nothing(seed: int) -> None:
     """Deep nests, keys of thousands of characters, the same key a hundred times, numbers where words are due."""
     rng, w = random.Random(seed), World()
-    known = RUN_KINDS.encode(Progress(1, 2, 3.0, "training", 4.0))
+    known = RUN_KINDS.encode(Progress(1, 2, 3.0, "training"))
     fields = msgspec.msgpack.decode(known)
     deep = b"\x91" * 3000 + b"\xc0"
     hostile = [

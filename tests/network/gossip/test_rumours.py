@@ -25,7 +25,7 @@ from tests.worlds.swarm_tools import virtually
 
 
 def progress(step: int) -> Progress:
-    return Progress(step, 0, 1.0, "training", 1.0)
+    return Progress(step, 0, 1.0, "training")
 
 
 def in_swarm(size: int, scenario: Callable[[Swarm], Coroutine[Any, Any, None]], *, seed: int, **host: Any) -> Swarm:

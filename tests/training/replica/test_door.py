@@ -152,7 +152,7 @@ def refusals() -> dict[str, tuple[Callable[[], Replica], Callable[[], Replica], 
         "another base": (
             base(seed=0),
             base(seed=1),
-            r"`body.0.bias` is frozen and has other values in the run than in this program \(and 3 others\)",
+            r"`body.0.weight` is frozen and has other values in the run than in this program \(and 3 others\)",
         ),
         "other scales": (
             packed(0.5),

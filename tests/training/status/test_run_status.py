@@ -104,7 +104,7 @@ def in_loop(check: Any) -> None:
 
 
 def progress(step: int, samples: int = 8, status: Any = "training", *, vector_bytes: int = 0) -> Progress:
-    return Progress(step, samples, 5.0, status, 1.7e9, vector_bytes=vector_bytes)
+    return Progress(step, samples, 5.0, status, vector_bytes=vector_bytes)
 
 
 def test_a_swarm_is_summed_up() -> None:

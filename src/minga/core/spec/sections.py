@@ -248,6 +248,11 @@ class StateSection(Section):
         "organiser",
         "first",
     )
+    share_base: bool = described(
+        False,
+        "what the model has frozen belongs to the state: newcomers fetch it from peers, and checkpoints hold it",
+        "true or false",
+    )
 
 
 class CheckpointsSection(Section):

@@ -30,10 +30,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from minga.core.decoding import decode_json
-from minga.core.errors import ClosedError, MingaError
+from minga.core.errors import ClosedError, MingaError, UnfitError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import and_others
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.replica.replica import Replica
+from minga.training.replica.trained_record import TrainedRecord
+from minga.training.state.base import BaseTensor, largest
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 
@@ -75,6 +78,20 @@ class RankReplica(Replica):
 
     def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:
         return WholeCombiner(self._ranks, self, model)
+
+    def _agreed(self, record: TrainedRecord) -> TrainedRecord:
+        """Raises `UnfitError`, in all ranks, if these have different bases."""
+        theirs = decode_json(self._ranks.share_bytes(msgspec.json.encode(record.base)), dict[str, BaseTensor])
+        if self._ranks.agree(theirs.keys() == record.base.keys()):  # else they have different models
+            differ = self._ranks.total(*(int(theirs[name] != each) for name, each in sorted(record.base.items())), 0)
+            found = [name for name, ranks in zip(sorted(record.base), differ, strict=False) if ranks]
+            if found:
+                first = largest(found, record.base)
+                raise UnfitError(
+                    f"`{first}` is frozen and has other values in some processes of this peer{and_others(found)}: load "
+                    "the same weights in all of them, or seed the model alike where they are random"
+                )
+        return record
 
     def _end(self) -> None:
         """The run is over: the ranks have nothing to tell each other any more."""

@@ -56,7 +56,7 @@ def make_replica(
     else:
         kind = LeaderReplica if ranks.leads else FollowerReplica
     replica = kind(ranks, spec, optimizer, **settings)
-    layout = replica.vector.layout.fingerprint.encode()
-    if not ranks.agree(ranks.share_bytes(layout) == layout):
+    trained = f"{replica.vector.layout.fingerprint} {replica.trains}".encode()
+    if not ranks.agree(ranks.share_bytes(trained) == trained):
         raise ConfigurationError("the processes of this peer have different models or optimizers")
     return replica

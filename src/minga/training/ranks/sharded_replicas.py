@@ -40,6 +40,7 @@ from minga.training.replica.accelerator import Accelerator
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector, all_finite
 from minga.training.replica.trained_record import TrainedRecord
+from minga.training.state.base import BaseTensor
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateMemory, StateSnapshot, padded
 from minga.training.state.state_dict import STRATEGY
@@ -302,9 +303,8 @@ class ShardedReplica(RankReplica):
         return ShardedAccess(self._ranks, self._stream)
 
     def _agreed(self, record: TrainedRecord) -> TrainedRecord:
-        hashes = self._ranks.share_bytes(msgspec.json.encode([record.frozen, record.packed]))  # rank 0 alone read all
-        frozen, packed = decode_json(hashes, tuple[dict[str, str], dict[str, str]])
-        return dataclasses.replace(record, frozen=frozen, packed=packed)
+        base = self._ranks.share_bytes(msgspec.json.encode(record.base))  # rank 0 alone read all
+        return dataclasses.replace(record, base=decode_json(base, dict[str, BaseTensor]))
 
     def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:  # noqa: ARG002
         return _ShardedCombiner(self._ranks, self)

@@ -5,7 +5,7 @@ has moved since the last step, not its value: constants such as masks and positi
 whatever codec the run uses, even where they hold infinities. Whole numbers cannot be averaged: BatchNorm's
 `num_batches_tracked` counts global steps, as it would with one large batch, and any other buffer goes back to what it
 was after the last step, of which the program is told. Buffers that are not persistent are rebuilt by each peer's own
-code and left alone.
+code and left alone, and what layers with packed weights keep there belongs to the base (`training/state/base.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from minga.training.state.base import packed_tensors
 from minga.training.state.model_names import ModelNames
 
 logger = logging.getLogger("minga.training")
@@ -129,4 +130,6 @@ def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer for name, buffer in ModelNames(model).buffers().items() if buffer.numel()}
+    packed = {id(each) for each in packed_tensors(model).values()}
+    named = ModelNames(model).buffers().items()
+    return {name: buffer for name, buffer in named if buffer.numel() and id(buffer) not in packed}

@@ -51,9 +51,10 @@ FIRST_STEPS: Final = 3
 class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
-    `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update, and `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates
-    are made in RAM, see `host_memory.py`.
+    `model` gives names and buffers; without it the state has the optimizer's parameters only. What is frozen is the
+    base, of which the state has the hashes (`training/state/base.py`). `rules` are followed at each update, and
+    `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates are made in RAM,
+    see `host_memory.py`.
     Micro-batches are added up on an accelerator if all parameters are on one, and else in RAM.
     One that only `reads` takes any state of its model, whatever optimizer trained it. Raises `ConfigurationError` for
     an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
@@ -130,12 +131,13 @@ class Replica:
                 max_grad_norm=max_grad_norm,
                 max_grad_value=max_grad_value,
                 unit=unit,
-                follows=after_update is not None,
+                holds_frozen=after_update is not None or spec.state.share_base,
             )
             self._record = record = self._agreed(record)
-            self._state.trains, self.trains = record.written(), record.digest(self._state.model_entries())
-        trained, frozen = trained_parameters(optimizer, model), {} if self._record is None else self._record.frozen
-        self._watch = ModelWatch(self._state.model_tensors(), trained, frozen, access)
+            self._state.base, self._state.trains = record.base, record.written()
+            self.trains = record.digest(self._state.model_entries())
+        trained = trained_parameters(optimizer, model)
+        self._watch = ModelWatch(self._state.model_tensors(), trained, self._state.base, access)
         self._is_taken_over = False  # whether the state came from elsewhere before
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
@@ -359,11 +361,9 @@ class Replica:
         if self._after_update is not None:
             self._after_update()
             self._buffers.rebase()
-        if self._after_update is not None or self._ruled.has_rules:
-            self._watch.rebase()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of model and optimizer by their names in checkpoints."""
+        """All tensors of model and optimizer by their names in checkpoints, but the base."""
         return self._state.tensors()
 
     @property
@@ -431,7 +431,6 @@ class Replica:
         with self._changing():
             self._state.restore(snapshot)
         self._buffers.rebase()
-        self._watch.rebase()
         self.zero_grad()
         self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule.note()
@@ -440,6 +439,8 @@ class Replica:
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
         self._check_model()
+        if self._record is None:
+            self._state.read_base(state.scalars)
         self._state.check_model(state)
         if self._record is not None:
             self._record.check(state.scalars)

@@ -8,12 +8,7 @@ takes over; this record says the rest, under the scalar `trains`. It is fixed wh
 be part of every digest by which states are compared, and `digest` stands for all of it. What the organisers amend
 later reaches all peers and changes nothing in it.
 
-What is frozen is compared by hashes: parameters that require no gradient or are not in the optimizer, and all that
-layers with packed weights keep beside them (buffers, and the scales that some save without a name of their own). A
-packed layer is one that has integers of at least two dimensions, other than indices (int64): no layer learns those.
-Other buffers move, and belong to the buffers policy of the run. Where a program has an `after_update`, parameters that
-no mean changes may follow those that one does, as an average of them does: they come with the state, and no hash stands
-for them.
+What is frozen is the base of the run (`training/state/base.py`), of which the record has the hashes.
 """
 
 from __future__ import annotations
@@ -29,28 +24,23 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
-from minga.core.units import counted
+from minga.core.units import and_others, counted
 from minga.optim.shards import local
+from minga.training.state.base import BASE, Base, base_of, hash_of, hashed, holds_others, packed_tensors
 from minga.training.state.manifest import MAX_NAME_CHARACTERS
-from minga.training.state.model_names import ModelNames, by_name
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
 from minga.training.state.snapshot import TensorEntry
 from minga.training.state.state_dict import named_parameters
 from minga.training.state.tensor_access import TensorAccess
 
 SAMPLES, TOKENS = "samples", "tokens"
-FOLLOWS: Final = "follows"
-"""In the place of the hash of what an `after_update` may change."""
 MAX_UNIT_CHARACTERS = 40
 _SWITCHES: Final = ("amsgrad", "centered", "debias", "decoupled_weight_decay", "maximize", "nesterov")
 """Settings that are no numbers, which a newcomer would take over, and make other updates."""
 _RATES: Final = {"lr", "initial_lr"}
 _CYCLED: Final = {"momentum", "betas"}
-_HASH_CHARACTERS: Final = 16
-_PARALLEL_BYTES: Final = 32 << 20
-"""Tensors of at least this size are hashed by several threads."""
 _SAMPLED_TENSORS, _SAMPLED_ELEMENTS = 64, 4
-"""After each step, so many frozen parameters are looked at, by so many elements of each."""
+"""After each step, so many tensors of the base are looked at, by so many elements of each."""
 
 _MALFORMED: Final = "the state's scalars are malformed: they do not say what trains in the run"
 
@@ -73,12 +63,10 @@ class TrainedRecord:
     """The class of the learning-rate scheduler; empty for none."""
     max_grad_norm: float | None
     max_grad_value: float | None
-    frozen: Mapping[str, str]
-    """Hashes of the parameters that no mean changes, by name: they require no gradient, or the optimizer does not have
-    them.
-    """
-    packed: Mapping[str, str]
-    """Hashes of what layers with packed weights keep beside these."""
+    base: Base
+    """What no step changes."""
+    held: tuple[str, ...]
+    """The names of the frozen parameters that states hold all the same."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.unit) <= MAX_UNIT_CHARACTERS and self.unit.isprintable() and self.unit.strip()):
@@ -98,8 +86,8 @@ class TrainedRecord:
             "scheduler": self.scheduler,
             "max_grad_norm": norm,
             "max_grad_value": value,
-            "frozen": dict[str, Json](self.frozen),
-            "packed": dict[str, Json](self.packed),
+            BASE: {name: [each.dtype, list[Json](each.shape), each.hash] for name, each in self.base.items()},
+            "held": list[Json](self.held),
         }
 
     def digest(self, model: Sequence[TensorEntry]) -> str:
@@ -111,7 +99,8 @@ class TrainedRecord:
 
     def check(self, scalars: Mapping[str, Json]) -> None:
         """Raise `UnfitError` that names what is other in the run, a state of which has these `scalars`, than here; the
-        model's tensors are the same. Raises `ConfigurationError` if the scalars do not say it.
+        tensors of the model and the values of the base are the same. Raises `ConfigurationError` if the scalars do not
+        say it.
         """
         run = _Written(scalars)
         self._check_frozen(run)
@@ -137,20 +126,6 @@ class TrainedRecord:
                 f"the run counts {unit}, this program counts {self.unit}: the target batch size is in {unit}, so "
                 "count these on all peers, and say so by unit=... (docs/trainers.md, Units)"
             )
-        for theirs_by_name, ours_by_name in ((run.hashes("frozen"), self.frozen), (run.hashes("packed"), self.packed)):
-            differing = [name for name, own in ours_by_name.items() if theirs_by_name[name] != own]
-            if differing and FOLLOWS in (theirs_by_name[differing[0]], ours_by_name[differing[0]]):
-                one, other = ("an", "none") if theirs_by_name[differing[0]] == FOLLOWS else ("no", "one")
-                raise UnfitError(
-                    f"the run has {one} after_update=, which may change `{differing[0]}`{_rest(differing)}, and this "
-                    f"program has {other}: give minga.Optimizer the same function on all peers"
-                )
-            if differing:
-                raise UnfitError(
-                    f"`{differing[0]}` is frozen and has other values in the run than in this program"
-                    f"{_rest(differing)}: begin from the same weights on all peers, with the same quantisation, or "
-                    "seed the model alike where they are random"
-                )
 
     def tell_of_numbers(self, scalars: Mapping[str, Json], groups: Sequence[Mapping[str, Any]]) -> None:
         """Tell the program which numbers of its optimizer's `groups` give way to those of the run, whose state has
@@ -166,21 +141,21 @@ class TrainedRecord:
                     )
 
     def _check_frozen(self, run: _Written) -> None:
-        theirs = run.hashes("frozen")
-        if differing := sorted(theirs.keys() ^ self.frozen.keys()):
+        theirs, held = set(run.words("held")), set(self.held)
+        there, here = run.base().keys() | theirs, self.base.keys() | held
+        if differing := sorted(there ^ here):
             first = differing[0]
-            one, other = ("frozen", "trained") if first in theirs else ("trained", "frozen")
+            one, other = ("frozen", "trained") if first in there else ("trained", "frozen")
             raise UnfitError(
-                f"`{first}` is {one} in the run and {other} in this program{_rest(differing)}: before "
+                f"`{first}` is {one} in the run and {other} in this program{and_others(differing)}: before "
                 "minga.Optimizer is made, the same parameters have to require a gradient and to be in the optimizer "
                 "on all peers"
             )
-        if differing := sorted(run.hashes("packed").keys() ^ self.packed.keys()):
-            first = differing[0]
-            one, other = ("no", "one") if first in self.packed else ("a", "none")
+        if differing := sorted(theirs ^ held):
+            one, other = ("an", "none") if differing[0] in theirs else ("no", "one")
             raise UnfitError(
-                f"the run's packed layers have {one} `{first}`, this program's have {other}"
-                f"{_rest(differing)}: quantise the model alike on all peers"
+                f"the run has {one} after_update=, which may change `{differing[0]}`{and_others(differing)}, and this "
+                f"program has {other}: give minga.Optimizer the same function on all peers"
             )
 
     def _check_groups(self, run: _Written) -> None:
@@ -194,7 +169,7 @@ class TrainedRecord:
             first = differing[0]
             raise UnfitError(
                 f"`{first}` is in parameter group {theirs.get(first)} of the run's optimizer, and in group "
-                f"{dict(self._places())[first]} of this program's{_rest(differing)}: make the same groups on all "
+                f"{dict(self._places())[first]} of this program's{and_others(differing)}: make the same groups on all "
                 "peers, in the same order"
             )
         kinds = run.words("optimizers")
@@ -209,7 +184,7 @@ class TrainedRecord:
                 one, other = ("no", "one") if first in here else ("a", "none")
                 raise UnfitError(
                     f"parameter group {place} of the run's optimizer has {one} number {first}, this program's "
-                    f"has {other}{_rest(differing)}: make the optimizer with the same settings on all peers"
+                    f"has {other}{and_others(differing)}: make the optimizer with the same settings on all peers"
                 )
 
     def _places(self) -> Iterator[tuple[str, int]]:
@@ -230,8 +205,10 @@ class _Written:
     def words(self, name: str) -> tuple[str, ...]:
         return tuple(_text(each) for each in _list(self.part.get(name)))
 
-    def hashes(self, name: str) -> dict[str, str]:
-        return {_text(key): _text(value) for key, value in _mapping(self.part.get(name)).items()}
+    def base(self) -> Base:
+        if BASE not in self.part:
+            raise ConfigurationError(_MALFORMED)
+        return base_of(self._scalars)
 
     def groups(self, trained: Collection[str]) -> dict[str, int]:
         """The place of the group of each of the `trained`: the first has those that no other has."""
@@ -251,15 +228,17 @@ def record_of(
     max_grad_norm: float | None,
     max_grad_value: float | None,
     unit: str,
-    follows: bool = False,
+    holds_frozen: bool = False,
 ) -> TrainedRecord:
-    """The record of this program. What is frozen is hashed, unless it `follows` what is trained: about 0.3 s per GB and
-    core, and the way from a device.
+    """The record of this program, after its base was hashed. With `holds_frozen` frozen parameters are no part of that,
+    but of the state, if they have bytes of their own.
     """
     trained = set(trained_parameters(optimizer, model))
-    frozen = {name: each for name, each in named_parameters(optimizer, model).items() if name not in trained}
-    names = {id(each): name for name, each in named_parameters(optimizer, model).items()}
-    groups = optimizer.param_groups
+    named, groups = named_parameters(optimizer, model), optimizer.param_groups
+    names = {id(each): name for name, each in named.items()}
+    frozen = {name: each for name, each in named.items() if name not in trained}
+    held = {name for name, each in frozen.items() if holds_frozen and not holds_others(each)}
+    rest = frozen | ({} if model is None else packed_tensors(model))
     return TrainedRecord(
         unit,
         tuple(tuple(sorted({names[id(p)] for p in group["params"]} & trained)) for group in groups),
@@ -268,8 +247,8 @@ def record_of(
         "" if scheduler is None else _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",)),
         None if max_grad_norm is None else float(max_grad_norm),
         None if max_grad_value is None else float(max_grad_value),
-        {name: FOLLOWS if follows else hash_of(each, access) for name, each in frozen.items()},
-        {name: hash_of(each, access) for name, each in ({} if model is None else _packed(model)).items()},
+        hashed({name: each for name, each in rest.items() if name not in held}, access),
+        tuple(sorted(held)),
     )
 
 
@@ -296,61 +275,51 @@ def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     return f"{name} ({', '.join(sorted(on))})" if on else name
 
 
-def hash_of(tensor: torch.Tensor, access: TensorAccess) -> str:
-    """16 hexadecimal digits that stand for the dtype, shape and bytes of a tensor."""
-    hasher = blake3(f"{tensor.dtype} {list(tensor.shape)}\n".encode(), max_threads=_threads(tensor))
-    for piece in access.read([tensor.detach()]):
-        hasher.update(piece.numpy().data)
-    return hasher.hexdigest(length=_HASH_CHARACTERS // 2)
-
-
 class ModelWatch:
     """Notices what a program does to the tensors of its model after the run's optimizer was made.
 
-    `model` are all by name, `trained` those of them that the optimizer trains, `frozen` those with a hash.
+    `model` are all by name, `trained` those of them that the optimizer trains, `base` what no step changes.
 
-    Frozen parameters belong to the state all the same: a target network, or an average of the weights, that the program
-    changes in its loop is another one on each peer. A few numbers show it at each step, however it was changed; where
-    torch counts changes, the hashes show the rest when the state is read.
+    No state holds the base: a target network, or an average of the weights, that the program changes in its loop is
+    another one on each peer, and what an adapter is trained on if that was merged into it. A few numbers show it at
+    each step, however it was changed; where torch counts changes, the hashes show the rest when the state is read.
     """
 
     def __init__(
         self,
         model: Mapping[str, torch.Tensor],
         trained: Collection[str],
-        frozen: Mapping[str, str],
+        base: Base,
         access: TensorAccess,
     ) -> None:
         self._access = access
         self._begun = {name: (each, each.dtype, each.shape) for name, each in model.items()}
-        self._trained, self._frozen = frozenset(trained), dict(frozen)
+        self._trained, self._base = frozenset(trained), base
+        self._watched = {name: (each, each.requires_grad) for name, each in model.items()}
         # those that are not yet told to have other values, in order
-        self._compared = {name: None for name, known in frozen.items() if known != FOLLOWS}
-        self._watched = {
-            name: (each, each.requires_grad) for name, each in model.items() if name in frozen or name in trained
-        }
+        compared = {name: model[name] for name in base if name in model and not holds_others(model[name])}
+        self._samples = _samples(dict(islice(compared.items(), _SAMPLED_TENSORS)))
         self._versions: dict[str, tuple[int, int]] = {}
-        self._samples: dict[str, tuple[float, ...]] = {}
-        self.rebase()
+        if access.is_local:  # else all processes would have to look at the same time
+            self._versions = {name: _version(each) for name, each in compared.items()}
 
     def look(self, resting: Collection[str]) -> None:
         """Warn, once for each, of parameters whose `requires_grad` was changed, but those that rest by rules; and of
-        frozen ones that have other values.
+        tensors of the base that have other values.
         """
         changed = {name: before for name, (each, before) in self._watched.items() if each.requires_grad != before}
-        may_change = {*self._frozen, *resting}
         thawed = [name for name, before in changed.items() if not before]
-        frozen = [name for name, before in changed.items() if before and name not in may_change]
+        frozen = [name for name in changed if name in self._trained and name not in resting]
         if thawed:
             logger.warning(
                 "%s requires a gradient now and did not when minga.Optimizer was made: the run does not train it",
-                thawed[0] + _rest(thawed),
+                thawed[0] + and_others(thawed),
             )
         if frozen:
             logger.warning(
                 "%s requires no gradient now and did when minga.Optimizer was made: the run goes on training it. To "
                 "let parameters rest for some steps, pass rules= on all peers",
-                frozen[0] + _rest(frozen),
+                frozen[0] + and_others(frozen),
             )
         for name in (*thawed, *frozen):
             del self._watched[name]
@@ -359,7 +328,7 @@ class ModelWatch:
 
     def check(self, model: Mapping[str, torch.Tensor]) -> None:
         """Raise `UnfitError` unless the model has the tensors that it had, by their names; warn, once for each, of
-        frozen ones that have other values.
+        those of the base that have other values.
         """
         if lost := [name for name in self._trained if self._begun[name][0] is not model.get(name)]:
             raise UnfitError(
@@ -384,18 +353,10 @@ class ModelWatch:
                 )
         self._warn_of_changed()
 
-    def rebase(self) -> None:
-        """Take the present values of what is frozen for those that all peers have: the state was replaced, or changed
-        by what all peers call.
-        """
-        self._samples = _samples({name: self._begun[name][0] for name in islice(self._compared, _SAMPLED_TENSORS)})
-        if self._access.is_local:  # else all processes would have to look at the same time
-            self._versions = {name: _version(self._begun[name][0]) for name in self._compared}
-
     def _warn_of_changed(self) -> None:
         moved = [name for name, before in self._versions.items() if _version(self._begun[name][0]) != before]
         self._warn_of_values(
-            [name for name in moved if hash_of(self._begun[name][0], self._access) != self._frozen[name]]
+            [name for name in moved if hash_of(self._begun[name][0], self._access) != self._base[name].hash]
         )
         self._versions = {name: _version(self._begun[name][0]) for name in self._versions}
 
@@ -403,39 +364,15 @@ class ModelWatch:
         if not changed:
             return
         logger.warning(
-            "%s is frozen in the run, and this program changed its values: each peer has others then, and peers "
-            "compare only those that it had when minga.Optimizer was made. What is to follow the trained parameters, "
-            "such as an average of them or a target network, is changed once for each global step on all peers by "
-            "minga.Optimizer(..., model=all_of_it, after_update=function)",
-            changed[0] + _rest(changed),
+            "%s is frozen in the run, and this program changed its values: each peer has others then, no checkpoint "
+            "has them, and peers compare only those that it had when minga.Optimizer was made. What is to follow the "
+            "trained parameters, such as an average of them or a target network, is changed once for each global step "
+            "on all peers by minga.Optimizer(..., model=all_of_it, after_update=function)",
+            changed[0] + and_others(changed),
         )
         for name in changed:
-            del self._compared[name]
             self._versions.pop(name, None)
             self._samples.pop(name, None)
-
-
-def _packed(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What layers with packed weights keep beside their parameters, by name."""
-    names, found = ModelNames(model), dict[str, torch.Tensor]()
-    packed = {names.clean(path): any(map(_is_packed, _own_tensors(module))) for path, module in model.named_modules()}
-    parameters = names.parameters() if any(packed.values()) else {}
-    for name, value in names.saved().items() if parameters else ():
-        home = name.rpartition(".")[0]
-        while home and home not in packed:
-            home = home.rpartition(".")[0]
-        if packed.get(home) and isinstance(value, torch.Tensor) and name not in parameters:
-            found[name] = value
-    return by_name(found.items())
-
-
-def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
-
-
-def _is_packed(tensor: torch.Tensor) -> bool:
-    return tensor.ndim >= 2 and tensor.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def _known_class(thing: object, base: type, packages: tuple[str, ...]) -> str:
@@ -462,21 +399,12 @@ def _samples(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]
     return found
 
 
-def _threads(tensor: torch.Tensor) -> int:
-    return blake3.AUTO if tensor.numel() * tensor.itemsize >= _PARALLEL_BYTES else 1
-
-
 def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def _listed(kinds: Sequence[str]) -> str:
     return " and ".join(dict.fromkeys(kinds))
-
-
-def _rest(names: Sequence[str]) -> str:
-    more = len(names) - 1
-    return f" (and {counted(more, 'other')})" if more else ""
 
 
 def _mapping(value: Json) -> dict[str, Json]:

@@ -30,8 +30,8 @@ STRATEGY_NAME = "strategy"
 TRAINS = "trains"
 """The key under which a state says what trains in its run, beside the model's tensors."""
 
-MAX_SCALARS_BYTES = 16 << 20
-"""Largest canonical JSON: 60 bytes for each of 100,000 parameters, 90 for each that is frozen, and room."""
+MAX_SCALARS_BYTES = 24 << 20
+"""Largest canonical JSON: 60 bytes for each of 100,000 parameters, 150 for each that is frozen, and room."""
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _NOT_SETTINGS = frozenset({"params", "param_names"})

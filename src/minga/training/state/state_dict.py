@@ -2,7 +2,8 @@
 
 Theory of operation. Tensors are named by what they belong to, never by their place in some pickle:
 
-    model/<parameter or buffer name>                    every parameter and persistent buffer, tied ones once
+    model/<parameter or buffer name>                    every parameter and persistent buffer, tied ones once; but
+                                                        not what belongs to the base (`base.py`)
     optimizer/<parameter name>/<key>                    tensors that the optimizer keeps for a parameter
     sketch/<name>                                       the basis of the run's sketch, if it has one
     strategy/<name>                                     tensors that the run's strategy keeps beside them
@@ -21,6 +22,7 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -31,6 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
+from minga.training.state.base import Base, base_of, check_base, hashed, packed_tensors
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.model_names import ModelNames, by_name, given_names
 from minga.training.state.scalars import (
@@ -85,6 +88,8 @@ class TrainingState:
         """The name of the strategy that goes on from here; None for that with which the run began."""
         self.trains: Json = None
         """What the state says of what trains here beside the model's tensors; None says nothing."""
+        self.base: Base = {}
+        """What of the model is no part of the state."""
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
@@ -112,15 +117,18 @@ class TrainingState:
         return {entry.name: tensor for entry, tensor in self._own_tensors()}
 
     def names(self) -> dict[int, str]:
-        """The names of all model tensors that are here, by their `id`."""
+        """The names of all model tensors of the state, by their `id`."""
         return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
-        """All parameters of model and optimizer that are here, and the model's buffers, by name."""
-        return dict(self._model_tensors())
+        """All parameters of model and optimizer that are here, and the model's buffers, by name; the base, too."""
+        named = named_parameters(self._optimizer, self._model)
+        if self._model is not None and self._include_buffers:
+            named |= ModelNames(self._model).buffers()
+        return by_name(named.items())
 
     def model_entries(self) -> tuple[TensorEntry, ...]:
-        """What the state says of these."""
+        """What the state says of those that belong to it."""
         return tuple(_entry(MODEL + name, tensor) for name, tensor in self._model_tensors())
 
     def capture(self, step: int, directory: Path | None = None) -> StateSnapshot:
@@ -160,13 +168,22 @@ class TrainingState:
         self.check_model(state)
         self._check(state.tensors, state.scalars)
 
+    def read_base(self, scalars: Mapping[str, Json]) -> None:
+        """Have the same base as a state with these scalars, as far as the model has such tensors."""
+        here = self.model_tensors() | ({} if self._model is None else packed_tensors(self._model))
+        self.base = hashed({name: here[name] for name in base_of(scalars) if name in here}, self._access)
+
     def check_model(self, state: Manifest | StateSnapshot) -> None:
-        """Raise `UnfitError` unless this state has the model that is here."""
-        here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
+        """Raise `UnfitError` unless this state has the model that is here, on the same base."""
+        base = base_of(state.scalars)
+        here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()} | _entries(self.base)
         there = {entry.name: entry for entry in state.tensors if entry.name.startswith((MODEL, SKETCH))}
+        there |= _entries(base)
         _check_prefixes(here.keys() - there, there.keys() - here)
-        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
+        in_both = {MODEL + name for name in base.keys() & self.base.keys()}
+        if differing := [name for name in here | there if here.get(name) != there.get(name) and name not in in_both]:
             raise UnfitError(_difference(differing, here, there))
+        check_base(base, self.base)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Put a snapshot into the model, the optimizer and the scheduler, in place.
@@ -232,10 +249,7 @@ class TrainingState:
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor of everything that belongs under `model/`."""
-        named = named_parameters(self._optimizer, self._model)
-        if self._model is not None and self._include_buffers:
-            named |= ModelNames(self._model).buffers()
-        yield from by_name(named.items()).items()
+        yield from ((name, each) for name, each in self.model_tensors().items() if name not in self.base)
 
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and parameter of everything that the optimizer has."""
@@ -362,6 +376,11 @@ def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
     return TensorEntry(name, dtype, tuple(tensor.shape))
 
 
+def _entries(base: Base) -> dict[str, TensorEntry]:
+    """Those of the base by full name, as if a state had them."""
+    return {MODEL + name: TensorEntry(MODEL + name, each.dtype, each.shape) for name, each in base.items()}
+
+
 def _plain_key(key: object) -> str:
     if not isinstance(key, str) or not key or "/" in key:
         raise ConfigurationError(f"the optimizer keeps state under {key!r}; keys must be text without a slash")
@@ -414,7 +433,7 @@ def _difference(names: Sequence[str], here: Mapping[str, TensorEntry], there: Ma
     """What to say of tensors of these `names`, which are others in the run than here: of the largest, for that is the
     weight of a layer and not its bias.
     """
-    first, more = max(names, key=lambda name: (here.get(name) or there[name]).size_bytes), len(names) - 1
+    first = max(names, key=lambda name: math.prod((here.get(name) or there[name]).shape))
     run, own, name = there.get(first), here.get(first), first.removeprefix(MODEL)
     whole = "model" if first.startswith(MODEL) else "state"
     if run is not None and own is not None:
@@ -425,6 +444,7 @@ def _difference(names: Sequence[str], here: Mapping[str, TensorEntry], there: Ma
         found = f"the run's {whole} has `{name}` {_describe(run)}, this program's has no such tensor"
     else:
         found = f"the run's {whole} has no `{name}`, this program's has {_describe(own)}"
+    more = len(names) - 1
     rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
     if all(_PLACE.fullmatch(each.removeprefix(MODEL)) for each in here) != all(
         _PLACE.fullmatch(each.removeprefix(MODEL)) for each in there

@@ -1,0 +1,109 @@
+"""A base in a peer of several processes: whole in each, or in shards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from minga.core.errors import UnfitError
+from minga.optim import AdamW
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.sharded_replicas import ShardedLeader
+from minga.training.replica.replica import Replica
+from tests.worlds import forked
+from tests.worlds.swarm_tools import make_spec
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
+
+PROCESS = """
+import os, pathlib, sys, time, torch, minga
+
+torch.set_num_threads(1)
+folder, rank, other = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[2] == "other"
+torch.distributed.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=2)
+peer = None
+if rank == 0:
+    spec = minga.RunSpec.from_mapping({"name": "ranks", "model": {"recipe": "custom"},
+                                       "training": {"target_batch_size": 8, "stop_after_steps": 2}})
+    peer = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1"))
+torch.manual_seed(rank if other else 0)
+base = torch.nn.Linear(6, 50).requires_grad_(False)
+torch.manual_seed(rank)  # what is trained comes from rank 0
+model = torch.nn.Sequential(base, torch.nn.Linear(50, 2))
+try:
+    optimizer = minga.Optimizer(torch.optim.AdamW(model[1].parameters(), lr=0.1), peer, model=model)
+    while not optimizer.finished:
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step(samples=4)
+    print(optimizer.digest())
+except minga.UnfitError as error:
+    print(error)
+if peer is not None:
+    peer.close()
+"""
+
+
+@pytest.mark.parametrize("base", ["same", "other"])
+def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
+    processes = []
+    for rank in (0, 1):
+        environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        if sys.platform == "linux":
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        pipe = subprocess.PIPE
+        words = ("-c", PROCESS, str(tmp_path), base)
+        processes.append(forked.start(*words, env=environment, stdout=pipe, stderr=pipe))
+    ended = [process.communicate(timeout=60) for process in processes]
+    said = [out.strip() for out, _ in ended]
+    assert not any(process.returncode for process in processes), ended
+    assert said[0] == said[1]
+    if base == "other":
+        assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
+    else:
+        assert len(said[0]) == 64
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[ProcessGroup]:
+    store = tmp_path / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store.as_posix()}", rank=0, world_size=1)
+    try:
+        found = ProcessGroup.of_this_process(has_peer=True, is_sharded=True)
+        assert found is not None
+        yield found
+    finally:
+        dist.destroy_process_group()
+
+
+def model_of(seed: int) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    base = torch.nn.Linear(3, 5).requires_grad_(False)
+    torch.manual_seed(7)
+    return torch.nn.Sequential(base, torch.nn.Linear(5, 2))
+
+
+def test_a_frozen_tensor_in_shards_is_the_base_of_a_plain_peer(ranks: ProcessGroup) -> None:
+    def made(seed: int, *, is_sharded: bool) -> Replica:
+        model: Any = fully_shard(model_of(seed)) if is_sharded else model_of(seed)
+        optimizer = AdamW([each for each in model.parameters() if each.requires_grad], lr=0.1)
+        if is_sharded:
+            return ShardedLeader(ranks, make_spec(4), optimizer, model=model)
+        return Replica(make_spec(4), optimizer, model=model)
+
+    plain, sharded, other = made(0, is_sharded=False), made(0, is_sharded=True), made(1, is_sharded=True)
+    plain.apply(torch.ones(plain.vector.numel), 1)
+    assert sharded.trains == plain.trains
+    sharded.restore(plain.capture())
+    assert sharded.digest() == plain.digest()
+    assert not any("0.weight" in entry.name for entry in sharded.capture().tensors)
+    with pytest.raises(UnfitError, match=r"`0.weight` is frozen and has other values in the run .* \(and 1 other\)"):
+        other.restore(plain.capture())
