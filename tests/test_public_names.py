@@ -90,6 +90,7 @@ def test_no_constructor_takes_a_timeout() -> None:
 
 
 RECIPE_NAMES = [
+    "RECIPES",
     "Batch",
     "Beside",
     "DemoGoal",
@@ -98,7 +99,6 @@ RECIPE_NAMES = [
     "Loss",
     "Metric",
     "Provenance",
-    "RECIPES",
     "Recipe",
     "RecipeContext",
     "RecipeFacts",
