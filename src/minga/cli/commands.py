@@ -107,6 +107,10 @@ class JoinCommand(ParticipantOptions, WorkOptions):
         """With all devices of this machine, and its own data."""
         return replace(super().work(), devices=self.devices, data=self.data)
 
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return "minga.cli.taking_part.pause:run_pause" if self.pause or self.unpause else usual
+
 
 @command(TAKE_PART, "minga.cli.taking_part.status:run_status", "minga status LINK --watch")
 class StatusCommand(LookingOptions):
@@ -121,7 +125,7 @@ class StatusCommand(LookingOptions):
     plot: Path | None = option("Draw loss against time and samples into this PNG.", default=None)
 
 
-@command(TAKE_PART, "minga.cli.watching.watch:run_watch", "minga dashboard LINK")
+@command(TAKE_PART, "minga.cli.taking_part.dashboard:run_watch", "minga dashboard LINK")
 class DashboardCommand(LookingOptions):
     """Serve web pages about a run: loss, speed, peers, how to join.
 
@@ -134,7 +138,6 @@ class DashboardCommand(LookingOptions):
         "Beyond this machine, every viewer may look; without it each needs a token.", "--public", default=False
     )
     url: str | None = option("Where viewers reach it, behind a proxy: https://… (default: --listen).", default=None)
-    organise: bool = option("Open it with the organiser's key: pause, resume, ban, amend.", "--organise", default=False)
     leash: bool = option("End with the process that started this one.", "--leash", default=False, hidden=True)
 
 
@@ -244,7 +247,7 @@ class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
 # ---- organise
 
 
-@command(ORGANISE, "minga.cli.planning.recipes:run_new", "minga new causal-lm --size small > run.toml")
+@command(ORGANISE, "minga.cli.planning.new:run_new", "minga new causal-lm --size small > run.toml")
 class NewCommand(OutputOptions):
     """Print a run spec to begin with; without RECIPE, list the recipes.
 
@@ -264,6 +267,8 @@ class NewCommand(OutputOptions):
     )
 
     def __post_init__(self) -> None:
+        if self.recipe is None and self.size is not None:
+            raise ConfigurationError("--size: of which RECIPE?")
         if self.notebook is None and (self.link or self.install):
             raise ConfigurationError("--link and --install: only with --notebook")
         if self.notebook is not None and (self.recipe or self.size):
@@ -475,6 +480,8 @@ class RunsReceiptsCommand(LookingOptions):
     def __post_init__(self) -> None:
         if self.everybody and self.peer is not None:
             raise ConfigurationError("--peer and --all exclude each other")
+        if self.out is None and (self.everybody or self.peer is not None):
+            raise ConfigurationError("--peer and --all: only with --out")
 
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_verify", "minga runs verify receipts.bin --of LINK")
@@ -547,10 +554,18 @@ class PlanCommand(LookingOptions, ThreadsOptions):
             raise ConfigurationError("give a FILE or LINK, or --model with --peers, --memory or --measure, not both")
         if self.source is None and (len(chosen) != 1 or (self.model is None and not self.measure)):
             raise ConfigurationError("give a FILE or LINK, or --model with one of --peers, --memory and --measure")
-        way = chosen[0] if chosen else "the FILE or LINK, which says what its run does"
+        way = chosen[0] if chosen else "a FILE or LINK, which says what its run does"
         idle = [name for name, (value, ways_of_it) in self._given().items() if value and way not in ways_of_it]
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        if self.measure:
+            return "minga.cli.planning.measure:run_measure"
+        if self.memory is not None:
+            return "minga.cli.planning.memory:run_memory"
+        return usual if self.source is not None else "minga.cli.planning.forecast:run_forecast"
 
     def _given(self) -> dict[str, tuple[object, tuple[str, ...]]]:
         """The options that not each way takes, with those that do."""
@@ -594,3 +609,7 @@ class SimCommand(OutputOptions):
             raise ConfigurationError("--replay shows a log that is there: only --step goes with it")
         if self.step is not None and self.replay is None:
             raise ConfigurationError("--step: only with --replay")
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return usual if self.replay is None else "minga.cli.simulating.replay:run_replay"

@@ -19,7 +19,7 @@ LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), N
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("minga.dashboard.", "minga.cli.watching.open"))]:
+    for name in [name for name in sys.modules if name.startswith(("minga.dashboard.", "minga.cli.taking_part.open"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette.types", None)  # type: ignore[arg-type]
     done = run("dashboard", LINK)
@@ -28,7 +28,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 
 def test_a_disk_that_refuses_ends_the_history_and_not_the_dashboard(tmp_path: Path) -> None:
-    from minga.cli.watching.watch import look  # not before the test above takes its modules away
+    from minga.cli.taking_part.dashboard import look  # not before the test above takes its modules away
 
     (tmp_path / FILE_NAME).mkdir()
     history, said = History(tmp_path / FILE_NAME), list[str]()

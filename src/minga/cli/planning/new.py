@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from minga.cli.commands import NewCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
-from minga.core.errors import ConfigurationError
+from minga.cli.terminal.output import View, plain_table
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.core.wheel import own_wheel
+from minga.identity.links.links import Link
+from minga.notebook.notebook_file import hosting_notebook, joining_notebook
 from minga.recipes.registry import RECIPES, new_toml
 
 
@@ -18,9 +23,7 @@ def run_new(options: NewCommand, context: Context) -> None:
     size that is not known.
     """
     if options.notebook is not None:
-        from minga.cli.planning.notebook import write_notebook
-
-        write_notebook(options.notebook, options.link, options.install, context)
+        _write_notebook(options.notebook, options.link, options.install, context)
     elif options.recipe is None:
         _list(context)
     else:
@@ -28,6 +31,23 @@ def run_new(options: NewCommand, context: Context) -> None:
         if not context.output.json_output:
             typer.echo(text, nl=False)
         context.output.summary(ok=True, recipe=options.recipe, size=options.size, run_spec=text)
+
+
+def _write_notebook(path: Path, link: str | None, install: str | None, context: Context) -> None:
+    """Write it. Without a place to `install` minga from it holds a copy of this one.
+
+    Raises `LinkError` if the link cannot be read, `ConfigurationError` where no copy can be made, and `StorageError`.
+    """
+    parsed, source = None if link is None else Link.parse(link), install or own_wheel()
+    if source is None:
+        raise ConfigurationError("this minga was not installed by pip, so no copy of it can be made: name --install")
+    text = hosting_notebook(source) if parsed is None else joining_notebook(str(parsed), source)
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    context.output.say(f"{path}: open it in Colab, Kaggle or Jupyter, and run its cells from top to bottom.")
+    context.output.summary(ok=True, notebook=str(path))
 
 
 def _list(context: Context) -> None:
@@ -43,9 +63,8 @@ def _list(context: Context) -> None:
             each.get("headline", each.get("problem")),
             ", ".join(each["tasks"]),
         )
-    context.output.say(table)
-    context.output.say("A run spec to begin with: minga new RECIPE --size SIZE > run.toml")
-    context.output.summary(ok=True, recipes=found)
+    begin = "A run spec to begin with: minga new RECIPE --size SIZE > run.toml"
+    context.output.show(View([table, begin], {"recipes": found}))
 
 
 def _facts(name: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.terminal import last_checkpoint
+from minga.cli.taking_part import leaving
+from minga.cli.taking_part.leaving import LastCheckpoint
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
@@ -59,7 +59,7 @@ def test_the_newest_step_is_kept_when_the_model_is_at_rest(step: int, log: list[
 
 
 def test_a_model_that_is_not_at_rest_in_time_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_checkpoint, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(leaving, "PATIENCE_S", 0.0)
     world = World(7)
     assert world.ask()
     assert world.triggered.wait(60.0)
@@ -84,11 +84,12 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from minga.cli.terminal import interrupt, last_checkpoint
+from minga.cli.taking_part import leaving
+from minga.cli.terminal import interrupt
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
 
-interrupt.DEADLINE_S = interrupt.PATIENCE_S = last_checkpoint.PATIENCE_S = 30.0
+interrupt.DEADLINE_S = interrupt.PATIENCE_S = leaving.PATIENCE_S = 30.0
 entries = (TensorEntry("model/weight", "float32", (100,)),)
 store = CheckpointStore(Path(sys.argv[1]))
 run = SimpleNamespace(step=0)
@@ -99,7 +100,7 @@ def save():
 run.optimizer = SimpleNamespace(save_checkpoint=save)
 security = SimpleNamespace(verification="none")
 peer = SimpleNamespace(role="trainer", spec=SimpleNamespace(security=security))
-last = last_checkpoint.LastCheckpoint(peer, SimpleNamespace(interruption=interrupt.Interruption()))
+last = leaving.LastCheckpoint(peer, SimpleNamespace(interruption=interrupt.Interruption()))
 try:
     for run.step in range(1, 10):
         if run.step == 7:

@@ -12,7 +12,6 @@ from minga.core.qr import code_of, in_terminal
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.training.join import join
-from minga.training.organiser import Organiser, desk_in
 
 try:
     from minga.dashboard.dashboard import Dashboard
@@ -33,19 +32,11 @@ def run_watch(options: DashboardCommand, context: Context) -> None:
     context.output.say("Looking for the run …")
     with join(options.link, options.peer_options(), with_files=False) as joined:
         context.wire(joined)
-
-        def desk() -> Organiser:
-            return desk_in(joined, options.identity)
-
-        if options.organise:
-            desk()  # the key is here, or the command ends with what is missing
         directory = joined.directory / FOLDER
         watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
         earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
         joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
-        dashboard = Dashboard(
-            joined, watcher, settings, directory=directory, earlier=earlier, desk=desk if options.organise else None
-        )
+        dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
         try:
             dashboard.start()
             announce_dashboard(dashboard, context.output)
@@ -79,7 +70,6 @@ def announce_dashboard(dashboard: Dashboard, output: Output, *, show_qr: bool = 
         url=dashboard.url,
         urls=dashboard.urls,
         join_url=dashboard.join_url,
-        organiser_url=dashboard.organiser_url,
     )
     output.say(f"The dashboard: {dashboard.url}")
     for url in dashboard.urls[1:]:
@@ -94,5 +84,3 @@ def announce_dashboard(dashboard: Dashboard, output: Output, *, show_qr: bool = 
         output.say(f"Every person who reaches this address finds the link there, and can join: {dashboard.join_url}")
         if show_qr and output.interactive:
             output.console.file.write(in_terminal(code_of(dashboard.join_url)) + "\n")
-    if dashboard.organiser_url is not None:
-        output.say(f"For you as the organiser, with orders: {dashboard.organiser_url}")
