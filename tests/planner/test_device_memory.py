@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,6 @@ from minga.optim import LAMB, MomentStorage
 from minga.planner.device_memory import (
     DeviceMemory,
     PassMemory,
-    counted_passes,
     counted_peak_bytes,
     device_memory,
     moment_bytes,
@@ -74,15 +72,6 @@ def test_computing_twice_and_half_precision_take_less() -> None:
     whole = counted_peak_bytes(recipe, 8)
     assert counted_peak_bytes(recipe, 8, checkpoints_activations=True) < 0.8 * whole
     assert counted_peak_bytes(recipe, 8, dtype=torch.bfloat16) < 0.95 * whole
-
-
-def test_without_the_inner_module_of_pytorch_a_pass_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = recipe_spec(TINY, 64)
-    model = facts_of_recipe(spec, TINY)
-    monkeypatch.setitem(sys.modules, "minga.recipes.counting", None)
-    found = counted_passes(spec, model)
-    assert model.activation_bytes is not None
-    assert found.of(2) == pytest.approx(4 * model.parameters + 2 * 1.45 * model.activation_bytes)
 
 
 def test_sizes_of_micro_batches_between_and_beyond_those_counted_lie_on_lines() -> None:

@@ -160,7 +160,7 @@ def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
 
 
 def counted_passes(
-    spec: RunSpec, model: ModelFacts, *, dtype: torch.dtype | None = None, checkpoints_activations: bool = False
+    spec: RunSpec, *, dtype: torch.dtype | None = None, checkpoints_activations: bool = False
 ) -> PassMemory:
     """The passes of the recipe of `spec`, counted; computed in `dtype` under autocast, None is float32.
 
@@ -172,13 +172,10 @@ def counted_passes(
     sizes: tuple[int, ...] = COUNTED_SIZES
     if (of_run := recipe.fixed_micro_batch_size) is not None:
         sizes = (max(2, of_run // 2), max(3, of_run))  # where samples are coupled, one alone may have no loss
-    try:
-        counted = [
-            (size, float(counted_peak_bytes(recipe, size, dtype, checkpoints_activations=checkpoints_activations)))
-            for size in sizes
-        ]
-    except ImportError:  # it uses an inner module of PyTorch
-        return estimated_passes(model, half=dtype is not None)
+    counted = (
+        (size, float(counted_peak_bytes(recipe, size, dtype, checkpoints_activations=checkpoints_activations)))
+        for size in sizes
+    )
     return PassMemory(tuple(counted))
 
 

@@ -51,7 +51,9 @@ from minga.recipes.registry import RECIPES, load_recipe, published
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 if TYPE_CHECKING:
-    from minga.recipes.data.order import shuffled
+    from minga.recipes.data.hold_out import held_out
+    from minga.recipes.data.hub import open_hub, rows_of
+    from minga.recipes.data.order import endless, epoch_seed, shuffled
     from minga.recipes.initial import new_model
 
 __all__ = [
@@ -78,15 +80,28 @@ __all__ = [
     "TaskReport",
     "choice",
     "described",
+    "endless",
+    "epoch_seed",
+    "held_out",
     "load_recipe",
     "new_model",
+    "open_hub",
     "published",
     "real",
+    "rows_of",
     "shuffled",
     "whole",
 ]
 
-_LATE = {"new_model": "minga.recipes.initial", "shuffled": "minga.recipes.data.order"}
+_LATE = {
+    "endless": "minga.recipes.data.order",
+    "epoch_seed": "minga.recipes.data.order",
+    "held_out": "minga.recipes.data.hold_out",
+    "new_model": "minga.recipes.initial",
+    "open_hub": "minga.recipes.data.hub",
+    "rows_of": "minga.recipes.data.hub",
+    "shuffled": "minga.recipes.data.order",
+}
 
 
 def __getattr__(name: str) -> object:

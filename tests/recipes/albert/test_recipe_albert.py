@@ -12,9 +12,8 @@ from transformers import AlbertForPreTraining, AutoModel, AutoTokenizer
 from transformers.activations import ACT2FN
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.albert.model import albert_logits
+from minga.recipes.albert.model import albert_config, albert_logits
 from minga.recipes.albert.recipe import AlbertRecipe
-from minga.recipes.albert.sizes import albert_config
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, StreamPosition
@@ -280,7 +279,9 @@ def test_streamed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets,
         "load_dataset",
-        lambda name, config, **kwargs: real("text", data_files=str(path), cache_dir=str(tmp_path / "cache"), **kwargs),
+        lambda _name, **how: real(
+            "text", **{**how, "data_files": str(path), "cache_dir": str(tmp_path / "cache"), "name": None}
+        ),
     )
     spec = small_spec(data={"source": "datasets", "files": [], "name": "owner/genesis", "heldout_fraction": 0.2})
     recipe = load_recipe(spec)

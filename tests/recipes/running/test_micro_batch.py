@@ -188,7 +188,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
     monkeypatch.setattr(run, "device", torch.device("cuda"))
     monkeypatch.setattr("minga.recipes.running.run.passes", passes)
-    assert run._choose_micro_batch(None, offload=False) == found
+    assert run._choose_micro_batch(Work()) == found
     size = sum(parameter.numel() for parameter in run.model.parameters())
     assert sums == ([] if role == "auxiliary" else [size, 0])
 

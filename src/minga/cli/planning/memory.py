@@ -65,7 +65,6 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
         model = facts_of_recipe(spec, name)
         passes = counted_passes(
             spec,
-            model,
             dtype=torch.bfloat16 if half else None,
             checkpoints_activations=options.checkpoint_activations,
         )

@@ -291,7 +291,7 @@ def _check_micro_batch(
 
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
-    passes = counted_passes(spec, model, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
+    passes = counted_passes(spec, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
     needs = device_memory(model, spec.optimizer, largest_strategy(spec), passes, offload=work.offload)
     if here is not None and needs.device(size) > here:
         most = needs.largest_micro_batch(here)

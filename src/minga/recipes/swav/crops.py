@@ -1,4 +1,6 @@
-"""One kind of crops, as the ways to make them read it."""
+"""Crops of pictures, changed at random, with all chance from NumPy: of small pictures of one size all at once, of
+picture files one by one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of one size, with labels, as one file that travels with a run."""
+"""Pictures as a run has them: of one size, with labels, as one file; or files as they are, with the run or streamed."""
 
 from __future__ import annotations
 

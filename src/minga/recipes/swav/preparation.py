@@ -127,13 +127,15 @@ def _most(side: int, most: int) -> int:
     return min(most, MAX_EVALUATION_BYTES // (3 * side * side))
 
 
-def _squares(pictures: Sequence[EncodedPicture], side: int) -> PictureSet:
-    """Middle squares of the pictures, in colour."""
+def _squares(pictures: Sequence[EncodedPicture], side: int, channels: int = 3) -> PictureSet:
+    """Middle squares of the pictures, in colour or grey."""
     if not pictures:
         raise ConfigurationError("data: there are no pictures")
-    squares = [square(open_picture(picture.body, picture.name), side) for picture in pictures]
+    opened = (open_picture(picture.body, picture.name) for picture in pictures)
+    shown = (each.convert("L").convert("RGB") if channels == 1 else each for each in opened)
+    squares = torch.from_numpy(np.stack([square(each, side)[:, :, :channels] for each in shown]))
     labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
-    return PictureSet(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous(), labels)
+    return PictureSet(squares.permute(0, 3, 1, 2).contiguous(), labels)
 
 
 def _bounded(pictures: Iterable[EncodedPicture]) -> list[EncodedPicture]:
@@ -157,37 +159,35 @@ def _take(found: PictureSet, rows: torch.Tensor) -> PictureSet:
 # ---- A folder of a peer's own pictures, to train on in the place of the run's.
 
 
-def own_bodies(folders: Sequence[str]) -> list[bytes]:
+def own_pictures(folders: Sequence[str]) -> list[EncodedPicture]:
     """The picture files in folders. Raises `ConfigurationError` if one cannot be opened, or they hold none."""
     settings = [ImageData(source="folder", folder=str(Path(each).expanduser())) for each in folders]
-    bodies = [picture.body for data in settings for picture in encoded_pictures(data)]
-    if not bodies:
+    pictures = [picture for data in settings for picture in encoded_pictures(data)]
+    if not pictures:
         raise ConfigurationError(f"--data {' '.join(folders)}: there are no pictures")
-    return bodies
+    return pictures
 
 
-def write_squares(bodies: Sequence[bytes], like: PictureSet, heldout: PictureSet | None, path: Path) -> None:
+def keep_squares(pictures: Sequence[EncodedPicture], like: PictureSet, heldout: PictureSet | None, path: Path) -> None:
     """Write the pictures as a file of a run, with the size and channels of `like`, and without those held out.
 
     Raises `ConfigurationError` if none is left, and `StorageError` if the disk refuses.
     """
-    channels, side = like.pictures.shape[1:3]
-    pictures = [open_picture(body) for body in bodies]
-    shown = [picture.convert("L").convert("RGB") if channels == 1 else picture for picture in pictures]
-    squares = np.stack([square(picture, side)[:, :, :channels].transpose(2, 0, 1) for picture in shown])
+    found = _squares(pictures, like.pictures.shape[2], like.pictures.shape[1])
     unwanted = set() if heldout is None else {picture.numpy().tobytes() for picture in heldout.pictures}
-    kept = [each for each in squares if each.tobytes() not in unwanted]
-    if not kept:
+    rows = [row for row, picture in enumerate(found.pictures) if picture.numpy().tobytes() not in unwanted]
+    if not rows:
         raise ConfigurationError("--data: all its pictures are held out in this run")
-    labels = torch.full((len(kept),), UNLABELLED, dtype=torch.int64)
-    keep(path, PictureSet(torch.from_numpy(np.stack(kept)), labels).pack())
+    labels = torch.full((len(rows),), UNLABELLED, dtype=torch.int64)
+    keep(path, PictureSet(found.pictures[rows], labels).pack())
 
 
-def write_bodies(bodies: Sequence[bytes], folder: Path) -> dict[str, Path]:
+def keep_files(pictures: Sequence[EncodedPicture], folder: Path) -> dict[str, Path]:
     """Write the pictures as the files that they are, in tar files; their paths, by name.
 
     Raises `ConfigurationError` for what is no picture, and `StorageError` if the disk refuses.
     """
-    for body in bodies:
-        open_picture(body)
-    return {name: keep(folder / name, content) for name, content in pack_files(bodies).items()}
+    for picture in pictures:
+        open_picture(picture.body, picture.name)
+    shards = pack_files([picture.body for picture in pictures])
+    return {name: keep(folder / name, content) for name, content in shards.items()}

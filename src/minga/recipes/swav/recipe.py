@@ -44,10 +44,10 @@ from minga.recipes.swav.preparation import (
     MAX_PROBE,
     PROBE_FILE,
     TRAINING_FILE,
-    own_bodies,
+    keep_files,
+    keep_squares,
+    own_pictures,
     prepared_files,
-    write_bodies,
-    write_squares,
 )
 from minga.recipes.swav.settings import PRESETS, ImageData, SwavSettings
 from minga.security.randomness.public_batch import PublicBatch
@@ -157,15 +157,15 @@ class SwavRecipe(Recipe[SwavSettings]):
 
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SwavRecipe, Files]:
         """The pictures of folders: as squares like the run's, or where it trains on files as files."""
-        bodies = own_bodies(patterns)
+        pictures = own_pictures(patterns)
         if self.settings.data.is_packed:
             path = folder / TRAINING_FILE
             heldout = self._pictures(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
-            write_squares(bodies, self._pictures(files, TRAINING_FILE), heldout, path)
+            keep_squares(pictures, self._pictures(files, TRAINING_FILE), heldout, path)
             known = {PROBE_FILE: files[TRAINING_FILE]}  # figures are those of all peers
             return SwavRecipe(self.settings, self.context), {**files, **known, TRAINING_FILE: path}
         settings = self.settings.model_copy(update={"data": ImageData(source="folder", packed_size=0)})
-        return SwavRecipe(settings, self.context), {**files, **write_bodies(bodies, folder)}
+        return SwavRecipe(settings, self.context), {**files, **keep_files(pictures, folder)}
 
     def frozen(self, step: int) -> frozenset[str]:
         """The prototypes, in the first steps."""
