@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from minga.cli.terminal.declaring import argument, command, option
 from minga.cli.terminal.options import (
@@ -27,6 +30,9 @@ from minga.cli.terminal.options import (
 )
 from minga.core.errors import ConfigurationError
 from minga.recipes.registry import USUAL_MODEL, USUAL_RECIPE
+
+if TYPE_CHECKING:
+    from minga.recipes.running.run import Work
 
 TAKE_PART, ORGANISE, PLAN = "Take part", "Organise", "Plan and simulate"
 
@@ -97,6 +103,10 @@ class JoinCommand(ParticipantOptions, WorkOptions):
         if (self.pause or self.unpause) and self.link is None:
             raise ConfigurationError("name the LINK of the run, of which the peers of this machine are to pause")
 
+    def work(self) -> Work:
+        """With all devices of this machine, and its own data."""
+        return replace(super().work(), devices=self.devices, data=self.data)
+
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
         return "minga.cli.taking_part.pause:run_pause" if self.pause or self.unpause else usual
@@ -166,26 +176,23 @@ class SampleCommand(LookingOptions):
     length: int = option("(texts) At most so many new tokens.", default=64, least=1, most=2**20)
     seed: int = option("Equal seeds, equal samples.", default=0, least=0, most=2**63 - 1)
     out: Path | None = option("(images) Where they go (default: samples.png).", default=None, metavar="GRID.PNG")
-    clip: str | None = option(
-        "(images) Draw 128 a prompt, and keep those that this CLIP model likes.", default=None, metavar="FOLDER|ID"
-    )
 
 
-@command(TAKE_PART, "minga.cli.keeping.evaluate:run_evaluate", "minga evaluate my-model --task ncc", slow_imports=True)
+@command(
+    TAKE_PART,
+    "minga.cli.keeping.evaluate:run_evaluate",
+    "minga evaluate my-model --task ncc --data topics",
+    slow_imports=True,
+)
 class EvaluateCommand(OutputOptions, ThreadsOptions):
     """Try a trained model on a task, beside an untrained one."""
 
     model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub.")
     task: str | None = option(
-        "Language models: ner (named entities), ncc (classes of texts); swav: linear-probe, knn. Default: the first "
-        "of the model's recipe.",
+        "Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
         default=None,
     )
-    data: str | None = option(
-        "A file, folder or hub:OWNER/NAME[:CONFIG]; or tweets, bbc, fashion-mnist, mnist-5k, digits of packages "
-        "(default: by task and model).",
-        default=None,
-    )
+    data: str | None = option("The examples of the task: a file, a folder or hub:OWNER/NAME[:CONFIG].", default=None)
     repeat: int = option("Train and judge so often, each time with another seed.", default=3, least=1, most=100)
     examples: int | None = option(
         "Train on so many examples only (default: on all of the training part).", default=None, least=1

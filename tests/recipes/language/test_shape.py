@@ -16,7 +16,8 @@ from minga.cli.diagnosing.machine import model_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
-from minga.recipes.language import config_guard, resolution, shape
+from minga.recipes.language import config_guard, shape
+from minga.recipes.language import shape as resolution
 from minga.recipes.language.config_guard import check_memory
 from minga.recipes.registry import check_published
 from tests.worlds.language_models import SMALL, TEXT, language_recipe, prepared

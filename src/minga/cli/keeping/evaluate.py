@@ -17,12 +17,7 @@ from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
-NAMES: Final = {
-    "ner": "named entities",
-    "ncc": "classes of texts",
-    "linear-probe": "classes of pictures, by a linear classifier on the features",
-    "knn": "classes of pictures, by the 20 nearest features",
-}
+NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
 FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
@@ -72,8 +67,6 @@ def _else(recipe: type[Recipe[Any]] | None) -> str:
 
 def _table(report: TaskReport) -> Any:
     beside = {"trained": report.trained, "from scratch": report.from_scratch}
-    if report.raw is not None:
-        beside["raw"] = report.raw
     table = plain_table("figure", *beside, left=["figure"])
     for name in report.trained:
         table.add_row(name, *(_shown(scores[name]) for scores in beside.values()))

@@ -286,15 +286,7 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(
-            self.peer,
-            device=self.work.device,
-            micro_batch_size=self.work.micro_batch,
-            precision=self.work.precision,
-            checkpoint_activations=self.work.checkpoint_activations,
-            compiled=self.work.compiled,
-            offload=self.work.offload,
-        )
+        run = RecipeRun(self.peer, self.work.work())
         self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)

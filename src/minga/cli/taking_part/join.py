@@ -250,7 +250,7 @@ class _Joining:
     def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import Work, open_run
+        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -272,17 +272,8 @@ class _Joining:
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            given = self.options
-            work = Work(
-                given.micro_batch,
-                given.precision,
-                given.data,
-                given.threads,
-                given.checkpoint_activations,
-                given.compiled,
-                given.offload,
-            )
-            self._devices = choose_devices(given.device, given.devices, self.peer.spec, self.peer.role)
+            work = self.options.work()
+            self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
             run = stack.enter_context(open_run(self.peer, self._devices, work))

@@ -16,6 +16,7 @@ from minga.identity.links.links import PREFIX, Link
 
 if TYPE_CHECKING:
     from minga.cli.terminal.context import Context
+    from minga.recipes.running.run import Work
     from minga.training.join import PeerOptions
     from minga.training.organiser import Organiser
 
@@ -229,3 +230,17 @@ class WorkOptions(ThreadsOptions):
         metavar="LOGGER[:PROJECT]",
         rare=True,
     )
+
+    def work(self) -> Work:
+        """The same as the recipe takes it."""
+        from minga.recipes.running.run import Work
+
+        return Work(
+            device=self.device,
+            micro_batch=self.micro_batch,
+            precision=self.precision,
+            threads=self.threads,
+            checkpoint_activations=self.checkpoint_activations,
+            compiled=self.compiled,
+            offload=self.offload,
+        )
