@@ -96,7 +96,8 @@ class Display:
     def framed(self) -> RenderableType:
         """All parts together."""
         texts = Group(*(Text(part) if isinstance(part, str) else part for part in self.parts))
-        return Panel(texts, title=self.title, subtitle=self.subtitle, title_align="left") if self.title else texts
+        title = Text(self.title)
+        return Panel(texts, title=title, subtitle=self.subtitle, title_align="left") if self.title else texts
 
 
 class _PipedConsole(Console):
