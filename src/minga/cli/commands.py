@@ -61,7 +61,7 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     choose one.
     """
 
-    link: str | None = argument("[LINK]", LINK_HELP, default=None, check=checked_link)
+    link: str | None = argument("LINK", LINK_HELP, default=None, check=checked_link)
     only: str | None = option(
         'Take part only then, such as "22:00-07:00", in local time.', default=None, metavar="HOURS"
     )
@@ -104,7 +104,7 @@ class JoinCommand(ParticipantOptions, WorkOptions):
             raise ConfigurationError("name the LINK of the run, of which the peers of this machine are to pause")
 
     def work(self) -> Work:
-        """With all devices of this machine, and its own data."""
+        """See `WorkOptions`; with the devices of this machine, and its own data."""
         return replace(super().work(), devices=self.devices, data=self.data)
 
     def way(self, usual: str) -> str:
@@ -148,7 +148,7 @@ class DoctorCommand(NetworkOptions):
     It names the hop that fails and what to do.
     """
 
-    link: str | None = argument("[LINK]", "The link of a run, to check the way into it.", default=None)
+    link: str | None = argument("LINK", "The link of a run, to check the way into it.", default=None)
 
 
 @command(TAKE_PART, "minga.cli.keeping.export:run_export", "minga export LINK --out my-model")
@@ -167,7 +167,7 @@ class SampleCommand(LookingOptions):
     """Generate text or pictures with the model of a run."""
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
-    prompts: tuple[str, ...] = argument("PROMPT...", "What the model goes by.")
+    prompts: tuple[str, ...] = argument("PROMPT", "What the model goes by.")
     n: int = option("Samples of each prompt.", "--n", default=1, least=1, most=4096)
     temperature: float = option("Below 1: likelier ones; 0: likeliest.", default=1.0, least=0.0, most=100.0)
     top_k: int = option("Choose among so many; 0: among all.", default=0, least=0, most=2**31)
@@ -255,7 +255,7 @@ class NewCommand(OutputOptions):
     or Jupyter instead, which hosts a run or, with --link, takes part in one.
     """
 
-    recipe: str | None = argument("[RECIPE]", "What to train.", default=None)
+    recipe: str | None = argument("RECIPE", "What to train.", default=None)
     size: str | None = option("One of its sizes (default: what a demo on two CPU cores takes).", default=None)
     notebook: Path | None = option("Write this notebook instead.", default=None, metavar="FILE.IPYNB")
     link: str | None = option("(--notebook) The run in which it takes part.", default=None)
@@ -288,7 +288,7 @@ class HostCommand(HostingOptions, WorkOptions):
     """
 
     run: Path | None = argument(
-        "[RUN]",
+        "RUN",
         "A run spec in TOML, which begins a run (`minga new albert` prints one); or the folder or id of a run on this "
         "machine, to go on with it.",
         default=None,
@@ -337,7 +337,7 @@ class AmendCommand(OrderOptions):
     """
 
     changes: tuple[str, ...] = argument(
-        "[CHANGE]...", "Such as optimizer.learning_rate=0.001; or one of pause, resume, stop.", default=()
+        "CHANGE", "Such as optimizer.learning_rate=0.001; or one of pause, resume, stop.", default=()
     )
     at_step: int | None = option("From which global step on (default: soon).", "--at-step", default=None)
     wait: bool = option("(stop) Stay until it has ended, for two minutes at most.", default=True)
@@ -356,7 +356,7 @@ class AdmitCommand(OrganiserOptions):
     signature to it.
     """
 
-    peer: str | None = argument("[PEER]", "Admit this peer id only.", default=None)
+    peer: str | None = argument("PEER", "Admit this peer id only.", default=None)
     uses: int = option("How many peers may come by the invitation.", default=1)
     valid: str = option("How long it and what comes of it lasts, such as 12h or 30d.", default="30d")
 
@@ -376,7 +376,7 @@ class BanCommand(OrganiserOptions):
     """End a peer's access to a run, or that of an address range."""
 
     who: str | None = argument(
-        "[WHO]",
+        "WHO",
         "The id of a peer or an invitation, or its first ten digits; or an invitation link. With an invitation: all "
         "peers that came by it.",
         default=None,
@@ -514,7 +514,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     reduces how much and why.
     """
 
-    source: str | None = argument("[FILE|LINK]", "A TOML file of peers, or a run's link.", default=None)
+    source: str | None = argument("FILE|LINK", "A TOML file of peers, or a run's link.", default=None)
     model: str | None = option("A model (gpt2, …), 18M (parameters), a run spec or .safetensors file.", default=None)
     peers: str | None = option(
         'Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".', default=None
@@ -592,7 +592,7 @@ class SimCommand(OutputOptions):
     led, who took part, where the time went, faults and recoveries.
     """
 
-    source: str | None = argument("[FILE|NAME]", "A scenario in TOML, or one that comes with minga.", default=None)
+    source: str | None = argument("FILE|NAME", "A scenario in TOML, or one that comes with minga.", default=None)
     changes: tuple[str, ...] = option(
         "Another value, such as peers.home.count=20; may be repeated.", "--set", default=(), metavar="KEY=VALUE"
     )

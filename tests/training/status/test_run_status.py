@@ -26,7 +26,7 @@ from minga.cli.taking_part.status_view import (
     shown_phase,
     volunteer_view,
 )
-from minga.cli.terminal.output import Output, View
+from minga.cli.terminal.output import Display, Output
 from minga.core.events.averaging import GroupMinority, PlanResting
 from minga.core.events.bus import EventBus, EventData
 from minga.core.events.catalogue import CATALOGUE, fields_of
@@ -312,10 +312,10 @@ def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
     return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures, "cpu, 2 threads, micro-batch 16")
 
 
-def drawn(view: View | RenderableType) -> str:
+def drawn(view: Display | RenderableType) -> str:
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(view.framed() if isinstance(view, View) else view)
+        console.print(view.framed() if isinstance(view, Display) else view)
     return capture.get()
 
 

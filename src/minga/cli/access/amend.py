@@ -46,6 +46,8 @@ def run_amend(options: AmendCommand, context: Context) -> None:
         raise ConfigurationError("--at-step: a run that is paused takes no step, so it resumes at once")
     if not options.wait and named != ["stop"]:
         raise ConfigurationError("--no-wait: only with stop")
+    if not named:
+        parse_changes(options.changes)  # a mistake is told before the run is looked for
     act = _regroup if options.with_present else actions[named[0]] if named else _amend
     with options.desk(context) as organiser:
         act(organiser, options, context)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from minga.cli.commands import EvaluateCommand
 from minga.cli.terminal.context import Context, apply_threads
-from minga.cli.terminal.output import View, plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.keeping.known_runs import known_run
@@ -52,7 +52,7 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
         f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
         f"deviation of {counted(options.repeat, 'run')}"
     )
-    context.output.show(View([_table(report), basis], report.as_json()))
+    context.output.show(Display([_table(report), basis], report.as_json()))
 
 
 def _else(recipe: type[Recipe[Any]] | None) -> str:

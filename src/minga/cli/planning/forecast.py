@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import View
+from minga.cli.terminal.output import Display
 from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run_forecast(options: PlanCommand, context: Context) -> None:
     best = best_of(compared)
     found = warnings(best.forecast)
     tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
-    context.output.show(View([*tables, *words], forecast_json(best, compared, found)))
+    context.output.show(Display([*tables, *words], forecast_json(best, compared, found)))
 
 
 def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import View, plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration, format_size, parse_size
@@ -31,7 +31,7 @@ def run_memory(options: PlanCommand, context: Context) -> None:
         verb = "fit" if fits else "do not fit"
         words.append(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
     values = {"fits": fits, "micro_batch_of_run": of_run, **_json(model, found, memory_bytes, largest)}
-    context.output.show(View([_table(found, of_run or largest or 1), *words], values))
+    context.output.show(Display([_table(found, of_run or largest or 1), *words], values))
 
 
 def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:

@@ -9,7 +9,7 @@ import typer
 
 from minga.cli.commands import NewCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import View, plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
@@ -64,7 +64,7 @@ def _list(context: Context) -> None:
             ", ".join(each["tasks"]),
         )
     begin = "A run spec to begin with: minga new RECIPE --size SIZE > run.toml"
-    context.output.show(View([table, begin], {"recipes": found}))
+    context.output.show(Display([table, begin], {"recipes": found}))
 
 
 def _facts(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context, tell_cautions
-from minga.cli.terminal.output import View, plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
@@ -36,7 +36,7 @@ def run_plan(options: PlanCommand, context: Context) -> None:
     explanation, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
     words = plan_text(explanation, others, swarm.names, swarm.work)
     values = plan_json(explanation, others, swarm.names, swarm.work)
-    context.output.show(View([plan_table(explanation, swarm.names), *words], values))
+    context.output.show(Display([plan_table(explanation, swarm.names), *words], values))
 
 
 def _is_link(source: str) -> bool:

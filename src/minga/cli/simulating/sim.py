@@ -24,7 +24,7 @@ from minga.cli.simulating.sim_view import (
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.context import Context, collect_again, tell_cautions
 from minga.cli.terminal.interrupt import ENDS, Interruption
-from minga.cli.terminal.output import Ticker, View
+from minga.cli.terminal.output import Display, Ticker
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
@@ -39,7 +39,7 @@ def run_sim(options: SimCommand, context: Context) -> int:
     collect_again()
     source = options.source
     if source is None:
-        context.output.show(View([scenario_table(shipped())], {"scenarios": shipped()}))
+        context.output.show(Display([scenario_table(shipped())], {"scenarios": shipped()}))
         return exit_codes.OK
     values = read_scenario(source)
     changes = [split_change(text, "--set") for text in options.changes]
@@ -123,10 +123,10 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             shown += 1
             context.output.event("step", **step_json(step))
 
-    def look() -> View:
+    def look() -> Display:
         tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
         line = progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
-        return View([line], lines=[line])
+        return Display([line], lines=[line])
 
     with contextlib.ExitStack() as display:
         signals = display.enter_context(_interrupting(simulation, context.interruption))

@@ -9,7 +9,7 @@ from rich.markup import escape
 from minga.cli.commands import SplitJoinCommand
 from minga.cli.taking_part.status_view import run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again
-from minga.cli.terminal.output import Ticker, View
+from minga.cli.terminal.output import Display, Ticker
 from minga.core.units import counted, format_size
 from minga.recipes.registry import check_published
 from minga.recipes.split.taking_part import ClientRun, split_recipe
@@ -34,7 +34,7 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
         collect_again()
         reader = StatusReader(joined)
 
-        def look() -> View:
+        def look() -> Display:
             view = run_view(reader.look().status, own=f" · {_own(run)}")
             own = {"batches": run.batches, "loss": run.loss if run.batches else None}
             return replace(view, values={**view.values, "own": own})

@@ -42,7 +42,7 @@ from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Output, View
+    from minga.cli.terminal.output import Display, Output
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -334,7 +334,7 @@ class _Hosting:
             directory=str(self.peer.directory),
         )
 
-    def _look(self) -> View:
+    def _look(self) -> Display:
         return run_view(self.watcher.look(), self.held_out.latest if self.held_out else None)
 
 

@@ -13,7 +13,7 @@ from minga.cli.commands import StatusCommand
 from minga.cli.taking_part.status_view import besides, run_view
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.options import folder_or_link
-from minga.cli.terminal.output import Output, Ticker, View
+from minga.cli.terminal.output import Display, Output, Ticker
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
 from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
@@ -60,7 +60,7 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
     is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
     if options.watch and not output.json_output:
 
-        def look() -> View:
+        def look() -> Display:
             status = watcher.look()
             others = besides(status)
             return run_view(status, own=f" · besides: {others}" if others else "")

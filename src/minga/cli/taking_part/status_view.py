@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from minga.cli.terminal.output import FittedTable, Output, View
+from minga.cli.terminal.output import Display, FittedTable, Output
 from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def peer_table(status: RunStatus) -> FittedTable:
     )
 
 
-def run_view(status: RunStatus, figures: Mapping[str, float] | None = None, *, own: str = "") -> View:
+def run_view(status: RunStatus, figures: Mapping[str, float] | None = None, *, own: str = "") -> Display:
     """A run, as those see it who organise or watch it; `own` is what this machine does, beside the headline."""
     figures = figures or {}
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
@@ -157,7 +157,7 @@ def run_view(status: RunStatus, figures: Mapping[str, float] | None = None, *, o
         parts.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
     disagreeing = " · peers disagree about the state" if status.digests_agree is False else ""
     line = f"{headline(status)}{disagreeing}" + (f" · {_figures(figures)}" if figures else "") + own
-    return View(parts, run_values(status), status.name, lines=[line], notices=notices(status))
+    return Display(parts, run_values(status), status.name, lines=[line], notices=notices(status))
 
 
 def amendment_lines(status: RunStatus) -> list[str]:
@@ -207,7 +207,7 @@ def shown_phase(phase: str, status: RunStatus) -> str:
     return "paused" if status.paused else "resting" if status.resting else phase
 
 
-def volunteer_view(part: OwnPart) -> View:
+def volunteer_view(part: OwnPart) -> Display:
     """A run, and this machine's part in it. Bytes go to and fro in an idle run as well: they are no news."""
     status = part.run
     parts: list[RenderableType] = [Text(headline(status), style="bold"), _own(part)]
@@ -225,7 +225,7 @@ def volunteer_view(part: OwnPart) -> View:
         "bytes_sent": part.bytes_sent,
         "bytes_received": part.bytes_received,
     }
-    return View(
+    return Display(
         [*parts, *_trouble(status)],
         {**run_values(status), "own": own},
         status.name,
@@ -237,7 +237,7 @@ def volunteer_view(part: OwnPart) -> View:
 
 
 def notices(status: RunStatus) -> dict[str, tuple[object, str]]:
-    """Whether this peer rests, and its trouble: see `View`."""
+    """Whether this peer rests, and its trouble: see `Display`."""
     said: dict[str, tuple[object, str]] = {"resting": (status.resting, RESTING if status.resting else RESTED)}
     if status.trouble is not None:
         said["trouble"] = (status.trouble.number, f"trouble: {status.trouble.text}")

@@ -180,6 +180,7 @@ class ParticipantOptions(NetworkOptions):
 class HostingOptions(ParticipantOptions):
     """How a machine hosts a run."""
 
+    port: int = option("UDP port; keep it, and the link stays valid. 0: any.", default=0, least=0, most=65535)
     announce: tuple[str, ...] = option(
         "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
     )

@@ -77,7 +77,7 @@ class FittedTable:
 
 
 @dataclass(frozen=True)
-class View:
+class Display:
     """What a command shows of one moment, or of what it found. Texts are plain, without markup.
 
     A terminal shows `parts`, live ones in a frame with `title`; programs get `values`. Live output without a terminal
@@ -96,7 +96,8 @@ class View:
     def framed(self) -> RenderableType:
         """All parts together."""
         texts = Group(*(Text(part) if isinstance(part, str) else part for part in self.parts))
-        return Panel(texts, title=self.title, subtitle=self.subtitle, title_align="left") if self.title else texts
+        title = Text(self.title)
+        return Panel(texts, title=title, subtitle=self.subtitle, title_align="left") if self.title else texts
 
 
 class _PipedConsole(Console):
@@ -148,7 +149,7 @@ class Output:
             with self._lock:
                 self.console.print(text, soft_wrap=is_whole)
 
-    def show(self, view: View) -> None:
+    def show(self, view: Display) -> None:
         """What a command found: its parts for people, its values as the last line of JSON."""
         for part in view.parts:
             self.say(escape(part) if isinstance(part, str) else part)
@@ -191,7 +192,7 @@ class Ticker:
     ends the ticker. Use it as a context manager.
     """
 
-    def __init__(self, output: Output, look: Callable[[], View]) -> None:
+    def __init__(self, output: Output, look: Callable[[], Display]) -> None:
         self.error: BaseException | None = None
         self._output, self._look = output, look
         self._told_at, self._told = -math.inf, object()
@@ -240,7 +241,7 @@ class Ticker:
             if stopping:
                 return
 
-    def _tell(self, view: View) -> None:
+    def _tell(self, view: Display) -> None:
         if self._output.json_output:
             if view.values:
                 self._output.event("progress", **view.values)
