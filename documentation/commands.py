@@ -67,7 +67,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 | `status` | `status` | the run as `minga status` shows it, and its `peers` |
 | `evaluation` | `host`, `join` | `step`, `seconds`, the name of the `headline`, and each figure by its name |
 | `run.caution` | `host`, `join`, `plan`, `sim` | `code`, `why`: settings that have a price |
-| `dashboard` | `dashboard`, `host` | `url`, `urls` (all of them), `join_url` (null in a run for members), `organiser_url` |
+| `dashboard` | `dashboard`, `host` | `url`, `urls` (all of them), `join_url` (null in a run for members) |
 | `split.joined` | `split join` | `peer`, `samples` that are here, `variant` |
 | `authority` | `authority` | `url`, `link`, `roster` |
 | `member` | `members` | one admitted peer, by the names of the columns |
@@ -79,7 +79,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 | `run` | `sim` | `settings` of one point of a sweep, and its summary |
 | `step` | `sim` | one step of the swarm |
 | `drawn` | `sim` | `path` of a picture |
-"""  # noqa: E501  rows of a table
+"""
 """What commands print with `--json`; a test compares it with the code."""
 
 

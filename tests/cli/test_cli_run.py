@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from minga import cli
-from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
+from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
@@ -208,7 +208,7 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path, number: int, code: int) -> None:
-    """That the end itself writes one is shown in `terminal/test_last_checkpoint.py`: here may be no time for it."""
+    """That the end itself writes one is shown in `taking_part/test_last_checkpoint.py`: here may be no time for it."""
     often = tmp_path / "often.toml"
     often.write_text(f"{Path(spec).read_text('utf-8')}[checkpoints]\nevery_steps = 2\n", "utf-8")
     with Running("host", str(often), *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:

@@ -140,7 +140,7 @@ def test_a_new_run_spec_says_everything_of_a_recipe(capsys: pytest.CaptureFixtur
 
 def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
     found = {each["recipe"]: each for each in last_json(run("new", "--json").stdout)["recipes"]}
-    assert found["swav"]["tasks"] == ["linear-probe", "knn"]
+    assert found["albert"]["tasks"] == ["ner", "ncc"]
     assert {"albert", "causal-lm", "masked-lm", "sahajbert", "split", "swav", "text-to-image"} <= set(found)
     assert found["albert"]["sizes"] == ["tiny", "small", "base", "large"]
     assert found["causal-lm"]["headline"] == "heldout_perplexity"
@@ -194,7 +194,13 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["amend", LINK, "pause", "optimizer.learning_rate=1"], "pause: alone"),
         (["new", "albert", "--link", LINK], "only with --notebook"),
         (["sim", "home-150", "--replay", "log"], "only --step"),
+        (["amend", LINK, "resume", "--at-step", "7"], "--at-step: a run that is paused"),
+        (["amend", LINK, "pause", "--no-wait"], "--no-wait: only with stop"),
         (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
+        (["runs", "receipts", LINK, "--all"], "only with --out"),
+        (["runs", "verify", ".", "--of", LINK], "--of: only for a file"),
+        (["status", ".", "--watch"], "only with a LINK"),
+        (["new", "--size", "tiny"], "of which RECIPE"),
         (["doctor", "hello"], "link"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_link_that_names_this_peer_alone_leads_nowhere(tmp_path: Path) -> None
         guest = minga.PeerOptions(identity=tmp_path / "b.json", directory=tmp_path / "guest", host="127.0.0.1")
         minga.join(link, guest).close()  # the guest's folder knows the run spec now
     again = minga.PeerOptions(identity=key, directory=tmp_path / "guest", host="127.0.0.1")
-    with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*--resume"):
+    with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*minga host FOLDER"):
         minga.join(link, again)
 
 

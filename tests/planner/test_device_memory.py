@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,14 +15,14 @@ from minga.optim import LAMB, MomentStorage
 from minga.planner.device_memory import (
     DeviceMemory,
     PassMemory,
-    counted_passes,
+    counted_peak_bytes,
     device_memory,
     moment_bytes,
 )
 from minga.planner.devices import look_up
 from minga.planner.model_facts import facts_of_recipe, model_facts, recipe_spec
+from minga.recipes.counting import LiveBytes
 from minga.recipes.initial import new_model
-from minga.recipes.peak_memory import LiveBytes, peak_bytes
 from minga.recipes.registry import RECIPES, load_recipe
 from tests.worlds.cli_run import last_json, run
 
@@ -51,7 +50,7 @@ def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
     spec = recipe_spec(TINY, 32)
     parameters = facts_of_recipe(spec, TINY).parameters
-    assert peak_bytes(load_recipe(spec), 1) < 4 * parameters + 32 * (1 << 20)
+    assert counted_peak_bytes(load_recipe(spec), 1) < 4 * parameters + 32 * (1 << 20)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -65,23 +64,14 @@ def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: boo
         for tensor in [*model.parameters(), *model.buffers()]:
             real.know(tensor)
         recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-    assert peak_bytes(recipe, 4, checkpoints_activations=checkpoints) == pytest.approx(real.peak, rel=0.02)
+    assert counted_peak_bytes(recipe, 4, checkpoints_activations=checkpoints) == pytest.approx(real.peak, rel=0.02)
 
 
 def test_computing_twice_and_half_precision_take_less() -> None:
     recipe = load_recipe(recipe_spec(TINY, 64))
-    whole = peak_bytes(recipe, 8)
-    assert peak_bytes(recipe, 8, checkpoints_activations=True) < 0.8 * whole
-    assert peak_bytes(recipe, 8, dtype=torch.bfloat16) < 0.95 * whole
-
-
-def test_without_the_inner_module_of_pytorch_a_pass_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minga.recipes.peak_memory", None)
-    spec = recipe_spec(TINY, 64)
-    model = facts_of_recipe(spec, TINY)
-    found = counted_passes(spec, model)
-    assert model.activation_bytes is not None
-    assert found.of(2) == pytest.approx(4 * model.parameters + 2 * 1.45 * model.activation_bytes)
+    whole = counted_peak_bytes(recipe, 8)
+    assert counted_peak_bytes(recipe, 8, checkpoints_activations=True) < 0.8 * whole
+    assert counted_peak_bytes(recipe, 8, dtype=torch.bfloat16) < 0.95 * whole
 
 
 def test_sizes_of_micro_batches_between_and_beyond_those_counted_lie_on_lines() -> None:
@@ -144,7 +134,7 @@ def test_the_command_tells_the_largest_micro_batch() -> None:
 
 
 def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit() -> None:
-    found = summary_of("--model", "swav-tiny", "--memory", "30MB")
+    found = summary_of("--model", "swav-tiny", "--memory", "22MB")
     assert (found["fits"], found["micro_batch_of_run"]) == (False, 64)
     assert isinstance(found["largest_micro_batch"], int)
     assert 0 < found["largest_micro_batch"] < 64

@@ -14,7 +14,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import SGD, AdamW
 from minga.planner.device_memory import PassMemory, device_memory
 from minga.planner.model_facts import ModelFacts
-from minga.recipes.peak_memory import LiveBytes
+from minga.recipes.counting import LiveBytes
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import Strategy
 

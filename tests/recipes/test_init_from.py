@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -15,11 +16,14 @@ from torch import nn
 
 from minga.cli.taking_part import prepared_files as prepared_module
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.files import Content
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.registry import load_recipe, published
+from minga.recipes.running import trained_model
+from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL, OPTIMIZER
@@ -175,3 +179,46 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     assert plain.canonical_bytes() != spec.canonical_bytes()
     with pytest.raises(ConfigurationError, match="loads its parameters itself"):
         prepared_files(RunSpec(name="own", model={"recipe": "custom", "init_from": str(old)}), tmp_path)
+
+
+class Headed(nn.Module):
+    """A body that is frozen below a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2)
+
+
+class HeadRecipe:
+    """What a model is read by, of a recipe that trains the head."""
+
+    context = SimpleNamespace(seed=1)
+
+    @staticmethod
+    def build_model() -> nn.Module:
+        return Headed()
+
+    @staticmethod
+    def decayed(name: str, parameter: torch.Tensor) -> bool:
+        return parameter.ndim > 1
+
+
+def test_a_model_that_is_exported_has_the_base_that_came_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint holds it."""
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: HeadRecipe)
+    spec, trained = RunSpec.from_mapping({"name": "heads", "optimizer": {"name": "sgd"}}), Headed()
+    files = {INITIAL_FILE: tmp_path / INITIAL_FILE}
+    with torch.no_grad():
+        for parameter in trained.body.parameters():
+            parameter.fill_(0.5)
+    optimizer, scheduler = build_optimizer(spec.optimizer, trained, HeadRecipe.decayed)
+    state = Replica(spec, optimizer, model=trained, scheduler=scheduler).capture()
+    prefixed = {f"body.{name}": each for name, each in filled(trained.body, 0.5).items()}
+    save_file(prefixed, tmp_path / INITIAL_FILE)
+    found = trained_model.with_state(spec, files, lambda _: state).model
+    for name, value in trained.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+    with pytest.raises(UnfitError, match=r"`body\.weight` is frozen and has other values"):
+        trained_model.with_state(spec, {}, lambda _: state)

@@ -127,12 +127,13 @@ def _add(command: Declaration, place: typer.Typer, *, is_parent: bool) -> None:
             return
         filled = {each.name: values[each.name] for each in given}
         options = command.options(**{k: tuple(v) if isinstance(v, list) else v for k, v in filled.items()})
+        way = options.way(command.run)
         context = make_context(
             json_output=options.json_output,
             parent_watch=getattr(options, "leash", False),
-            slow_imports=command.slow_imports,
+            slow_imports=command.slow_imports and way == command.run,
         )
-        module, _, name = command.run.partition(":")
+        module, _, name = way.partition(":")
         raise typer.Exit(getattr(importlib.import_module(module), name)(options, context) or 0)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer goes by it

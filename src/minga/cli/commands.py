@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from minga.cli.terminal.declaring import argument, command, option
 from minga.cli.terminal.options import (
@@ -27,6 +30,9 @@ from minga.cli.terminal.options import (
 )
 from minga.core.errors import ConfigurationError
 from minga.recipes.registry import USUAL_MODEL, USUAL_RECIPE
+
+if TYPE_CHECKING:
+    from minga.recipes.running.run import Work
 
 TAKE_PART, ORGANISE, PLAN = "Take part", "Organise", "Plan and simulate"
 
@@ -55,7 +61,7 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     choose one.
     """
 
-    link: str | None = argument("[LINK]", LINK_HELP, default=None, check=checked_link)
+    link: str | None = argument("LINK", LINK_HELP, default=None, check=checked_link)
     only: str | None = option(
         'Take part only then, such as "22:00-07:00", in local time.', default=None, metavar="HOURS"
     )
@@ -97,6 +103,14 @@ class JoinCommand(ParticipantOptions, WorkOptions):
         if (self.pause or self.unpause) and self.link is None:
             raise ConfigurationError("name the LINK of the run, of which the peers of this machine are to pause")
 
+    def work(self) -> Work:
+        """See `WorkOptions`; with the devices of this machine, and its own data."""
+        return replace(super().work(), devices=self.devices, data=self.data)
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return "minga.cli.taking_part.pause:run_pause" if self.pause or self.unpause else usual
+
 
 @command(TAKE_PART, "minga.cli.taking_part.status:run_status", "minga status LINK --watch")
 class StatusCommand(LookingOptions):
@@ -111,7 +125,7 @@ class StatusCommand(LookingOptions):
     plot: Path | None = option("Draw loss against time and samples into this PNG.", default=None)
 
 
-@command(TAKE_PART, "minga.cli.watching.watch:run_watch", "minga dashboard LINK")
+@command(TAKE_PART, "minga.cli.taking_part.dashboard:run_watch", "minga dashboard LINK")
 class DashboardCommand(LookingOptions):
     """Serve web pages about a run: loss, speed, peers, how to join.
 
@@ -124,7 +138,6 @@ class DashboardCommand(LookingOptions):
         "Beyond this machine, every viewer may look; without it each needs a token.", "--public", default=False
     )
     url: str | None = option("Where viewers reach it, behind a proxy: https://… (default: --listen).", default=None)
-    organise: bool = option("Open it with the organiser's key: pause, resume, ban, amend.", "--organise", default=False)
     leash: bool = option("End with the process that started this one.", "--leash", default=False, hidden=True)
 
 
@@ -135,7 +148,7 @@ class DoctorCommand(NetworkOptions):
     It names the hop that fails and what to do.
     """
 
-    link: str | None = argument("[LINK]", "The link of a run, to check the way into it.", default=None)
+    link: str | None = argument("LINK", "The link of a run, to check the way into it.", default=None)
 
 
 @command(TAKE_PART, "minga.cli.keeping.export:run_export", "minga export LINK --out my-model")
@@ -154,7 +167,7 @@ class SampleCommand(LookingOptions):
     """Generate text or pictures with the model of a run."""
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
-    prompts: tuple[str, ...] = argument("PROMPT...", "What the model goes by.")
+    prompts: tuple[str, ...] = argument("PROMPT", "What the model goes by.")
     n: int = option("Samples of each prompt.", "--n", default=1, least=1, most=4096)
     temperature: float = option("Below 1: likelier ones; 0: likeliest.", default=1.0, least=0.0, most=100.0)
     top_k: int = option("Choose among so many; 0: among all.", default=0, least=0, most=2**31)
@@ -163,26 +176,23 @@ class SampleCommand(LookingOptions):
     length: int = option("(texts) At most so many new tokens.", default=64, least=1, most=2**20)
     seed: int = option("Equal seeds, equal samples.", default=0, least=0, most=2**63 - 1)
     out: Path | None = option("(images) Where they go (default: samples.png).", default=None, metavar="GRID.PNG")
-    clip: str | None = option(
-        "(images) Draw 128 a prompt, and keep those that this CLIP model likes.", default=None, metavar="FOLDER|ID"
-    )
 
 
-@command(TAKE_PART, "minga.cli.keeping.evaluate:run_evaluate", "minga evaluate my-model --task ncc", slow_imports=True)
+@command(
+    TAKE_PART,
+    "minga.cli.keeping.evaluate:run_evaluate",
+    "minga evaluate my-model --task ncc --data topics",
+    slow_imports=True,
+)
 class EvaluateCommand(OutputOptions, ThreadsOptions):
     """Try a trained model on a task, beside an untrained one."""
 
     model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub.")
     task: str | None = option(
-        "Language models: ner (named entities), ncc (classes of texts); swav: linear-probe, knn. Default: the first "
-        "of the model's recipe.",
+        "Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
         default=None,
     )
-    data: str | None = option(
-        "A file, folder or hub:OWNER/NAME[:CONFIG]; or tweets, bbc, fashion-mnist, mnist-5k, digits of packages "
-        "(default: by task and model).",
-        default=None,
-    )
+    data: str | None = option("The examples of the task: a file, a folder or hub:OWNER/NAME[:CONFIG].", default=None)
     repeat: int = option("Train and judge so often, each time with another seed.", default=3, least=1, most=100)
     examples: int | None = option(
         "Train on so many examples only (default: on all of the training part).", default=None, least=1
@@ -237,7 +247,7 @@ class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
 # ---- organise
 
 
-@command(ORGANISE, "minga.cli.planning.recipes:run_new", "minga new causal-lm --size small > run.toml")
+@command(ORGANISE, "minga.cli.planning.new:run_new", "minga new causal-lm --size small > run.toml")
 class NewCommand(OutputOptions):
     """Print a run spec to begin with; without RECIPE, list the recipes.
 
@@ -245,7 +255,7 @@ class NewCommand(OutputOptions):
     or Jupyter instead, which hosts a run or, with --link, takes part in one.
     """
 
-    recipe: str | None = argument("[RECIPE]", "What to train.", default=None)
+    recipe: str | None = argument("RECIPE", "What to train.", default=None)
     size: str | None = option("One of its sizes (default: what a demo on two CPU cores takes).", default=None)
     notebook: Path | None = option("Write this notebook instead.", default=None, metavar="FILE.IPYNB")
     link: str | None = option("(--notebook) The run in which it takes part.", default=None)
@@ -257,6 +267,8 @@ class NewCommand(OutputOptions):
     )
 
     def __post_init__(self) -> None:
+        if self.recipe is None and self.size is not None:
+            raise ConfigurationError("--size: of which RECIPE?")
         if self.notebook is None and (self.link or self.install):
             raise ConfigurationError("--link and --install: only with --notebook")
         if self.notebook is not None and (self.recipe or self.size):
@@ -276,7 +288,7 @@ class HostCommand(HostingOptions, WorkOptions):
     """
 
     run: Path | None = argument(
-        "[RUN]",
+        "RUN",
         "A run spec in TOML, which begins a run (`minga new albert` prints one); or the folder or id of a run on this "
         "machine, to go on with it.",
         default=None,
@@ -325,7 +337,7 @@ class AmendCommand(OrderOptions):
     """
 
     changes: tuple[str, ...] = argument(
-        "[CHANGE]...", "Such as optimizer.learning_rate=0.001; or one of pause, resume, stop.", default=()
+        "CHANGE", "Such as optimizer.learning_rate=0.001; or one of pause, resume, stop.", default=()
     )
     at_step: int | None = option("From which global step on (default: soon).", "--at-step", default=None)
     wait: bool = option("(stop) Stay until it has ended, for two minutes at most.", default=True)
@@ -344,7 +356,7 @@ class AdmitCommand(OrganiserOptions):
     signature to it.
     """
 
-    peer: str | None = argument("[PEER]", "Admit this peer id only.", default=None)
+    peer: str | None = argument("PEER", "Admit this peer id only.", default=None)
     uses: int = option("How many peers may come by the invitation.", default=1)
     valid: str = option("How long it and what comes of it lasts, such as 12h or 30d.", default="30d")
 
@@ -364,7 +376,7 @@ class BanCommand(OrganiserOptions):
     """End a peer's access to a run, or that of an address range."""
 
     who: str | None = argument(
-        "[WHO]",
+        "WHO",
         "The id of a peer or an invitation, or its first ten digits; or an invitation link. With an invitation: all "
         "peers that came by it.",
         default=None,
@@ -468,6 +480,8 @@ class RunsReceiptsCommand(LookingOptions):
     def __post_init__(self) -> None:
         if self.everybody and self.peer is not None:
             raise ConfigurationError("--peer and --all exclude each other")
+        if self.out is None and (self.everybody or self.peer is not None):
+            raise ConfigurationError("--peer and --all: only with --out")
 
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_verify", "minga runs verify receipts.bin --of LINK")
@@ -500,7 +514,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     reduces how much and why.
     """
 
-    source: str | None = argument("[FILE|LINK]", "A TOML file of peers, or a run's link.", default=None)
+    source: str | None = argument("FILE|LINK", "A TOML file of peers, or a run's link.", default=None)
     model: str | None = option("A model (gpt2, …), 18M (parameters), a run spec or .safetensors file.", default=None)
     peers: str | None = option(
         'Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".', default=None
@@ -540,10 +554,18 @@ class PlanCommand(LookingOptions, ThreadsOptions):
             raise ConfigurationError("give a FILE or LINK, or --model with --peers, --memory or --measure, not both")
         if self.source is None and (len(chosen) != 1 or (self.model is None and not self.measure)):
             raise ConfigurationError("give a FILE or LINK, or --model with one of --peers, --memory and --measure")
-        way = chosen[0] if chosen else "the FILE or LINK, which says what its run does"
+        way = chosen[0] if chosen else "a FILE or LINK, which says what its run does"
         idle = [name for name, (value, ways_of_it) in self._given().items() if value and way not in ways_of_it]
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        if self.measure:
+            return "minga.cli.planning.measure:run_measure"
+        if self.memory is not None:
+            return "minga.cli.planning.memory:run_memory"
+        return usual if self.source is not None else "minga.cli.planning.forecast:run_forecast"
 
     def _given(self) -> dict[str, tuple[object, tuple[str, ...]]]:
         """The options that not each way takes, with those that do."""
@@ -570,7 +592,7 @@ class SimCommand(OutputOptions):
     led, who took part, where the time went, faults and recoveries.
     """
 
-    source: str | None = argument("[FILE|NAME]", "A scenario in TOML, or one that comes with minga.", default=None)
+    source: str | None = argument("FILE|NAME", "A scenario in TOML, or one that comes with minga.", default=None)
     changes: tuple[str, ...] = option(
         "Another value, such as peers.home.count=20; may be repeated.", "--set", default=(), metavar="KEY=VALUE"
     )
@@ -587,3 +609,7 @@ class SimCommand(OutputOptions):
             raise ConfigurationError("--replay shows a log that is there: only --step goes with it")
         if self.step is not None and self.replay is None:
             raise ConfigurationError("--step: only with --replay")
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return usual if self.replay is None else "minga.cli.simulating.replay:run_replay"

@@ -21,11 +21,10 @@ from minga.authority.messages import ByAccessToken, ByCode, ByKey, LoginOffer, S
 from minga.authority.server.allow_list import AllowList
 from minga.authority.server.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.server.issuer import Issuer
-from minga.authority.server.rate_limit import RateLimit
 from minga.authority.server.refusals import Refused
 from minga.authority.server.revocation import watch_list
 from minga.authority.server.roster import IssuedToken, RosterFile
-from minga.authority.server.service import BURST
+from minga.authority.server.service import BURST, RateLimit
 from minga.core.errors import (
     ConfigurationError,
     LocalError,

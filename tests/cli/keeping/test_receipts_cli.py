@@ -1,4 +1,4 @@
-"""`minga receipts`: show, export, verify, without a run."""
+"""`minga runs receipts` and `minga runs verify`, without a run."""
 
 from __future__ import annotations
 

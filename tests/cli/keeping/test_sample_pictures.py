@@ -1,4 +1,4 @@
-"""`minga sample` with a model that makes pictures: one sheet, equal for equal seeds, ranked if there is a ranker."""
+"""`minga sample` with a model that makes pictures: one sheet, equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minga.cli.commands import SampleCommand
 from minga.cli.keeping import sample
 from minga.cli.keeping.sample import run_sample
 from minga.cli.terminal.context import make_context
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import StorageError
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions
 from minga.recipes.running.trained_model import TrainedModel
@@ -58,30 +58,6 @@ def test_a_sheet_that_cannot_be_written_is_explained(draw: Any, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         draw(out=tmp_path / "file" / "grid.png")
-
-
-class FirstIsBest:
-    """Likes the first of 128 pictures, then the last."""
-
-    def best(self, text: str, pictures: list[np.ndarray], count: int) -> list[int]:
-        assert len(pictures) == 128
-        return [0, 127][:count]
-
-
-def test_a_ranker_keeps_the_best_of_many_and_its_absence_is_said(
-    draw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(source: str) -> None:
-        raise ConfigurationError(f"no CLIP model at {source!r}")
-
-    monkeypatch.setattr(sample, "ClipRanker", missing)
-    draw(clip="nowhere")
-    said = capsys.readouterr().out
-    assert "Pictures are not ranked: no CLIP model at 'nowhere'" in said
-    assert "2 pictures" in said
-    monkeypatch.setattr(sample, "ClipRanker", lambda source: FirstIsBest())
-    draw(clip="here", n=2)
-    assert "4 pictures" in capsys.readouterr().out
 
 
 def test_a_model_that_makes_texts_writes_no_sheet(tmp_path: Path) -> None:

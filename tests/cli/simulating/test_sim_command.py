@@ -1,4 +1,4 @@
-"""`minga sim` and `minga replay`: what they show, JSON, sweeps, bad input, Ctrl-C."""
+"""`minga sim`: what they show, JSON, sweeps, bad input, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from starlette.routing import Route
 from minga.authority.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
+    NONCE_BYTES,
     OFFER_PATH,
     TOKEN_PATH,
     AuthorityRefusal,
@@ -33,9 +36,7 @@ from minga.authority.messages import (
     decode,
 )
 from minga.authority.server.issuer import Issuer
-from minga.authority.server.nonces import Nonces
 from minga.authority.server.providers import IdentityProvider
-from minga.authority.server.rate_limit import RateLimit
 from minga.authority.server.refusals import Refused
 from minga.core.errors import StorageError
 from minga.core.files import in_pieces
@@ -45,6 +46,9 @@ BODY_S = 10.0
 
 BURST, PER_SECOND = 60, 1.0
 """The requests that one address may make: a burst, and a rate per second after that."""
+
+MAX_ADDRESSES, MAX_NONCES = 20_000, 50_000
+NONCE_S = 60.0
 
 Tell = Callable[..., None]
 Handler = Callable[[Request], Awaitable[Message | Response]]
@@ -172,3 +176,55 @@ def _response(message: Message, status: int = 200, headers: dict[str, str] | Non
 async def _no_such_thing(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return Response(json.dumps({"code": "http", "message": "no such thing"}), status, media_type="application/json")
+
+
+class Nonces:
+    """The nonces given out and not used yet; the oldest go first. `clock` is in seconds, from any beginning."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._given: dict[bytes, float] = {}
+
+    def give(self) -> bytes:
+        """A new nonce, good for a minute."""
+        if len(self._given) >= MAX_NONCES:
+            del self._given[next(iter(self._given))]
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._given[nonce] = self._clock()
+        return nonce
+
+    def use(self, nonce: bytes) -> None:
+        """Raises `Refused` unless this is the first use of a nonce that was given out within the last minute."""
+        given_s = self._given.pop(nonce, None)
+        if given_s is None or self._clock() - given_s > NONCE_S:
+            raise Refused(409, "nonce", "the nonce was used before, has expired or was never given; ask for another")
+
+
+class RateLimit:
+    """A bucket of `burst` requests for each address, which fills up again by `per_second`.
+
+    All IPv6 addresses of one /64, which one customer usually has, are one address.
+    """
+
+    def __init__(self, burst: int, per_second: float, clock: Callable[[], float]) -> None:
+        self._burst, self._per_second, self._clock = burst, per_second, clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def wait_s(self, address: str) -> float:
+        """Count one request; 0.0, or in how many seconds the next may come."""
+        key, now = _network(address), self._clock()
+        left, since = self._buckets.pop(key, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - since) * self._per_second)
+        wait_s = 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
+        if len(self._buckets) >= MAX_ADDRESSES:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[key] = (left - 1.0 if left >= 1.0 else left, now)
+        return wait_s
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address[:64]
+    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else str(parsed)

@@ -42,6 +42,12 @@ def run_amend(options: AmendCommand, context: Context) -> None:
         raise ConfigurationError(f"{named[0]}: alone, without further changes")
     if options.with_present and named != ["resume"]:
         raise ConfigurationError("--with-present: only with resume")
+    if options.at_step is not None and named == ["resume"]:
+        raise ConfigurationError("--at-step: a run that is paused takes no step, so it resumes at once")
+    if not options.wait and named != ["stop"]:
+        raise ConfigurationError("--no-wait: only with stop")
+    if not named:
+        parse_changes(options.changes)  # a mistake is told before the run is looked for
     act = _regroup if options.with_present else actions[named[0]] if named else _amend
     with options.desk(context) as organiser:
         act(organiser, options, context)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from minga.cli.commands import EvaluateCommand
 from minga.cli.terminal.context import Context, apply_threads
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.keeping.known_runs import known_run
@@ -17,12 +17,7 @@ from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
-NAMES: Final = {
-    "ner": "named entities",
-    "ncc": "classes of texts",
-    "linear-probe": "classes of pictures, by a linear classifier on the features",
-    "knn": "classes of pictures, by the 20 nearest features",
-}
+NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
 FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
@@ -53,12 +48,11 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     report = recipe.judge(
         model, TaskOptions(chosen, options.data, options.repeat, options.examples), context.output.say
     )
-    context.output.say(_table(report))
-    context.output.say(
+    basis = (
         f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
         f"deviation of {counted(options.repeat, 'run')}"
     )
-    context.output.summary(ok=True, **report.as_json())
+    context.output.show(Display([_table(report), basis], report.as_json()))
 
 
 def _else(recipe: type[Recipe[Any]] | None) -> str:
@@ -73,8 +67,6 @@ def _else(recipe: type[Recipe[Any]] | None) -> str:
 
 def _table(report: TaskReport) -> Any:
     beside = {"trained": report.trained, "from scratch": report.from_scratch}
-    if report.raw is not None:
-        beside["raw"] = report.raw
     table = plain_table("figure", *beside, left=["figure"])
     for name in report.trained:
         table.add_row(name, *(_shown(scores[name]) for scores in beside.values()))

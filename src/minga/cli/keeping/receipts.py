@@ -86,6 +86,8 @@ def run_verify(options: RunsVerifyCommand, context: Context) -> int:
     """
     file, run = Path(own_run(options.what)), options.of
     if file.is_dir():
+        if run is not None:
+            raise ConfigurationError(f"--of: only for a file of receipts, and {file} is the folder of a run")
         from minga.cli.keeping.evidence import run_evidence
 
         return run_evidence(file, context)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from minga.cli.commands import SampleCommand
 from minga.cli.keeping.export import trained_model
 from minga.cli.terminal.context import Context
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import StorageError
 from minga.core.files import write_atomically
 from minga.core.units import counted
 from minga.recipes.images.grid import grid_png
-from minga.recipes.images.ranking import CANDIDATES, ClipRanker
 from minga.recipes.interface import Sample, SampleOptions
-from minga.recipes.running.trained_model import TrainedModel
 
 USUAL_SHEET: Final = Path("samples.png")
 
@@ -29,9 +26,9 @@ def run_sample(given: SampleCommand, context: Context) -> None:
     options = SampleOptions(
         given.n, given.temperature, given.top_k, given.top_p, given.guidance, given.length, given.seed
     )
-    ranker, output = _ranker(given.clip, context), context.output
+    output = context.output
     with trained_model(given.run, given, context) as trained:
-        samples = _drawn(trained, given.prompts, options, ranker)
+        samples = trained.recipe.sample(trained.model, trained.files, given.prompts, options)
     for sample in samples:
         output.event("sample", prompt=sample.prompt, text=sample.text)
         if not output.json_output and sample.image is None:
@@ -42,32 +39,6 @@ def run_sample(given: SampleCommand, context: Context) -> None:
     elif given.out is not None:
         output.say(f"The recipe {trained.recipe.context.recipe} makes no pictures: {given.out} is not written.")
     output.summary(ok=True, step=trained.step, samples=len(samples), out=sheet)
-
-
-def _ranker(clip: str | None, context: Context) -> ClipRanker | None:
-    """The CLIP model; without it, pictures come in the order in which they are drawn."""
-    if clip is None:
-        return None
-    try:
-        return ClipRanker(clip)
-    except ConfigurationError as error:
-        context.output.say(f"Pictures are not ranked: {error}")
-        return None
-
-
-def _drawn(
-    trained: TrainedModel, prompts: Sequence[str], options: SampleOptions, ranker: ClipRanker | None
-) -> list[Sample]:
-    if ranker is None:
-        return trained.recipe.sample(trained.model, trained.files, prompts, options)
-    many = replace(options, count=max(CANDIDATES, options.count))
-    best: list[Sample] = []
-    for prompt in prompts:
-        samples = trained.recipe.sample(trained.model, trained.files, [prompt], many)
-        images = [sample.image for sample in samples if sample.image is not None]
-        chosen = ranker.best(prompt, images, options.count) if len(images) == len(samples) else range(options.count)
-        best += [samples[number] for number in chosen]
-    return best
 
 
 def _write_sheet(samples: Sequence[Sample], options: SampleOptions, path: Path) -> str | None:

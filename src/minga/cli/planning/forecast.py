@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from rich.markup import escape
-
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import Display
 from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,11 +33,8 @@ def run_forecast(options: PlanCommand, context: Context) -> None:
     compared = compare(setting, ways, auto)
     best = best_of(compared)
     found = warnings(best.forecast)
-    for table in forecast_table(best, compared):
-        context.output.say(table)
-    for line in forecast_text(best, compared, found, options.precision, auto):
-        context.output.say(escape(line))
-    context.output.summary(ok=True, **forecast_json(best, compared, found))
+    tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
+    context.output.show(Display([*tables, *words], forecast_json(best, compared, found)))
 
 
 def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:

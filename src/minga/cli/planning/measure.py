@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minga.cli.commands import PlanCommand
-from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.terminal.context import Context, apply_threads
 from minga.core.units import format_duration, format_number, format_size
 from minga.recipes.registry import USUAL_MODEL
 
@@ -31,7 +31,6 @@ def run_measure(options: PlanCommand, context: Context) -> None:
     from minga.recipes.running.precision import choose_precision
     from minga.recipes.running.run import choose_device
 
-    collect_again()
     apply_threads(options.threads)
     chosen = [choose_device(name) for name in options.device or devices()]
     recipe = load_recipe(spec, model)

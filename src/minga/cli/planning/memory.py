@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration, format_size, parse_size
@@ -25,14 +25,13 @@ def run_memory(options: PlanCommand, context: Context) -> None:
     context.output.say("Counting …")
     model, found, of_run = _count(options)
     largest = found.largest_micro_batch(memory_bytes)
-    context.output.say(_table(found, of_run or largest or 1))
-    for line in _sentences(model, found, memory_bytes, largest):
-        context.output.say(line)
+    words = list(_sentences(model, found, memory_bytes, largest))
     fits = largest is None or largest >= (of_run or 1)
     if of_run is not None:
         verb = "fit" if fits else "do not fit"
-        context.output.say(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
-    context.output.summary(ok=True, fits=fits, micro_batch_of_run=of_run, **_json(model, found, memory_bytes, largest))
+        words.append(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
+    values = {"fits": fits, "micro_batch_of_run": of_run, **_json(model, found, memory_bytes, largest)}
+    context.output.show(Display([_table(found, of_run or largest or 1), *words], values))
 
 
 def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
@@ -66,7 +65,6 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
         model = facts_of_recipe(spec, name)
         passes = counted_passes(
             spec,
-            model,
             dtype=torch.bfloat16 if half else None,
             checkpoints_activations=options.checkpoint_activations,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from minga.cli.commands import SimCommand
 from minga.cli.simulating.sim_view import bar, step_json
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
@@ -18,8 +19,9 @@ MAX_INCIDENTS = 12
 MAX_NAMES = 10
 
 
-def run_replay(path: Path, number: int | None, context: Context) -> None:
+def run_replay(options: SimCommand, context: Context) -> None:
     """Show each step of a log, or one of them with everything that happened in it."""
+    path, number = Path(str(options.replay)), options.step
     log, timeline = Log(path), Timeline()
     try:
         for entry in log:

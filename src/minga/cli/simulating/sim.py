@@ -22,10 +22,9 @@ from minga.cli.simulating.sim_view import (
     sweep_table,
 )
 from minga.cli.terminal import exit_codes
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.context import Context, collect_again, tell_cautions
 from minga.cli.terminal.interrupt import ENDS, Interruption
-from minga.cli.terminal.output import Ticker
+from minga.cli.terminal.output import Display, Ticker
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
@@ -35,18 +34,12 @@ from minga.simulation.timeline import StepRecord
 
 def run_sim(options: SimCommand, context: Context) -> int:
     """Run a scenario, or one for each combination of a sweep; the exit code. Without one, name those that come with
-    minga; or show a log.
+    minga.
     """
     collect_again()
     source = options.source
-    if options.replay is not None:
-        from minga.cli.simulating.replay import run_replay
-
-        run_replay(options.replay, options.step, context)
-        return exit_codes.OK
     if source is None:
-        context.output.say(scenario_table(shipped()))
-        context.output.summary(ok=True, scenarios=shipped())
+        context.output.show(Display([scenario_table(shipped())], {"scenarios": shipped()}))
         return exit_codes.OK
     values = read_scenario(source)
     changes = [split_change(text, "--set") for text in options.changes]
@@ -122,7 +115,7 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimCommand,
 
 def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> tuple[Outcome, int]:
     """Run one simulation, showing how far it is; `tell` is called at its end. Returns the exit code, too."""
-    shown, said = 0, ""
+    shown = 0
 
     def tell_steps(steps: list[StepRecord]) -> None:
         nonlocal shown
@@ -130,18 +123,14 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             shown += 1
             context.output.event("step", **step_json(step))
 
-    def tick() -> str:
+    def look() -> Display:
         tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
-        return progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
-
-    def plain(line: str) -> list[str]:
-        nonlocal said
-        news, said = line != said, line
-        return [line] if news else []
+        line = progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
+        return Display([line], lines=[line])
 
     with contextlib.ExitStack() as display:
         signals = display.enter_context(_interrupting(simulation, context.interruption))
-        display.enter_context(Ticker(context.output, tick, escape, plain))
+        display.enter_context(Ticker(context.output, look))
 
         def end(outcome: Outcome) -> None:
             display.close()

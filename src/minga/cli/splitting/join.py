@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
-from rich.console import RenderableType
 from rich.markup import escape
 
 from minga.cli.commands import SplitJoinCommand
-from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, run_figures
+from minga.cli.taking_part.status_view import run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again
-from minga.cli.terminal.output import Ticker
+from minga.cli.terminal.output import Display, Ticker
 from minga.core.units import counted, format_size
 from minga.recipes.registry import check_published
 from minga.recipes.split.taking_part import ClientRun, split_recipe
 from minga.training.join import join
-from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import StatusReader
 
 
@@ -35,20 +32,15 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
         )
         output.say(escape(_first_words(run)))
         collect_again()
-        reader, trouble = StatusReader(joined), PlainTrouble()
+        reader = StatusReader(joined)
 
-        def plain(status: RunStatus) -> Iterator[str]:
-            yield f"{headline(status)} · {_own(run)}"
-            yield from trouble.lines(status)
-
-        def draw(status: RunStatus) -> RenderableType:
-            return organiser_view(status, {})
-
-        def figures(status: RunStatus) -> dict[str, Any]:
-            return {**run_figures(status), "own": {"batches": run.batches, "loss": run.loss if run.batches else None}}
+        def look() -> Display:
+            view = run_view(reader.look().status, own=f" · {_own(run)}")
+            own = {"batches": run.batches, "loss": run.loss if run.batches else None}
+            return replace(view, values={**view.values, "own": own})
 
         try:
-            with Ticker(output, lambda: reader.look().status, draw, plain, figures) as ticker:
+            with Ticker(output, look) as ticker:
 
                 def is_over() -> bool:
                     ticker.check()

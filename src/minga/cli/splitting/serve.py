@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from minga.cli.commands import SplitServeCommand
-from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
+from minga.cli.taking_part.status_view import run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again
 from minga.cli.terminal.options import own_run
 from minga.cli.terminal.output import Ticker
@@ -44,14 +44,7 @@ def run_serve(options: SplitServeCommand, context: Context) -> None:
             output.say(escape(f"minga split join {link}\n"))
             history = History(hosted.directory / FILE_NAME, most_remembered=0)
             watcher = Watcher(hosted, history, from_start=folder is None)
-            trouble = PlainTrouble()
-            with Ticker(
-                output,
-                watcher.look,
-                lambda status: organiser_view(status, {}),
-                lambda status: [*organiser_lines(status, {}), *trouble.lines(status)],
-                run_figures,
-            ) as ticker:
+            with Ticker(output, lambda: run_view(watcher.look())) as ticker:
                 while not _is_over(run.server.status.steps, options.batches, context):
                     ticker.check()
                     run.save_if_due()

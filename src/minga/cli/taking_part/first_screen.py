@@ -15,7 +15,7 @@ from rich.markup import escape
 from minga.averaging.solver.division import PeerRates
 from minga.averaging.strategy_choice import facts_of, largest_strategy
 from minga.cli.commands import JoinCommand
-from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
+from minga.cli.diagnosing.machine import Needs, data_folder, model_of, total_memory
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
@@ -25,7 +25,7 @@ from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
 from minga.planner.explanation import DAY_S, PeerTask, explain
 from minga.planner.forecast import encoded_bytes
-from minga.planner.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
+from minga.planner.model_facts import ModelFacts
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 
@@ -98,9 +98,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
-    model = _model(spec)
+    model = model_of(spec)
     parameters = None if model is None else model.parameters
-    needed = needed_bytes(spec)
+    needs = None if model is None else Needs.of(spec, model)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
     devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
@@ -114,9 +114,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     task = _task(prospect, own) if plans else None
     is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
     first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
-    state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
-    at_start = None if state is None else state + files
+    at_start = None if needs is None else needs.state + files
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
     least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)
@@ -128,9 +127,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         recipe=spec.model.recipe,
         parameters=parameters,
         device=machine_name(devices) if devices else "none",
-        memory_bytes=None if needed is None else needed[0],
+        memory_bytes=None if needs is None else needs.memory,
         memory_here=here,
-        disk_bytes=None if needed is None else needed[1],
+        disk_bytes=None if needs is None else needs.disk,
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
         download_bytes=at_start,
@@ -292,7 +291,7 @@ def _check_micro_batch(
 
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
-    passes = counted_passes(spec, model, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
+    passes = counted_passes(spec, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
     needs = device_memory(model, spec.optimizer, largest_strategy(spec), passes, offload=work.offload)
     if here is not None and needs.device(size) > here:
         most = needs.largest_micro_batch(here)
@@ -301,21 +300,6 @@ def _check_micro_batch(
             f"--micro-batch {size}: that takes {format_size(needs.device(size))} of memory, and here are "
             f"{format_size(here)}; {advice}"
         )
-
-
-def _model(spec: RunSpec) -> ModelFacts | None:
-    """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
-    no model of these settings, which joining says.
-    """
-    from minga.recipes.registry import CUSTOM, load_recipe
-
-    if spec.model.recipe == CUSTOM:
-        return None
-    try:
-        load_recipe(spec).check_received()
-        return facts_of_recipe(spec, spec.model.recipe)
-    except ConfigurationError:
-        return None
 
 
 def _task(prospect: Prospect, own: PeerRates) -> PeerTask | None:

@@ -16,20 +16,12 @@ from rich.markup import escape
 
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
+from minga.cli.taking_part.leaving import GracefulLeave, LastCheckpoint, farewell_of_host
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import (
-    CompletionNotice,
-    PlainTrouble,
-    organiser_lines,
-    organiser_view,
-    run_figures,
-)
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.taking_part.status_view import CompletionNotice, run_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.options import own_run
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
@@ -42,17 +34,15 @@ from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.notebook.cells import volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.host import host
 from minga.training.join import PeerOptions
-from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Output
+    from minga.cli.terminal.output import Display, Output
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -73,7 +63,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     peer, loggers = options.peer_options(), tuple(map(LoggerChoice.parse, options.log_to))
     shown: DashboardSettings | None = None
     if options.dashboard:
-        from minga.cli.watching.watch import checked_settings
+        from minga.cli.taking_part.dashboard import checked_settings
 
         shown = checked_settings(options.dashboard_listen, public=options.dashboard_public, url=options.dashboard_url)
     known = known_run(path) if path.is_dir() else None
@@ -214,10 +204,10 @@ def _dashboard(
     if shown is None:
         yield watcher
         return
-    from minga.cli.watching.watch import announce_dashboard
+    from minga.cli.taking_part.dashboard import announce_dashboard
     from minga.dashboard.dashboard import Dashboard
 
-    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
+    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, is_organisers=True)
     try:
         dashboard.start()
         announce_dashboard(dashboard, output, show_qr=show_qr)
@@ -268,7 +258,6 @@ class _Hosting:
         self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
-        self._trouble = PlainTrouble()
         self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
@@ -279,7 +268,7 @@ class _Hosting:
             collect_again()
             self._keep()
             self._announce()
-            with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+            with Ticker(self.output, self._look) as ticker:
                 self._watch(ticker.check)
             return
         self._run_replica()
@@ -297,22 +286,14 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(
-            self.peer,
-            device=self.work.device,
-            micro_batch_size=self.work.micro_batch,
-            precision=self.work.precision,
-            checkpoint_activations=self.work.checkpoint_activations,
-            compiled=self.work.compiled,
-            offload=self.work.offload,
-        )
+        run = RecipeRun(self.peer, self.work.work())
         self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
         self._announce()
-        with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+        with Ticker(self.output, self._look) as ticker:
 
             def between() -> None:
                 ticker.check()
@@ -353,14 +334,8 @@ class _Hosting:
             directory=str(self.peer.directory),
         )
 
-    def _view(self, status: Any) -> Any:
-        return organiser_view(status, self._figures())
-
-    def _lines(self, status: Any) -> Any:
-        return [*organiser_lines(status, self._figures()), *self._trouble.lines(status)]
-
-    def _figures(self) -> dict[str, float]:
-        return self.held_out.latest if self.held_out else {}
+    def _look(self) -> Display:
+        return run_view(self.watcher.look(), self.held_out.latest if self.held_out else None)
 
 
 def announce(peer: Peer, output: Output, *, show_qr: bool, landing_page: Path | None, bound_to: str | None) -> None:
@@ -421,7 +396,7 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
     notebook = None
     if get is not None and facts.notebook_link is not None:
         notebook = f"{path.stem}.ipynb"
-        files[notebook] = to_ipynb(volunteer_cells(facts.notebook_link, get)).encode()
+        files[notebook] = joining_notebook(facts.notebook_link, get).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
     try:

@@ -18,21 +18,11 @@ from rich.markup import escape
 
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
+from minga.cli.taking_part.leaving import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
-from minga.cli.taking_part.pause import availability_rules, run_pause
-from minga.cli.taking_part.status_view import (
-    OwnPart,
-    PlainTrouble,
-    shown_phase,
-    volunteer_figures,
-    volunteer_lines,
-    volunteer_news,
-    volunteer_view,
-)
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
@@ -41,8 +31,16 @@ from minga.core.events.training import AccessNotRenewed, StateAwaited, StepAppli
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, parse_size
 from minga.core.wheel import installed_from
+from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
-from minga.keeping.availability import Availability, listeners, listening
+from minga.keeping.availability import (
+    Availability,
+    AvailabilityRules,
+    DailyHours,
+    TrafficLimit,
+    listeners,
+    listening,
+)
 from minga.recipes.registry import CUSTOM
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -62,19 +60,15 @@ SHARE_STEPS = 20
 
 
 def run_join(options: JoinCommand, context: Context) -> None:
-    """Join, fetch the state, and train until the run ends or Ctrl-C comes; or let the machine pause."""
+    """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
-    from minga.identity.links.links import Link
 
-    if options.pause or options.unpause:
-        run_pause(options, context)
-        return
     link = options.link
     if link is None:
         from minga.cli.taking_part.nearby import choose_run
 
         link = choose_run(options.bind, context.output)
-    peer, rules = options.peer_options(), availability_rules(options)
+    peer, rules = options.peer_options(), _rules(options)
     max_files = parse_size(options.max_files, "--max-files")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
@@ -123,6 +117,15 @@ def run_join(options: JoinCommand, context: Context) -> None:
                 context.wire(joined)
                 log.begin(joined.spec, folder)
                 is_paused = _Joining(joined, options, context, availability, done, log).run()
+
+
+def _rules(options: JoinCommand) -> AvailabilityRules:
+    """The rules that the owner of this machine gave. Raises `ConfigurationError`."""
+    return AvailabilityRules(
+        None if options.only is None else DailyHours.parse(options.only),
+        None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
+        options.pause_on_battery,
+    )
 
 
 @contextlib.contextmanager
@@ -225,7 +228,6 @@ class _Joining:
         self._devices: list[torch.device] = []
         self.watcher = Watcher(peer, History(None, most_remembered=0))
         self.watcher.history.listeners.append(log)
-        self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._step, self._phase = 0, "joining"
@@ -248,7 +250,7 @@ class _Joining:
     def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import Work, open_run
+        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -263,25 +265,15 @@ class _Joining:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
         host = HostWatch(self.peer, self.output, said=is_alone)
         self.watcher.listeners.append(lambda look: host.look(look.status))
-        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
-        with ticker_of as ticker, contextlib.ExitStack() as stack:
+        with Ticker(self.output, lambda: volunteer_view(self._look())) as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()
                 while not self._is_over(self.watcher.look().step):
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            given = self.options
-            work = Work(
-                given.micro_batch,
-                given.precision,
-                given.data,
-                given.threads,
-                given.checkpoint_activations,
-                given.compiled,
-                given.offload,
-            )
-            self._devices = choose_devices(given.device, given.devices, self.peer.spec, self.peer.role)
+            work = self.options.work()
+            self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
             run = stack.enter_context(open_run(self.peer, self._devices, work))
@@ -416,6 +408,3 @@ class _Joining:
                 machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,
             )
-
-    def _lines(self, part: OwnPart) -> list[str]:
-        return [*volunteer_lines(part), *self._trouble.lines(part.run)]

@@ -1,4 +1,4 @@
-"""Pausing: `minga join LINK --pause`, and the rules by which a machine pauses by itself."""
+"""`minga join LINK --pause` and `--unpause`, from another terminal: at once, without what training imports."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from minga.cli.commands import JoinCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.keeping.availability import AvailabilityRules, DailyHours, TrafficLimit, listeners, set_paused
+from minga.keeping.availability import listeners, set_paused
 from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
-
-
-def availability_rules(options: JoinCommand) -> AvailabilityRules:
-    """The rules that the owner of this machine gave. Raises `ConfigurationError`."""
-    return AvailabilityRules(
-        None if options.only is None else DailyHours.parse(options.only),
-        None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
-        options.pause_on_battery,
-    )
 
 
 def run_pause(options: JoinCommand, context: Context) -> None:

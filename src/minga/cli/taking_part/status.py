@@ -10,10 +10,11 @@ from typing import Any
 from rich.markup import escape
 
 from minga.cli.commands import StatusCommand
-from minga.cli.taking_part.status_view import PlainTrouble, besides, headline, organiser_view
+from minga.cli.taking_part.status_view import besides, run_view
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.options import folder_or_link
-from minga.cli.terminal.output import Output, Ticker
+from minga.cli.terminal.output import Display, Output, Ticker
+from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
 from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
@@ -31,6 +32,8 @@ def run_status(options: StatusCommand, context: Context) -> None:
     """Show a run that a link names, or one that a history file tells of."""
     kept = folder_or_link(options.run, options.directory, file=True)
     if kept is not None:
+        if options.watch or options.seconds is not None:
+            raise ConfigurationError(f"--watch and --seconds: only with a LINK; {options.run} is what was written here")
         _show_history(kept, options.plot, context.output)
         return
     context.output.say("Looking for the run …")
@@ -56,14 +59,13 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
     begun = time.monotonic()
     is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
     if options.watch and not output.json_output:
-        trouble = PlainTrouble()
 
-        def lines(status: RunStatus) -> Iterator[str]:
+        def look() -> Display:
+            status = watcher.look()
             others = besides(status)
-            yield headline(status) + (f" · besides: {others}" if others else "")
-            yield from trouble.lines(status)
+            return run_view(status, own=f" · besides: {others}" if others else "")
 
-        with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), lines) as ticker:
+        with Ticker(output, look) as ticker:
             while endless or time.monotonic() - begun < seconds:
                 ticker.check()
                 time.sleep(0.1)
@@ -76,7 +78,7 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
         watcher.look()
         time.sleep(0.1)
     status = watcher.look()
-    output.say(organiser_view(status, {}))
+    output.say(run_view(status).framed())
     if status.loss is None and status.step and status.split is None:
         for line in last_figures(told):
             output.say(line)

@@ -6,11 +6,13 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minga.cli.terminal.interrupt import Interruption
+from rich.markup import escape
+
+from minga.cli.terminal.interrupt import Interruption, ParentWatch
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.parent_watch import ParentWatch
 
 if TYPE_CHECKING:
+    from minga.core.spec.run_spec import RunSpec
     from minga.training.peer import Peer
 
 
@@ -54,3 +56,15 @@ def apply_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def tell_cautions(spec: RunSpec, output: Output) -> None:
+    """Print the warnings and the lost guarantees of this run; `docs/combinations.md` lists them all.
+
+    Raises `ConfigurationError` for what is not installed here.
+    """
+    from minga.combinations import cautions
+
+    for each in cautions(spec):
+        output.say(escape(f"! {each.reason}."))
+        output.event("run.caution", code=each.code, why=each.reason)

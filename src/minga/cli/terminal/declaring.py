@@ -2,7 +2,7 @@
 
     @command("Organise", "minga.cli.access.members:run_ban", "minga ban LINK PEER")
     class BanCommand(OrganiserOptions):
-        who: str | None = argument("[WHO]", "…", default=None)
+        who: str | None = argument("WHO", "…", default=None)
         reason: str = option("Why, in a few words.", default="")
 
 `minga.cli.app` makes the parser of these, which calls the named function with the filled-in dataclass and a `Context`.

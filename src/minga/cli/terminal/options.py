@@ -16,6 +16,7 @@ from minga.identity.links.links import PREFIX, Link
 
 if TYPE_CHECKING:
     from minga.cli.terminal.context import Context
+    from minga.recipes.running.run import Work
     from minga.training.join import PeerOptions
     from minga.training.organiser import Organiser
 
@@ -46,7 +47,7 @@ def folder_or_link(text: str, directory: Path | None = None, *, file: bool = Fal
         path = Path(own_run(text, directory)).expanduser()
         if path.is_dir() or (file and path.is_file()):
             return path
-    if PREFIX not in text.lower():
+    if re.search(f"{PREFIX}[0-9]", text, re.IGNORECASE) is None:
         raise ConfigurationError(f"{text[:70]!r}: no folder or id of a run on this machine, and no link either")
     Link.parse(text)
     return None
@@ -79,6 +80,10 @@ class OutputOptions:
     json_output: bool = option(
         "One JSON object per line instead of text; the last is a summary.", "--json", default=False, rare=True
     )
+
+    def way(self, usual: str) -> str:
+        """The function that does it, as MODULE:NAME: the `usual` one, unless these options ask for something else."""
+        return usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +180,7 @@ class ParticipantOptions(NetworkOptions):
 class HostingOptions(ParticipantOptions):
     """How a machine hosts a run."""
 
+    port: int = option("UDP port; keep it, and the link stays valid. 0: any.", default=0, least=0, most=65535)
     announce: tuple[str, ...] = option(
         "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
     )
@@ -225,3 +231,17 @@ class WorkOptions(ThreadsOptions):
         metavar="LOGGER[:PROJECT]",
         rare=True,
     )
+
+    def work(self) -> Work:
+        """The same as the recipe takes it."""
+        from minga.recipes.running.run import Work
+
+        return Work(
+            device=self.device,
+            micro_batch=self.micro_batch,
+            precision=self.precision,
+            threads=self.threads,
+            checkpoint_activations=self.checkpoint_activations,
+            compiled=self.compiled,
+            offload=self.offload,
+        )

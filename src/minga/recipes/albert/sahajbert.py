@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from minga.core.spec.fields import choice, described
+from minga.recipes.albert.model import AlbertSettings
 from minga.recipes.albert.recipe import AlbertRecipe
-from minga.recipes.albert.settings import AlbertSettings
 from minga.recipes.interface import DemoGoal
 from minga.recipes.text.settings import SourceSettings, TextData
 

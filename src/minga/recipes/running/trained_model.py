@@ -12,6 +12,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
+from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe
 from minga.recipes.registry import load_recipe
@@ -47,6 +48,8 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
         )
     recipe = load_recipe(spec)
     model = new_model(recipe)
+    if not all(each.requires_grad for each in model.parameters()):
+        load_initial(model, files)  # no state holds what is frozen
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler, reads=True)
     replica.restore(state(replica))
