@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.worlds import forked
@@ -74,13 +75,21 @@ class Distributed(nn.parallel.DistributedDataParallel):
         self.module = module
 
 
+def away(tensor):
+    return tensor.to(f"cuda:{rank}") if "cuda" in kind else PretendTensor(tensor)
+
+
+def away_model(model):
+    return model.to(f"cuda:{rank}") if "cuda" in kind else pretend(model)
+
+
 class Trainer:
     '''One rank's model, in RAM or on its device, with the replica of it.'''
 
     def __init__(self, is_away, is_distributed=False):
         torch.manual_seed(0)
         self.net, self.is_away, self.is_distributed = Net(), is_away, is_distributed
-        model = pretend(self.net) if is_away else self.net
+        model = away_model(self.net) if is_away else self.net
         inner = LAMB(model.parameters(), lr=0.1)
         self.ranks = ProcessGroup()
         if is_distributed:  # as far as the replica sees it
@@ -94,7 +103,7 @@ class Trainer:
         tokens, labels = torch.randint(50, (8,), generator=made), torch.arange(8) % 5
         weight = torch.tensor(math.inf if breaks else 1.0)
         if self.is_away:
-            tokens, labels, weight = PretendTensor(tokens), PretendTensor(labels), PretendTensor(weight)
+            tokens, labels, weight = map(away, (tokens, labels, weight))
         loss = nn.functional.cross_entropy(self.net(tokens, rarely=number % 3 == 0), labels) * weight
         loss.backward()
         for parameter in self.net.parameters() if self.is_distributed else ():
@@ -202,12 +211,12 @@ def before_last(trainer):
 if messages:
     process_group.SHARED_MEMORY = "/nowhere"  # as on several machines
 with pretended_device() as device:
-    away = Trainer(is_away=True, is_distributed="ddp" in words)
-    digests = [life(away, Kind, settings, aborts)]
-    away.replica._shares.end()
+    first = Trainer(is_away=True, is_distributed="ddp" in words)
+    digests = [life(first, Kind, settings, aborts)]
+    first.replica._shares.end()
     twin = Trainer(is_away=False, is_distributed="ddp" in words)
     digests.append(life(twin, Kind, settings, aborts))
-    values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (away, twin)]
+    values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (first, twin)]
 torch.testing.assert_close(*values, rtol=1e-3, atol=2e-3)
 said = len([each for each in said if "in RAM instead" in each])
 values = [each.double().square().sum().item() for each in values]
@@ -421,6 +430,15 @@ def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path
     assert found[0]["values"] == found[1]["values"]
     for each in found if "aborts" not in kind else ():  # a sum that goes on after it was brought has another order
         assert each["digests"][0] == each["digests"][1]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("kind", ["delayed/cuda", "local/cuda", "delayed/aborts/cuda"])
+def test_cards_sum_their_gradients(kind: str, tmp_path: Path) -> None:
+    """By NCCL; with one card that is a sum of one rank."""
+    found = run(EQUAL, tmp_path, kind, size=min(2, torch.cuda.device_count()))
+    assert found[0]["values"] == found[-1]["values"]
 
 
 @pytest.mark.parametrize("lacks", ["no-room-to-combine", "no-room-for-share"])

@@ -38,7 +38,7 @@ from minga.training.replica.replica import Replica
 
 ITEM_BYTES: Final = 4
 """Bytes of an element of the vector, float32."""
-END_S: Final = 5.0
+END_S: Final = 2.0
 """How long a process that ends waits for its carrier."""
 
 logger = logging.getLogger("minga.training")
