@@ -25,20 +25,26 @@ from tests.worlds.swarm_tools import make_spec
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 
 PROCESS = """
-import os, pathlib, sys, time, torch, minga
+import os, pathlib, sys, torch, minga
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 torch.set_num_threads(1)
-folder, rank, other = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[2] == "other"
+folder, rank, kind = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=2)
 peer = None
 if rank == 0:
     spec = minga.RunSpec.from_mapping({"name": "ranks", "model": {"recipe": "custom"},
                                        "training": {"target_batch_size": 8, "stop_after_steps": 2}})
     peer = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1"))
-torch.manual_seed(rank if other else 0)
+torch.manual_seed(rank if "other" in kind else 0)
 base = torch.nn.Linear(6, 50).requires_grad_(False)
 torch.manual_seed(rank)  # what is trained comes from rank 0
 model = torch.nn.Sequential(base, torch.nn.Linear(50, 2))
+if "shards" in kind:
+    fully_shard(model, ignored_params=set(base.parameters()))
+elif "replicas" in kind:
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
 try:
     optimizer = minga.Optimizer(torch.optim.AdamW(model[1].parameters(), lr=0.1), peer, model=model)
     while not optimizer.finished:
@@ -52,7 +58,9 @@ if peer is not None:
 """
 
 
-@pytest.mark.parametrize("base", ["same", "other"])
+@pytest.mark.parametrize(
+    "base", ["same", "other", "same, beside what is in shards", "other, beside what is in shards", "other, in replicas"]
+)
 def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
     processes = []
     for rank in (0, 1):
@@ -66,7 +74,7 @@ def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
     said = [out.strip() for out, _ in ended]
     assert not any(process.returncode for process in processes), ended
     assert said[0] == said[1]
-    if base == "other":
+    if base.startswith("other"):
         assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
     else:
         assert len(said[0]) == 64

@@ -26,8 +26,10 @@ that start from the same bytes and apply the same bytes stay equal to the last b
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -46,7 +48,7 @@ from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.replica import Replica
 from minga.training.replica.trained_record import TrainedRecord
-from minga.training.state.base import BaseTensor, largest
+from minga.training.state.base import Base, BaseTensor, largest
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 
@@ -114,18 +116,32 @@ class RankReplica(Replica):
             self._end()
 
     def _agreed(self, record: TrainedRecord) -> TrainedRecord:
-        """Raises `UnfitError`, in all ranks, if these have different bases."""
-        theirs = decode_json(self._ranks.share_bytes(msgspec.json.encode(record.base)), dict[str, BaseTensor])
-        if self._ranks.agree(theirs.keys() == record.base.keys()):  # else they have different models
-            differ = self._ranks.total(*(int(theirs[name] != each) for name, each in sorted(record.base.items())), 0)
-            found = [name for name, ranks in zip(sorted(record.base), differ, strict=False) if ranks]
-            if found:
-                first = largest(found, record.base)
-                raise UnfitError(
-                    f"`{first}` is frozen and has other values in some processes of this peer{and_others(found)}: load "
-                    "the same weights in all of them, or seed the model alike where they are random"
-                )
-        return record
+        """The record with rank 0's base. Raises `UnfitError`, in all ranks, if what several hold of it differs."""
+        base = decode_json(self._ranks.share_bytes(msgspec.json.encode(record.base)), dict[str, BaseTensor])
+        if not self._ranks.agree(base.keys() == record.base.keys()):
+            return record  # they have different models
+        parts, size = self._base_parts(record.base), self._ranks.size
+        rows = [[0] * len(parts) for _ in range(size)]
+        rows[self._ranks.rank] = [int(found[:15], 16) for found, _ in parts.values()]  # fits into 64 bits
+        told = self._ranks.total(*chain.from_iterable(rows), 0)
+        found = []
+        for index, (name, (_, count)) in enumerate(parts.items()):
+            hashes = told[index : len(parts) * size : len(parts)]
+            if any(each != hashes[rank % count] for rank, each in enumerate(hashes)):
+                found.append(name)
+        if found:
+            first = largest(found, base)
+            raise UnfitError(
+                f"`{first}` is frozen and has other values in some processes of this peer{and_others(found)}: load "
+                "the same weights in all of them, or seed the model alike where they are random"
+            )
+        return dataclasses.replace(record, base=base)
+
+    def _base_parts(self, base: Base) -> dict[str, tuple[str, int]]:
+        """The hash of what this rank holds of each tensor of the base, and into how many parts the ranks have cut it,
+        in order: rank 0 holds the first of n, and so does rank n.
+        """
+        return {name: (each.hash, 1) for name, each in base.items()}
 
     def _end(self) -> None:
         self._ranks.end()

@@ -17,17 +17,14 @@ peer of one process.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from minga.averaging.strategy_choice import StrategyChoice
-from minga.core.decoding import decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AveragingSection
@@ -35,12 +32,11 @@ from minga.optim.shards import is_sharded, local
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica, RankReplica
 from minga.training.ranks.rank_sums import ITEM_BYTES, RankShares
-from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards
+from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards, is_split
 from minga.training.replica.accelerator import Accelerator
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector
-from minga.training.replica.trained_record import TrainedRecord
-from minga.training.state.base import BaseTensor
+from minga.training.state.base import Base, hashed
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateMemory, StateSnapshot, padded
 from minga.training.state.state_dict import STRATEGY
@@ -271,9 +267,10 @@ class ShardedReplica(RankReplica):
     def _new_access(self, accelerator: Accelerator | None) -> TensorAccess:  # noqa: ARG002
         return ShardedAccess(self._ranks, self._stream)
 
-    def _agreed(self, record: TrainedRecord) -> TrainedRecord:
-        base = self._ranks.share_bytes(msgspec.json.encode(record.base))  # rank 0 alone read all
-        return dataclasses.replace(record, base=decode_json(base, dict[str, BaseTensor]))
+    def _base_parts(self, base: Base) -> dict[str, tuple[str, int]]:
+        frozen = self._state.frozen(base)  # of which rank 0 alone has the hashes, and read no replica of a shard
+        own = hashed({name: local(each) for name, each in frozen.items()}, TensorAccess())
+        return {name: (own[name].hash, self._stream.shards if is_split(each) else 1) for name, each in frozen.items()}
 
     def _new_shares(self) -> RankShares:
         return ShardShares(self._ranks, self, self.vector.places, self._stream.shards)

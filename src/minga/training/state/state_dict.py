@@ -170,8 +170,12 @@ class TrainingState:
 
     def read_base(self, scalars: Mapping[str, Json]) -> None:
         """Have the same base as a state with these scalars, as far as the model has such tensors."""
+        self.base = hashed(self.frozen(base_of(scalars)), self._access)
+
+    def frozen(self, base: Base) -> dict[str, torch.Tensor]:
+        """The tensors of a base, as far as the model has them."""
         here = self.model_tensors() | ({} if self._model is None else packed_tensors(self._model))
-        self.base = hashed({name: here[name] for name in base_of(scalars) if name in here}, self._access)
+        return {name: here[name] for name in base if name in here}
 
     def check_model(self, state: Manifest | StateSnapshot) -> None:
         """Raise `UnfitError` unless this state has the model that is here, on the same base."""
