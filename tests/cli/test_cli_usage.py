@@ -107,7 +107,7 @@ def test_a_long_link_is_no_name_of_a_file(tmp_path: Path) -> None:
     assert len(link) > 255
     assert folder_or_link(link) is None
     assert folder_or_link(str(tmp_path)) == tmp_path
-    with pytest.raises(ConfigurationError, match="missing"):
+    with pytest.raises(ConfigurationError, match="no folder or id of a run on this machine, and no link either"):
         folder_or_link(str(tmp_path / "missing"))
     with pytest.raises(LinkError):
         folder_or_link("minga1x")

@@ -167,14 +167,14 @@ def check_evidence(witness: minga.Peer, hostile: str) -> None:
     """Anybody who has the folder can check it, and notices if it was doctored."""
     directory, path = witness.directory, evidence_file(witness.directory, witness.peer_id)
     shutil.copy(path, evidence_file(directory, PeerId("f" * 64)))  # another peer of this machine, whose genesis is lost
-    code, lines = minga_command("evidence", str(directory), "--json")
+    code, lines = minga_command("runs", "verify", str(directory), "--json")
     first, second = sorted(lines[-1]["logs"], key=lambda log: log["founders"] is None)
     assert (code, lines[-1]["ok"], second["wrong"], second["members"]) == (1, False, [], None)
     assert (first["cases"], first["wrong"], first["entered"]) == (1, [], None)
     assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile] * 2
     assert len(first["founders"]) == len(first["members"]) + 1
     evidence_file(directory, PeerId("f" * 64)).unlink()
-    code, lines = minga_command("evidence", str(directory), "--json")
+    code, lines = minga_command("runs", "verify", str(directory), "--json")
     assert (code, lines[-1]["ok"], len(lines[-1]["logs"])) == (0, True, 1)
     assert genesis_file(directory, witness.peer_id).exists()
     whole = path.read_bytes()
@@ -182,7 +182,7 @@ def check_evidence(witness: minga.Peer, hostile: str) -> None:
         doctored = bytearray(whole)
         doctored[at] ^= 1
         path.write_bytes(doctored)
-        code, lines = minga_command("evidence", str(directory), "--json")
+        code, lines = minga_command("runs", "verify", str(directory), "--json")
         assert (code, lines[-1]["ok"]) == (1, False)
         assert lines[-1]["logs"][0]["wrong"]
 

@@ -94,8 +94,10 @@ def test_work_on_a_state_of_another_founding_is_dropped(monkeypatch: pytest.Monk
                 await asyncio.sleep(0.01)
             vectors = again.session.member.vectors  # type: ignore[union-attr]
             vectors.left_out.restore({"what a codec left out": KeptResidual(1, torch.ones(3))})
-            await swarm.run_until_step(8, limit_s=100)
+            while sum(entry.peer == away.name for entry in swarm.log.of("sync.finished")) < 2:
+                await asyncio.sleep(0.01)
             assert (asked, vectors.left_out.kept(-1)) == ([], {})
+            await swarm.run_until_step(8, limit_s=100)
             await assert_equal_states(swarm)
         finally:
             await swarm.close()
