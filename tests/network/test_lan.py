@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("loopback_lan")
 HOST = "127.0.0.1"
 KEY, OTHER = "cd" * 32, "ef" * 32
 LINK = Link("ab" * 32, KEY, (EntryPoint(KEY, ("192.168.1.7:4433", "[fd00::7]:4433")),))
-LOOK_S = 2.0
+LOOK_S = 3.0
 
 
 def announced(name: str, link: Link) -> contextlib.closing[LanAnnouncement]:
