@@ -353,6 +353,36 @@ with pretended_device():
 """
 )
 
+MISSED = (
+    RANK
+    + """
+from minga.training.replica.gradient_sum import DeviceSum
+
+with pretended_device():
+    trainer = Trainer(is_away=True)
+    strategy = Synchronous(threading.Condition(), unit=12)
+    if rank == 0:
+        strategy.begin(trainer.replica)
+    trainer.part()
+    if rank == 0:  # its loop closes the step before its own thread comes to where it misses the other rank
+        trainer.backward(1)
+        trainer.replica.collect(4)
+        verdict_of(strategy.micro_batch(4 * size))
+        strategy.count(4 * size)
+        strategy.contribution()
+
+    def fail(self, weight):
+        raise RuntimeError("an operation of the device failed")
+
+    DeviceSum.add = fail
+    try:
+        trainer.take(strategy, 1)
+    except RuntimeError:
+        threading.Event().wait(5.0)  # a program that is slow to end
+        os._exit(3)
+"""
+)
+
 PEER = """
 import json, os, pathlib, sys
 import torch
@@ -479,6 +509,12 @@ def test_a_share_that_cannot_be_brought_ends_all_ranks_with_words(tmp_path: Path
     assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
     assert "RuntimeError: the bus is broken" in follower
     assert "rank 0 of this peer ended: a process of this peer could not bring" in follower
+
+
+def test_a_share_without_a_micro_batch_that_the_others_added_is_not_brought(tmp_path: Path) -> None:
+    leader, follower = ended(started(MISSED, tmp_path, "synchronous"))
+    assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
+    assert "an operation of the device failed" in follower
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ its shard. Rank 0 has the end of the vector besides, which says how buffers move
 A share is a `GradientSum` as that of a peer of one process: on the device where that has room, else in RAM, which is
 the affair of that rank alone. On the training threads rank 0 says to which sum the micro-batch is added. But its loop
 may close a step at any time, while all ranks compute. So in each other rank a second thread, the *carrier*, waits for
-the word to bring a share, through a group of its own. It begins when that rank has added as many micro-batches as rank
-0. Whoever has a sum changes it under one lock (`Strategy.arithmetic`), so nothing is added meanwhile.
+the word to bring a share, through a group of its own. It begins when that rank has made and added to sums as often as
+rank 0. Whoever has a sum changes it under one lock (`Strategy.arithmetic`), so nothing is added meanwhile.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ logger = logging.getLogger("minga.training")
 
 @dataclass(eq=False)
 class _Share:
-    """One rank's share of a sum, how many micro-batches it was told to add, and the whole sum, if all ranks map it."""
+    """One rank's share of a sum, the whole sum, if all ranks map it, and why something that was told is not in it."""
 
     sum: GradientSum
     whole: torch.Tensor | None
-    added: int = 0
+    failure: Exception | None = None
 
 
 class RankShares(ABC):
@@ -73,7 +73,7 @@ class RankShares(ABC):
         self._is_finite: bool | torch.Tensor = False
         self._divisor = 1.0
         self._shares: dict[int, _Share] = {}
-        self._added = threading.Condition()
+        self._done, self._has_done = 0, threading.Condition()  # how often it made a sum, or added to one
         self._carriers, self._word, self._has_ended = ProcessGroup(), threading.Lock(), False
         self._stream = ShardStream(self._carriers, shards)
         self._carrier: threading.Thread | None = None
@@ -102,6 +102,7 @@ class RankShares(ABC):
         there = self.accelerator
         share = GradientSum(self) if there is None else DeviceSum(self, there, sum(self._numels()) + self._tail_numel)
         self._shares[key] = _Share(share, self._ranks.common_memory(self._whole.numel))
+        self._count()
         return self._shares[key].whole
 
     def add(self, key: int, weight: float, *, is_first: bool) -> bool | LateVerdict:
@@ -111,11 +112,12 @@ class RankShares(ABC):
             if is_first:
                 share.sum.clear()
             return share.sum.add(weight)
+        except Exception as error:
+            share.failure = error
+            raise
         finally:
             self.let_go()
-            with self._added:
-                share.added += 1
-                self._added.notify_all()
+            self._count()
 
     def bring(self, key: int, whole: torch.Tensor) -> None:
         """At rank 0, on any thread: add what all ranks have of a sum to a vector, `open`'s if that gave one.
@@ -126,9 +128,9 @@ class RankShares(ABC):
             if self._has_ended:
                 raise ClosedError("the processes of this peer have parted")
             self._has_ended = True  # unless all goes well: there are no carriers then, or they wait for something else
-            added = self._shares[key].added
-            self._carriers.command(RankCommand("bring", (key, added)))
-            self._bring(key, added, whole)
+            done = self._done
+            self._carriers.command(RankCommand("bring", (key, done)))
+            self._bring(key, done, whole)
             self._has_ended = False
 
     def end(self) -> None:
@@ -200,16 +202,23 @@ class RankShares(ABC):
         """In other ranks than 0, on a thread of its own: bring what rank 0 asks for, until it ends."""
         with contextlib.suppress(MingaError):  # rank 0 has gone; the training thread hears of it, too
             while (command := self._carriers.command()).method == "bring":
-                key, added = map(int, command.numbers)
-                self._bring(key, added, None)
+                key, done = map(int, command.numbers)
+                self._bring(key, done, None)
             self._carriers.end()
 
+    def _count(self) -> None:
+        with self._has_done:
+            self._done += 1
+            self._has_done.notify_all()
+
     @torch.no_grad()
-    def _bring(self, key: int, added: int, whole: torch.Tensor | None) -> None:
+    def _bring(self, key: int, done: int, whole: torch.Tensor | None) -> None:
+        with self._has_done:
+            self._has_done.wait_for(lambda: self._done >= done)
         share, parts, failure = self._shares[key], list[torch.Tensor](), None
         try:
-            with self._added:
-                self._added.wait_for(lambda: share.added == added)
+            if share.failure is not None:
+                raise share.failure
             parts = list(share.sum.vector().split_with_sizes([*self._numels(), self._tail_numel]))
             if whole is not None:
                 whole[self._whole.parameters_numel :].add_(parts[-1])
