@@ -15,8 +15,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.recipes.init_from import initial_file
 from minga.training.replica.replica import Replica
+from minga.training.state.base import hash_of
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.tensor_access import TensorAccess
 from tests.worlds.swarm_tools import make_spec
 
 WIDE = 256
@@ -133,6 +135,23 @@ def test_a_tensor_that_holds_others_is_hashed_by_these() -> None:
     assert same.digest() == run.digest()
     with pytest.raises(UnfitError, match=r"`body\.2\.weight` is frozen and has other values"):
         other.check(run.capture())
+
+
+def test_how_a_tensor_holds_others_is_hashed_as_well() -> None:
+    """Equal codes in blocks of another size are other weights."""
+
+    class Blocks(TwoTensor):  # type: ignore[misc]
+        size = 32
+
+        def __tensor_flatten__(self) -> tuple[list[str], dict[str, Any]]:
+            return ["a", "b"], {"block": (self.size, 1), "kind": torch.int8, "other": object()}
+
+    def found(size: int) -> str:
+        blocks = Blocks(torch.ones(4), torch.ones(4))
+        blocks.size = size
+        return hash_of(blocks, TensorAccess())
+
+    assert found(32) == found(32) != found(64)
 
 
 def quantised(kind: str, seed: int) -> nn.Module:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -83,11 +84,11 @@ def hashed(tensors: Mapping[str, torch.Tensor], access: TensorAccess) -> dict[st
 
 def hash_of(tensor: torch.Tensor, access: TensorAccess) -> str:
     """32 hexadecimal digits that stand for the dtype, shape and bytes of a tensor; of one that holds others in packed
-    form, as quantised weights do, for theirs.
+    form, as quantised weights do, for theirs, and for how they are packed.
     """
     hasher = blake3(max_threads=blake3.AUTO if tensor.numel() * tensor.itemsize >= _PARALLEL_BYTES else 1)
-    for part in _stored(tensor):
-        hasher.update(f"{part.dtype} {list(part.shape)}\n".encode())
+    for part, packing in _stored(tensor):
+        hasher.update(f"{part.dtype} {list(part.shape)}{packing}\n".encode())
         for piece in access.read([part.detach()]):
             hasher.update(piece.numpy().data)
     return hasher.hexdigest(length=_HASH_CHARACTERS // 2)
@@ -142,12 +143,23 @@ def _is_packed(tensor: torch.Tensor) -> bool:
     return tensor.ndim >= 2 and tensor.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
-def _stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes of one."""
+def _stored(tensor: torch.Tensor, packing: str = "") -> Iterator[tuple[torch.Tensor, str]]:
+    """The tensors that hold the bytes of one, each with how those around it are packed, such as in blocks of 32."""
     if not holds_others(tensor):
-        yield tensor
+        yield tensor, packing
         return
     holder: Any = tensor
-    names: Sequence[str] = holder.__tensor_flatten__()[0]
+    names, settings = holder.__tensor_flatten__()
+    packing += f" {_in_words(settings)}"
     for name in names:
-        yield from _stored(getattr(tensor, name))
+        yield from _stored(getattr(tensor, name), packing)
+
+
+def _in_words(settings: object) -> str:
+    """Settings of the class of a library, without places in memory and whatever else differs from run to run."""
+    if isinstance(settings, Mapping):
+        return ",".join(f"{key}:{_in_words(settings[key])}" for key in sorted(settings, key=str))
+    if isinstance(settings, Sequence) and not isinstance(settings, str):
+        return f"({','.join(map(_in_words, settings))})"
+    is_plain = settings is None or isinstance(settings, (bool, int, float, str, Enum, torch.dtype))
+    return str(settings) if is_plain else type(settings).__name__
