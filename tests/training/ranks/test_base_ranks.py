@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +77,6 @@ def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
         assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
     else:
         assert len(said[0]) == 64
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[ProcessGroup]:
-    store = tmp_path / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store.as_posix()}", rank=0, world_size=1)
-    try:
-        found = ProcessGroup.of_this_process(has_peer=True, is_sharded=True)
-        assert found is not None
-        yield found
-    finally:
-        dist.destroy_process_group()
 
 
 def model_of(seed: int) -> torch.nn.Sequential:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,18 +23,6 @@ from minga.training.replica.replica import Replica
 from minga.training.strategy.local import Local
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
-    store = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store.as_posix()}", rank=0, world_size=1)
-    try:
-        found = ProcessGroup.of_this_process(has_peer=True, is_sharded=True)
-        assert found is not None
-        yield found
-    finally:
-        dist.destroy_process_group()
 
 
 def spec(**sections: Any) -> RunSpec:
