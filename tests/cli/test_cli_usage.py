@@ -199,6 +199,7 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["amend", LINK, "pause", "--no-wait"], "--no-wait: only with stop"),
         (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
         (["runs", "receipts", LINK, "--all"], "only with --out"),
+        (["runs", "remove"], "name a RUN, or give --temporary"),
         (["runs", "verify", ".", "--of", LINK], "--of: only for a file"),
         (["status", ".", "--watch"], "only with a LINK"),
         (["new", "--size", "tiny"], "of which RECIPE"),
