@@ -115,7 +115,7 @@ def run_host(options: HostCommand, context: Context) -> None:
 
         def keep() -> None:
             undone.pop_all()
-            farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
+            farewells.append(partial(farewell_of_host, hosted, peer, is_temporary=is_temporary))
 
         if known is not None:
             keep()
