@@ -31,8 +31,8 @@ def run_sample(given: SampleCommand, context: Context) -> None:
         samples = trained.recipe.sample(trained.model, trained.files, given.prompts, options)
     for sample in samples:
         output.event("sample", prompt=sample.prompt, text=sample.text)
-        if not output.json_output and sample.image is None:
-            output.console.print(f"{sample.text}\n", markup=False, soft_wrap=True)
+        if sample.image is None:
+            output.say_whole(f"{sample.text}\n")
     sheet = _write_sheet(samples, options, given.out or USUAL_SHEET)
     if sheet:
         output.say(f"{sheet}: {counted(len(samples), 'picture')} by the model after step {trained.step}")

@@ -364,10 +364,9 @@ def show_link(peer: Peer, link: Link, output: Output, *, show_qr: bool, landing_
     page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
     if show_qr and output.interactive and not for_members:
         output.console.file.write(link.qr(page) + "\n")
-    if not output.json_output:
-        output.console.print(_command(peer, link.at(page)), markup=False, soft_wrap=True)
-        if peer.spec.model.recipe == "custom":
-            output.say(f"\n{_OWN_PROGRAM}")
+    output.say_whole(_command(peer, link.at(page)))
+    if peer.spec.model.recipe == "custom":
+        output.say(f"\n{_OWN_PROGRAM}")
     output.say("")
     if landing_page is not None:
         beside = write_landing_page(landing_page, peer.spec, link)
