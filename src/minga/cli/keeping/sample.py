@@ -9,8 +9,7 @@ from typing import Final
 from minga.cli.commands import SampleCommand
 from minga.cli.keeping.export import trained_model
 from minga.cli.terminal.context import Context
-from minga.core.errors import StorageError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.core.units import counted
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import Sample, SampleOptions
@@ -47,8 +46,5 @@ def _write_sheet(samples: Sequence[Sample], options: SampleOptions, path: Path) 
     if not shown:
         return None
     images, captions = zip(*shown, strict=True)
-    try:
-        write_atomically(path, grid_png(images, captions, notes={"seed": str(options.seed)}))
-    except OSError as error:
-        raise StorageError(f"--out {path}: cannot be written: {error.strerror}") from error
+    store(path, grid_png(images, captions, notes={"seed": str(options.seed)}))
     return str(path)

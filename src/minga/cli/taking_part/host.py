@@ -23,8 +23,8 @@ from minga.cli.taking_part.status_view import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import own_run
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
 from minga.core.wheel import own_wheel
@@ -398,9 +398,6 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
         files[notebook] = joining_notebook(facts.notebook_link, get).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
-    try:
-        for name, data in {**files, path.name: page.html().encode()}.items():
-            write_atomically(path.with_name(name), data)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    for name, data in {**files, path.name: page.html().encode()}.items():
+        store(path.with_name(name), data)
     return " and ".join(files) or "nothing else"
