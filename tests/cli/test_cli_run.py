@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -23,6 +25,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import KnownAddresses
 from minga.training.join import PeerOptions
+from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
@@ -305,18 +308,25 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
     )
 
 
-def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> None:
+def test_a_host_that_leaves_says_how_to_go_on_with_its_run_unless_nobody_can(tmp_path: Path) -> None:
     folder, done = tmp_path / "a run", {"step": 26, "checkpoint": 20}
-    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {"step": 26}, is_temporary=True) == (
+    training = SimpleNamespace(stop_after_steps=27)
+    peer = cast(Peer, SimpleNamespace(directory=folder, spec=SimpleNamespace(training=training)))
+    assert farewell_of_host(peer, PeerOptions(ephemeral=True), {"step": 26}, is_temporary=True) == (
         "This host has left at step 26. The run's folder was a temporary one, and is deleted."
     )
-    said = farewell_of_host(folder, PeerOptions(identity="key.json"), done, is_temporary=False)
+    said = farewell_of_host(peer, PeerOptions(identity="key.json"), done, is_temporary=False)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
         f"it:\nminga host '{folder}' --identity key.json"
     )
-    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}, is_temporary=False) == (
+    assert farewell_of_host(peer, PeerOptions(ephemeral=True), {}, is_temporary=False) == (
         f"This host has left. The run lies in {folder}."
+    )
+    training.stop_after_steps = 26
+    assert farewell_of_host(peer, PeerOptions(), {"step": 26, "checkpoint": 26}, is_temporary=False) == (
+        "This host has left at step 26; the newest checkpoint is of step 26. The run is complete, and lies in "
+        f"{folder}."
     )
 
 

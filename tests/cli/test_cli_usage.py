@@ -96,7 +96,8 @@ def made_options(name: str) -> list[str]:
 @pytest.mark.parametrize("name", MOVED)
 def test_a_command_that_is_gone_says_what_to_type_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(name, "x") == exit_codes.USAGE
-    assert MOVED[name] in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.endswith(f"type: {MOVED[name]}"), "and names nothing else, as commands that look like it"
     words = MOVED[name].split()[1:]
     assert words[0] == "--version" or words[0] in COMMANDS
 
@@ -198,6 +199,7 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["amend", LINK, "pause", "--no-wait"], "--no-wait: only with stop"),
         (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
         (["runs", "receipts", LINK, "--all"], "only with --out"),
+        (["runs", "remove"], "name a RUN, or give --temporary"),
         (["runs", "verify", ".", "--of", LINK], "--of: only for a file"),
         (["status", ".", "--watch"], "only with a LINK"),
         (["new", "--size", "tiny"], "of which RECIPE"),

@@ -39,12 +39,11 @@ SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Commands(TyperGroup):
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """For a command that is gone: say what to type instead."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None and cmd_name in MOVED and ctx.parent is None:
-            ctx.fail(f"there is no `minga {cmd_name}`; type: {MOVED[cmd_name]}")
-        return found
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """For a command that is gone: say what to type instead, before names are sought that look like it."""
+        if args[0] in MOVED:
+            ctx.fail(f"there is no `minga {args[0]}`; type: {MOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

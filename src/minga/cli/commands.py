@@ -430,9 +430,18 @@ class RunsCommand(OutputOptions):
 class RunsRemoveCommand(OutputOptions):
     """Delete the folder of a run."""
 
-    run: str = argument("RUN", "How the run's id begins.")
+    run: str | None = argument("RUN", "How the run's id begins.", default=None)
+    temporary: bool = option(
+        "Instead: all that peers left whose key was for one time only, and that were killed.",
+        "--temporary",
+        default=False,
+    )
     yes: bool = option("Delete it without being asked.", "--yes", "-y", default=False)
     directory: Path | None = option("Where runs lie (default: the user's data folder).", default=None, rare=True)
+
+    def __post_init__(self) -> None:
+        if (self.run is None) is not self.temporary:
+            raise ConfigurationError("name a RUN, or give --temporary")
 
 
 @dataclass(frozen=True, kw_only=True)

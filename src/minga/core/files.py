@@ -61,6 +61,14 @@ def write_atomically(path: Path, content: Content) -> None:
         write(partial, content)
 
 
+def store(path: Path, content: Content) -> None:
+    """Like `write_atomically`. Raises `StorageError` if the disk refuses."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 def read_struct(path: Path, kind: type[T], most_bytes: int) -> T:
     """The `kind`, a type, that lies in a small file: in JSON if it is called so, else in MessagePack.
 
@@ -94,10 +102,7 @@ def keep(path: Path, value: Any) -> None:
         if path.suffix == ".json"
         else msgspec.msgpack.encode(value)
     )
-    try:
-        write_atomically(path, body)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    store(path, body)
 
 
 def write(path: Path, content: Content) -> None:

@@ -61,6 +61,20 @@ class RunFolder:
         """How far it came, and its age in words."""
         return f"changed {format_duration(self.age_s)} ago"
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether it is of a peer whose key was for one time only, and that deletes it unless it is killed."""
+        return self.directory.name.startswith(TEMPORARY)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it is hosted from, or is one for a time only and its peer lives."""
+        try:
+            HostLock.take(self.directory).release()
+        except ConfigurationError:
+            return True
+        return False
+
     def size_bytes(self) -> int:
         """What all files in the folder take now."""
         return sum(_size_bytes(path) for path in self.directory.rglob("*"))
@@ -68,16 +82,13 @@ class RunFolder:
     def remove(self) -> None:
         """Delete the folder.
 
-        Raises `ConfigurationError` while it is hosted from, or is one for a time only and its peer lives, and
-        `StorageError` if the disk refuses.
+        Raises `ConfigurationError` while it is used, and `StorageError` if the disk refuses.
         """
-        try:
-            HostLock.take(self.directory).release()
-        except ConfigurationError:  # it says how to take part, which is not what was asked for
+        if self.is_used:
             raise ConfigurationError(
                 f"a process on this machine takes part in a run from {self.directory}: end that process before you "
                 "remove it"
-            ) from None
+            )
         try:
             shutil.rmtree(self.directory)
         except OSError as error:

@@ -26,8 +26,8 @@ import msgspec
 import platformdirs
 
 from minga.core.decoding import decode_json
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
+from minga.core.files import store
 
 HALF_SHARE: Final = 1.0 / 6.0
 SINGLE_SHARE: Final = 0.5
@@ -169,10 +169,7 @@ def keep_measurements(found: list[Measurement], path: Path | None = None) -> Pat
     replaced = {(each.device, each.shape) for each in found}
     kept = [each for each in before if (each.device, each.shape) not in replaced]
     table = msgspec.to_builtins(_Table([*kept, *found]))
-    try:
-        write_atomically(path, json.dumps(table, indent=1).encode() + b"\n")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    store(path, json.dumps(table, indent=1).encode() + b"\n")
     return path
 
 

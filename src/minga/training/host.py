@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from minga.access.access_files import AccessFiles
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import Content, write_atomically
+from minga.core.files import Content, store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
@@ -123,10 +123,7 @@ def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, opti
 
 def _lay_files(run: _Run, files: Mapping[str, Content]) -> None:
     for name, path in run.files().items():
-        try:
-            write_atomically(path, files[name])
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error}") from error
+        store(path, files[name])
 
 
 def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:

@@ -232,7 +232,7 @@ async def test_no_token_leaves_that_the_disk_did_not_take(tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("minga.authority.server.roster.write_atomically", full)
+    monkeypatch.setattr("minga.core.files.write_atomically", full)
     with pytest.raises(UnreachableError, match="the authority's disk refused"):
         await token_of(place, PEER)
     assert list(place.roster.all_issued()) == []

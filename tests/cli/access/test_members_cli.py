@@ -75,6 +75,6 @@ def test_an_invitation_is_told_by_how_many_may_come(uses: int, said: tuple[str, 
     ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
     desk = Organiser(link, spec, ledger, key, cast(Any, None), None)
     lines: list[str] = []
-    output = SimpleNamespace(say=lines.append, json_output=True, summary=lambda **_: None)
+    output = SimpleNamespace(say=lines.append, say_whole=lambda _: None, summary=lambda **_: None)
     members._show_link(desk.invite(uses, 3600.0), desk, cast(Any, SimpleNamespace(output=output)))
     assert all(words in "\n".join(lines) for words in said)

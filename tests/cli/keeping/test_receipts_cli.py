@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from minga.cli.terminal.exit_codes import STORAGE
 from minga.core.aio import DiskWrites
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
@@ -64,6 +65,8 @@ def test_others_and_all_can_be_exported(folder: Path) -> None:
     told = run("runs", "receipts", str(folder), "--out", out, "--peer", "zz")
     assert told.returncode != 0
     assert "no peer" in told.stderr
+    told = run("runs", "receipts", str(folder), "--out", f"{out}/below-a-file")
+    assert (told.returncode, "cannot be written" in told.stderr) == (STORAGE, True)
 
 
 def test_an_archived_checkpoint_says_which_run_it_should_be(folder: Path) -> None:

@@ -95,24 +95,30 @@ def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pyt
 
 def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[Path]) -> None:
     base = folders[0].parent
-    left = [base / "temporary-x1y2", base / "0123456789abcdef"]
+    lone = base / "0123456789abcdef"
+    left = [lone, base / "temporary-x1y2", base / "temporary-z3", base / "temporary-living"]
     for folder in (*left, base / "photos"):
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "state").write_bytes(bytes(5000))
     shown = run("runs").stdout
-    assert all(str(folder) in shown for folder in left)
+    assert str(lone) in shown
+    assert "3 temporary folders (15 kB) of peers " in shown
+    assert "temporary-" not in shown.replace("--temporary", "")
     assert "photos" not in shown
     told = last_json(run("runs", "--json").stdout)
     assert {each["directory"]: each["size_bytes"] for each in told["without_spec"]} == dict.fromkeys(
         map(str, left), 5000
     )
     assert len(told["runs"]) == 2
-    for folder in left:
-        refused = run("runs", "remove", folder.name[:12])
-        assert f"add --yes to delete {folder} (without a run spec, changed " in refused.stderr
-        assert run("runs", "remove", folder.name[:12], "--yes").returncode == 0
-        assert not folder.exists()
-    assert (base / "photos").exists()
+    refused = run("runs", "remove", lone.name[:12])
+    assert f"add --yes to delete {lone} (without a run spec, changed " in refused.stderr
+    assert run("runs", "remove", lone.name[:12], "--yes").returncode == 0
+    assert not lone.exists()
+    with HostLock.take(left[-1]):
+        refused = run("runs", "remove", "--temporary")
+        assert "add --yes to delete 2 temporary folders (10 kB)" in refused.stderr
+        assert "Deleted: 2 temporary folders" in run("runs", "remove", "--temporary", "--yes").stdout
+    assert sorted(base.glob("*/")) == sorted([*folders, base / "photos", left[-1]])
 
 
 def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders: list[Path]) -> None:

@@ -141,8 +141,7 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
     joined: Any = Hosted("192.168.1.7:4433")
     joined.spec = RunSpec.from_mapping({"name": "x", "security": {"admission": admission}})
     output: Any = Said()
-    output.json_output = False
-    output.console = SimpleNamespace(print=lambda text, **_: printed.append(text))
+    output.say_whole = printed.append
     watch = HostWatch(joined, output, said=False)
 
     def look(seconds: float, *peers: str, complete: bool = False) -> None:

@@ -98,15 +98,17 @@ def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
     output.interactive = True
     output.console = Console(width=width, force_terminal=True, color_system=None)
     costs = "Memory at least 29.1 MB of 135 GB; disk 41.8 MB, with 75.4 GB free; 16.4 MB to download at the start"
-    command = f"minga split join {'x' * 200}"
+    command = f"minga admit {'x' * 200}"
+    short = f"minga split join {'[b]' * 16}"
     output.say(costs)
     output.say(command)
+    output.say_whole(short)
     output.interactive = False
     output.say(costs)
-    *wrapped, copied, piped = capsys.readouterr().out.splitlines()
+    *wrapped, copied, whole, piped = capsys.readouterr().out.splitlines()
     assert len(wrapped) == 2
     assert " ".join(line.strip() for line in wrapped) == costs
-    assert (copied, piped) == (command, costs)
+    assert (copied, whole, piped) == (command, short, costs)
 
 
 def test_last_words_and_errors_break_at_spaces_and_a_command_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console, RenderableType
 
+from minga.cli.taking_part import status_view
 from minga.cli.taking_part.join import OwnPart
 from minga.cli.taking_part.status_view import (
     MAX_ROWS,
@@ -207,7 +209,12 @@ def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> N
     asyncio.run(main())
 
 
-def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look() -> None:
+def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[Callable[[], dict[str, int]]]()
+    monkeypatch.setattr(status_view, "done_so_far", done)
+
     async def main() -> None:
         swarm = Swarm()
         _, watcher = watched(swarm, training={"stop_after_steps": 9})
@@ -226,6 +233,7 @@ def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look()
         assert headline(watcher.look()) == ENDED
         watcher.look()
         assert [line.split(". ")[0] for line in output.lines] == ["The run is complete after 9 steps"]
+        assert [tell() for tell in done] == [{"step": 9}], "which the last words of this host go by"
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ import msgspec
 from minga.authority.server.refusals import Refused, not_allowed
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.orders import MAX_USES
 from minga.identity.keys.key_file import FileLock
@@ -114,10 +114,7 @@ class RosterFile:
         body = msgspec.json.format(msgspec.json.encode(Roster(FORMAT, self._run_id, seats)), indent=1)
         if not self._lock.is_held:
             raise StorageError(f"{self._path} was closed")
-        try:
-            write_atomically(self._path, body)
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
+        store(self._path, body)
         self._issued = seats
 
     def _read(self) -> dict[str, IssuedToken]:

@@ -68,8 +68,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         server.handouts = tuple(Handout(*each) for each in _handouts(server.url, server.link))
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
         output.say("Anyone who has this link can try to log in; who is on the list joins by\n")
-        if not output.json_output:
-            output.console.print(f"minga join {server.link}", markup=False, soft_wrap=True)
+        output.say_whole(f"minga join {server.link}")
         output.say(f"\nPeople without minga find it, with this link, at {server.url}")
         output.say(f"\nWho has which peers: {settings.roster}")
         if bar is None:
@@ -97,6 +96,5 @@ def _new_code(name: str, context: Context) -> None:
     code = new_code()
     lines = f'[people."{name}"]\ncode = "{hashed(code)}"'
     context.output.say(f"Give this code to {name}; it is shown only now:\n\n  {code}\n\nAdd these lines to the list:\n")
-    if not context.output.json_output:
-        context.output.console.print(lines, markup=False, soft_wrap=True)
+    context.output.say_whole(lines)
     context.output.summary(ok=True, name=name, code=code, lines=lines)

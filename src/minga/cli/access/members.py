@@ -70,8 +70,7 @@ def _show_link(link: Link, desk: Organiser, context: Context) -> None:
         output.say(f"has it can join. {whose} access ends at that time, too.\n")
     else:
         output.say(f"This link admits the peer {grant.subject.hex()[:10]} until {until}, and is of no use to others:\n")
-    if not output.json_output:
-        output.console.print(f"minga {'admit' if missing else 'join'} {link}", markup=False, soft_wrap=True)
+    output.say_whole(f"minga {'admit' if missing else 'join'} {link}")
     output.summary(
         ok=True,
         link=str(link),

@@ -27,11 +27,11 @@ from minga.cli.demo.report import (
     in_words,
     keep_results,
     normal_step_s,
-    write,
 )
 from minga.cli.demo.stage import Child, Stage
 from minga.cli.terminal.context import Context, apply_threads
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import RECIPES, USUAL_RECIPE
@@ -55,7 +55,7 @@ def run_demo(options: DemoCommand, context: Context) -> int:
         else:
             outcome = _Together(stage, options, recipe, spec).play()
         text = json.dumps(outcome.summary, indent=1, ensure_ascii=False)
-        write(directory / "summary.json", f"{text}\n".encode())
+        store(directory / "summary.json", f"{text}\n".encode())
     finally:
         stage.abandon()
         shutil.rmtree(directory / "peers", ignore_errors=True)

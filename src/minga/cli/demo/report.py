@@ -18,7 +18,7 @@ from rich.text import Text
 
 from minga.cli.demo.stage import Child
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.core.units import counted, format_number
 from minga.recipes.interface import Exhibit, Recipe, Showing
 
@@ -305,7 +305,7 @@ def draw_columns(columns: Mapping[str, Sequence[Any]], captions: Sequence[str], 
     """Write pictures in named columns, a caption beneath each row. Raises `StorageError` if the disk refuses."""
     from minga.recipes.images.grid import columns_png
 
-    write(path, columns_png(columns, captions))
+    store(path, columns_png(columns, captions))
 
 
 def draw_terminal(command: str, lines: Iterable[str], path: Path) -> None:
@@ -318,12 +318,4 @@ def draw_terminal(command: str, lines: Iterable[str], path: Path) -> None:
     svg = re.sub(
         r"@font-face \{.*?\}\s*", "", console.export_svg(title="minga", unique_id="minga-demo"), flags=re.DOTALL
     )
-    write(path, svg.encode())
-
-
-def write(path: Path, body: bytes) -> None:
-    """Write a result, whole or not at all. Raises `StorageError` if the disk refuses."""
-    try:
-        write_atomically(path, body)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    store(path, svg.encode())

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from rich.markup import escape
+
 from minga.cli.commands import DoctorCommand
 from minga.cli.diagnosing.hops import check_authority, check_entries, udp_loopback
 from minga.cli.diagnosing.machine import Accelerators, Check, Finding, accelerator, data_folder, from_outside
@@ -38,9 +40,9 @@ def run_doctor(options: DoctorCommand, context: Context) -> int:
             checks.append(check)
             mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
             output.event("check", **check._asdict())
-            output.say(f"{mark} {check.name}: {check.detail.replace('[', chr(92) + '[')}")
+            output.say(f"{mark} {check.name}: {escape(check.detail)}")
             if check.advice:
-                output.say(f"       → {check.advice.replace('[', chr(92) + '[')}")
+                output.say(f"       → {escape(check.advice)}")
 
     asyncio.run(run())
     failed = next((check for check in checks if not check.ok), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def run_restore(options: RunsRestoreCommand, context: Context) -> None:
     )
     run = restored.run
     context.output.say(f"{run.spec.name} is restored: {run.progress}. End the earlier host, if it lives; then type:")
-    context.output.say(f"minga host {run.directory} --identity {restored.key}")
+    context.output.say_whole(shlex.join(["minga", "host", str(run.directory), "--identity", str(restored.key)]))
     context.output.summary(
         ok=True, run_id=run.signed.run_id, step=run.step, directory=str(run.directory), identity=str(restored.key)
     )

@@ -11,7 +11,7 @@ from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.core.units import counted, format_size
 from minga.identity.links.links import Link
 from minga.keeping.archive import RECORD_FILE, read_record
@@ -61,7 +61,10 @@ def run_receipts(options: RunsReceiptsCommand, context: Context) -> None:
 
 
 def _write(folder: Path, out: Path, options: RunsReceiptsCommand, context: Context) -> None:
-    """Write the receipts of one peer, or of all. Raises `ConfigurationError` if there are none."""
+    """Write the receipts of one peer, or of all.
+
+    Raises `ConfigurationError` if there are none, `StorageError` if the disk refuses.
+    """
     signed, _ = signed_spec(folder)
     paths = _books(folder)
     wanted = None if options.everybody else options.peer or owner_digits(paths[0])
@@ -69,10 +72,7 @@ def _write(folder: Path, out: Path, options: RunsReceiptsCommand, context: Conte
     book = read_book(path)
     subject = None if wanted is None else _named(wanted, book)
     data = write_document(book, signed, subject)
-    try:
-        write_atomically(out, data)
-    except OSError as error:
-        raise ConfigurationError(f"{out} cannot be written: {error}") from error
+    store(out, data)
     totals = verify_document(data).totals
     _show(totals, context)
     context.output.say(f"{out} ({format_size(len(data))}). To check it: minga runs verify {out} --of LINK")

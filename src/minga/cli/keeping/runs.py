@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 from rich.markup import escape
@@ -11,62 +12,79 @@ from minga.cli.commands import RunsCommand, RunsRemoveCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, plain_table
 from minga.core.errors import ConfigurationError
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
 from minga.keeping.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
 
 
 def run_remove(options: RunsRemoveCommand, context: Context) -> None:
-    """Remove the folder of a run, as a rule after a question.
+    """Remove the folder of a run, or all temporary ones that no peer uses, as a rule after a question.
 
     Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
     nobody can be asked.
     """
     base, output = runs_folder(options.directory), context.output
-    run = only_one(options.run, run_folders(base), base)
-    if not (options.yes or _confirmed(run, output)):
+    folders = run_folders(base)
+    if options.run is None:
+        chosen = [each for each in _temporary(folders) if not each.is_used]
+        what = _together(chosen)
+    else:
+        chosen = [run := only_one(options.run, folders, base)]
+        what = f"{run.directory} ({run.name}, {run.progress}, {format_size(run.size_bytes())})"
+    if chosen and not (options.yes or _confirmed(what, output)):
         output.say("Nothing was deleted.")
         raise typer.Exit
-    run.remove()
-    output.say(f"{run.directory} is removed: {run.name}, {run.progress}.")
-    output.summary(ok=True, removed=run.id)
+    for each in chosen:
+        each.remove()
+    output.say(escape(f"Deleted: {what}."))
+    output.summary(ok=True, removed=[each.id for each in chosen])
 
 
 def run_runs(options: RunsCommand, context: Context) -> None:
-    """List what peers left on this machine."""
+    """List what peers left on this machine; temporary folders on one line for all."""
     base, output = runs_folder(options.directory), context.output
     runs = run_folders(base)
+    temporary = _temporary(runs)
+    listed = [run for run in runs if run not in temporary]
     table = plain_table("run", "name", "step", "age", "size", left=["name"], wraps="name")
-    for run in runs:
+    for run in listed:
         step = str(run.step) if isinstance(run, KnownRun) and run.step is not None else ""
         size = format_size(run.size_bytes())
         table.add_row(run.directory.name, run.name, step, format_duration(run.age_s), size)
-    output.say(table if runs else f"No run lies in {base}.")
-    if runs:  # on lines of their own: in a narrow terminal a column would break them
+    output.say(table if listed else f"No run lies in {base}.")
+    if listed:  # on lines of their own: in a narrow terminal a column would break them
         output.say("\nTheir folders; where a command takes such a FOLDER, it takes the word under run as well:\n")
-        for run in runs:
+        for run in listed:
             output.say(escape(str(run.directory)))
-    known = [run for run in runs if isinstance(run, KnownRun)]
-    if len(known) < len(runs):
+    if not all(isinstance(run, KnownRun) for run in listed):
         output.say(
-            "\nA folder without a run spec is of a peer that cannot come back, as one whose key was for one time only. "
-            "minga runs remove RUN deletes it."
+            "\nA folder without a run spec is of a peer that cannot come back. minga runs remove RUN deletes it."
+        )
+    if temporary:
+        output.say(
+            f"\n{_together(temporary)} of peers whose key is for one time only. minga runs remove --temporary deletes "
+            "those of peers that were killed."
         )
     output.summary(
         ok=True,
         directory=str(base),
-        runs=[_as_json(run) for run in known],
-        without_spec=[_of_folder(run) for run in runs if run not in known],
+        runs=[_as_json(run) for run in runs if isinstance(run, KnownRun)],
+        without_spec=[_of_folder(run) for run in runs if not isinstance(run, KnownRun)],
     )
 
 
-def _confirmed(run: RunFolder, output: Output) -> bool:
+def _temporary(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """The temporary ones among them; where a run spec lies there, as of a host, its checkpoints may be wanted."""
+    return [each for each in folders if each.is_temporary and not isinstance(each, KnownRun)]
+
+
+def _together(folders: Sequence[RunFolder]) -> str:
+    return f"{counted(len(folders), 'temporary folder')} ({format_size(sum(each.size_bytes() for each in folders))})"
+
+
+def _confirmed(what: str, output: Output) -> bool:
     if not (output.interactive and sys.stdin.isatty()):
-        raise ConfigurationError(f"without a terminal, add --yes to delete {run.directory} ({_facts(run)})")
-    return typer.confirm(f"Delete {run.directory} ({_facts(run)})? Nothing can bring it back", default=False)
-
-
-def _facts(run: RunFolder) -> str:
-    return f"{run.name}, {run.progress}, {format_size(run.size_bytes())}"
+        raise ConfigurationError(f"without a terminal, add --yes to delete {what}")
+    return typer.confirm(f"Delete {what}? Nothing can bring it back", default=False)
 
 
 def _as_json(run: KnownRun) -> dict[str, object]:

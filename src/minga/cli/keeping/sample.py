@@ -9,8 +9,7 @@ from typing import Final
 from minga.cli.commands import SampleCommand
 from minga.cli.keeping.export import trained_model
 from minga.cli.terminal.context import Context
-from minga.core.errors import StorageError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.core.units import counted
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import Sample, SampleOptions
@@ -31,8 +30,8 @@ def run_sample(given: SampleCommand, context: Context) -> None:
         samples = trained.recipe.sample(trained.model, trained.files, given.prompts, options)
     for sample in samples:
         output.event("sample", prompt=sample.prompt, text=sample.text)
-        if not output.json_output and sample.image is None:
-            output.console.print(f"{sample.text}\n", markup=False, soft_wrap=True)
+        if sample.image is None:
+            output.say_whole(f"{sample.text}\n")
     sheet = _write_sheet(samples, options, given.out or USUAL_SHEET)
     if sheet:
         output.say(f"{sheet}: {counted(len(samples), 'picture')} by the model after step {trained.step}")
@@ -47,8 +46,5 @@ def _write_sheet(samples: Sequence[Sample], options: SampleOptions, path: Path) 
     if not shown:
         return None
     images, captions = zip(*shown, strict=True)
-    try:
-        write_atomically(path, grid_png(images, captions, notes={"seed": str(options.seed)}))
-    except OSError as error:
-        raise StorageError(f"--out {path}: cannot be written: {error.strerror}") from error
+    store(path, grid_png(images, captions, notes={"seed": str(options.seed)}))
     return str(path)

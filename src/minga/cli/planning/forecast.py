@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
@@ -13,13 +13,11 @@ from minga.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
     from minga.planner.comparison import BatchLimits
-    from minga.planner.devices import Precision
     from minga.planner.model_facts import OptimizerName
     from minga.planner.planned_run import PlannedRun
     from minga.planner.ways import TrainingWay
 
 USUAL_TARGET_BATCH_SIZE = 4096
-PRECISIONS = ("auto", "single", "half")
 
 
 def run_forecast(options: PlanCommand, context: Context) -> None:
@@ -44,7 +42,7 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY
     from minga.planner.device_memory import moment_bytes
-    from minga.planner.devices import THIS, read_measurements
+    from minga.planner.devices import THIS, Precision, read_measurements
     from minga.planner.model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.planner.peer_text import parse_peers
     from minga.planner.planned_run import PlannedRun, resolve
@@ -52,13 +50,13 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
 
     name = str(options.model)
     spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
-    precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
+    precision = cast("Precision", one_of("--precision", options.precision, get_args(Precision)))
     named = options.strategy or _of(spec, "training", "strategy")
     said_by = "--strategy" if options.strategy else f"{name}: training.strategy ="
-    strategy = _one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
+    strategy = one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
-    optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
+    optimizer = cast("OptimizerName", one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     auto = _limits_of(spec) if spec and options.target_batch is None else None
     batch = options.target_batch or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
     classes = parse_peers(str(options.peers))  # before the model, which takes seconds to import
@@ -97,7 +95,8 @@ def _codec_choice(text: str | None) -> str | None:
         raise ConfigurationError(f"--codec {text!r}: {str(error).removeprefix('codec: ')}") from error
 
 
-def _one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None:
+def one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None:
+    """The `value` of an option. Raises `ConfigurationError` if it is none of those that are `allowed`."""
     if value is not None and value not in allowed:
         raise ConfigurationError(f"{option} {value!r}: it must be one of {', '.join(allowed)}")
     return value

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from minga.cli.commands import PlanCommand
+from minga.cli.planning.forecast import one_of
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
@@ -42,11 +43,11 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
 
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
     from minga.planner.device_memory import counted_passes, device_memory, estimated_passes
+    from minga.planner.devices import Precision
     from minga.planner.model_facts import facts_of_recipe, model_facts, named_spec
     from minga.recipes.registry import load_recipe
 
-    if options.precision not in ("auto", "single", "half"):
-        raise ConfigurationError(f"--precision {options.precision!r}: it must be one of auto, single, half")
+    one_of("--precision", options.precision, get_args(Precision))
     name, half = str(options.model), options.precision != "single"
     spec = named_spec(name, options.tokens)
     usual = RunSpec.from_mapping({"name": "plan", "model": {"recipe": "custom"}}) if spec is None else spec
@@ -54,8 +55,7 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
     settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
     optimizer = usual.from_mapping({"name": "plan", "model": {"recipe": "custom"}, "optimizer": settings}).optimizer
     strategy = largest_strategy(usual) if options.strategy is None else StrategyChoice.of(usual, options.strategy)
-    if strategy.name not in STRATEGIES.names():
-        raise ConfigurationError(f"--strategy {strategy.name!r}: it must be one of {', '.join(STRATEGIES.names())}")
+    one_of("--strategy", strategy.name, STRATEGIES.names())
     if spec is None:
         model = model_facts(name, options.tokens)
         if options.checkpoint_activations:

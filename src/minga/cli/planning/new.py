@@ -10,8 +10,8 @@ import typer
 from minga.cli.commands import NewCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Display, plain_table
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
 from minga.notebook.notebook_file import hosting_notebook, joining_notebook
@@ -42,10 +42,7 @@ def _write_notebook(path: Path, link: str | None, install: str | None, context: 
     if source is None:
         raise ConfigurationError("this minga was not installed by pip, so no copy of it can be made: name --install")
     text = hosting_notebook(source) if parsed is None else joining_notebook(str(parsed), source)
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    store(path, text.encode())
     context.output.say(f"{path}: open it in Colab, Kaggle or Jupyter, and run its cells from top to bottom.")
     context.output.summary(ok=True, notebook=str(path))
 

@@ -41,7 +41,7 @@ def run_serve(options: SplitServeCommand, context: Context) -> None:
                 kept = "with the part that is in its folder" if run.resumes else "anew: its folder has no part yet"
                 output.say(f"The run goes on {kept}.")
             output.say("Clients, each with data of its own, take part by this link:\n")
-            output.say(escape(f"minga split join {link}\n"))
+            output.say_whole(f"minga split join {link}\n")
             history = History(hosted.directory / FILE_NAME, most_remembered=0)
             watcher = Watcher(hosted, history, from_start=folder is None)
             with Ticker(output, lambda: run_view(watcher.look())) as ticker:

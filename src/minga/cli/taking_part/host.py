@@ -23,8 +23,8 @@ from minga.cli.taking_part.status_view import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import own_run
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
 from minga.core.wheel import own_wheel
@@ -115,7 +115,7 @@ def run_host(options: HostCommand, context: Context) -> None:
 
         def keep() -> None:
             undone.pop_all()
-            farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
+            farewells.append(partial(farewell_of_host, hosted, peer, is_temporary=is_temporary))
 
         if known is not None:
             keep()
@@ -364,10 +364,9 @@ def show_link(peer: Peer, link: Link, output: Output, *, show_qr: bool, landing_
     page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
     if show_qr and output.interactive and not for_members:
         output.console.file.write(link.qr(page) + "\n")
-    if not output.json_output:
-        output.console.print(_command(peer, link.at(page)), markup=False, soft_wrap=True)
-        if peer.spec.model.recipe == "custom":
-            output.say(f"\n{_OWN_PROGRAM}")
+    output.say_whole(_command(peer, link.at(page)))
+    if peer.spec.model.recipe == "custom":
+        output.say(f"\n{_OWN_PROGRAM}")
     output.say("")
     if landing_page is not None:
         beside = write_landing_page(landing_page, peer.spec, link)
@@ -399,9 +398,6 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
         files[notebook] = joining_notebook(facts.notebook_link, get).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
-    try:
-        for name, data in {**files, path.name: page.html().encode()}.items():
-            write_atomically(path.with_name(name), data)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    for name, data in {**files, path.name: page.html().encode()}.items():
+        store(path.with_name(name), data)
     return " and ".join(files) or "nothing else"

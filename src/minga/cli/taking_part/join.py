@@ -181,9 +181,9 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
     left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
     output.say(escape(thanks(ended, done.contributed, done.samples) if done.contributed else left))
-    if prospect.spec.model.recipe != CUSTOM and not output.json_output:
+    if prospect.spec.model.recipe != CUSTOM:
         output.say("While a peer that has its state is there, this gets the model:")
-        output.console.print(f"minga export {link} --out model", markup=False, soft_wrap=True)
+        output.say_whole(f"minga export {link} --out model")
     output.summary(
         ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
     )
@@ -261,8 +261,7 @@ class _Joining:
             self.output.say(
                 "Nobody of this run answers: going on alone from the checkpoint that is here. Others join by"
             )
-            if not self.output.json_output:
-                self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
+            self.output.say_whole(f"minga join {link}")
         host = HostWatch(self.peer, self.output, said=is_alone)
         self.watcher.listeners.append(lambda look: host.look(look.status))
         with Ticker(self.output, lambda: volunteer_view(self._look())) as ticker, contextlib.ExitStack() as stack:

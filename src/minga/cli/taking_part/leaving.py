@@ -17,7 +17,6 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from minga.cli.terminal.context import Context
@@ -47,16 +46,18 @@ def farewell_of_volunteer(done: Mapping[str, int]) -> str:
     return f"{said} To come back, type the same command again."
 
 
-def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int], *, is_temporary: bool) -> str:
-    """What an organiser reads whose `minga host` was told to end, by Ctrl-C or another signal; a key for one time only
-    cannot go on with the run. `is_temporary`: `folder` is deleted with the command.
+def farewell_of_host(peer: Peer, options: PeerOptions, done: Mapping[str, int], *, is_temporary: bool) -> str:
+    """What an organiser reads whose `minga host` was told to end, by Ctrl-C or another signal; nobody can go on with a
+    run that is complete, nor with a key for one time only. `is_temporary`: the folder is deleted with the command.
     """
+    last, folder = peer.spec.training.stop_after_steps, peer.directory
+    is_complete = last is not None and done.get("step", 0) >= last
     at = f" at step {done['step']}" if "step" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
     if is_temporary:
         return f"This host has left{at}. The run's folder was a temporary one, and is deleted."
-    said = f"This host has left{at}{kept}. The run lies in {folder}"
-    if options.ephemeral:
+    said = f"This host has left{at}{kept}. The run {'is complete, and ' if is_complete else ''}lies in {folder}"
+    if options.ephemeral or is_complete:
         return f"{said}."
     key = "" if options.identity is None else f" --identity {shlex.quote(str(options.identity))}"
     return f"{said}. To go on with it:\nminga host {shlex.quote(str(folder))}{key}"

@@ -190,5 +190,5 @@ class HostWatch:
                 link = self._peer.link
         self._output.event("host_gone", link=None if link is None else str(link))
         self._output.say(f"{what}. {'' if link is None else who_can_join(link)}".rstrip())
-        if link is not None and not self._output.json_output:
-            self._output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
+        if link is not None:
+            self._output.say_whole(f"minga join {link}")

@@ -49,8 +49,7 @@ class PersonAtTerminal:
         """See `LoginUser`."""
         self._output.event("login.browser", url=device.url, code=device.code)
         self._output.say("To take part, open this page in a browser, on any machine, and enter the code:\n")
-        if not self._output.json_output:
-            self._output.console.print(f"  {device.url}    {device.code}\n", markup=False, soft_wrap=True)
+        self._output.say_whole(f"  {device.url}    {device.code}\n")
 
     def wait(self, why: str, seconds: float) -> None:
         """See `LoginUser`."""

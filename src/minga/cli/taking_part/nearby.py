@@ -76,8 +76,7 @@ def _asked(count: int) -> int:
 def _list(runs: list[NearbyRun], output: Output) -> None:
     output.say("There is no terminal to choose at. To take part in one of them:")
     for run in runs:
-        if not output.json_output:
-            output.console.print(f"minga join {run.link}", markup=False, soft_wrap=True)
+        output.say_whole(f"minga join {run.link}")
     output.summary(
         ok=True,
         runs=[

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.output import Display, FittedTable, Output
 from minga.core.units import counted, format_duration, format_size
 
@@ -254,6 +255,7 @@ class CompletionNotice:
         """Say it if it is so now, and was not said."""
         if status.is_complete and not self._said:
             self._said = True
+            done_so_far.append(lambda: {"step": status.step})
             self._output.event("complete", step=status.step)
             self._output.say(
                 f"The run is complete after {counted(status.step, 'step')}. The peers that trained have its "

@@ -138,6 +138,12 @@ class Output:
             except queue.Full:
                 self._left_out += 1
 
+    def say_whole(self, text: str) -> None:
+        """Lines to copy, such as a command or a link: they stay whole, and brackets are no markup. Nothing in JSON."""
+        if not self.json_output:
+            with self._lock:
+                self.console.print(text, markup=False, soft_wrap=True)
+
     def say(self, text: RenderableType) -> None:
         """A line for people; nothing in JSON. A terminal that is too narrow for it gets it broken at spaces, unless it
         holds a word of more than a line, such as a link: people copy that with what stands before it.

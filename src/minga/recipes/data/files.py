@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import store
 from minga.recipes.interface import Files
 
 
@@ -27,8 +27,5 @@ def body_of(files: Files, name: str) -> bytes:
 
 def keep(path: Path, content: bytes) -> Path:
     """Write a file whole or not at all; its folder is made. Raises `StorageError` if the disk refuses."""
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    store(path, content)
     return path
