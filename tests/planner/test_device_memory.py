@@ -15,7 +15,7 @@ from minga.optim import LAMB, MomentStorage
 from minga.planner.device_memory import (
     DeviceMemory,
     PassMemory,
-    counted_peak_bytes,
+    counted_passes,
     device_memory,
     moment_bytes,
 )
@@ -50,28 +50,29 @@ def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
     spec = recipe_spec(TINY, 32)
     parameters = facts_of_recipe(spec, TINY).parameters
-    assert counted_peak_bytes(load_recipe(spec), 1) < 4 * parameters + 32 * (1 << 20)
+    assert counted_passes(spec).of(1) < 4 * parameters + 32 * (1 << 20)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: bool) -> None:
-    recipe = load_recipe(recipe_spec(TINY, 64))
+    spec = recipe_spec(TINY, 64)
+    recipe = load_recipe(spec)
     model = new_model(recipe)
     if checkpoints:
         recipe.checkpoint_activations(model)
-    batch = recipe.synthetic_batch(4)
+    batch = recipe.synthetic_batch(8)
     with LiveBytes() as real:
         for tensor in [*model.parameters(), *model.buffers()]:
             real.know(tensor)
         recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-    assert counted_peak_bytes(recipe, 4, checkpoints_activations=checkpoints) == pytest.approx(real.peak, rel=0.02)
+    assert counted_passes(spec, checkpoints_activations=checkpoints).of(8) == pytest.approx(real.peak, rel=0.02)
 
 
 def test_computing_twice_and_half_precision_take_less() -> None:
-    recipe = load_recipe(recipe_spec(TINY, 64))
-    whole = counted_peak_bytes(recipe, 8)
-    assert counted_peak_bytes(recipe, 8, checkpoints_activations=True) < 0.8 * whole
-    assert counted_peak_bytes(recipe, 8, dtype=torch.bfloat16) < 0.95 * whole
+    spec = recipe_spec(TINY, 64)
+    whole = counted_passes(spec).of(8)
+    assert counted_passes(spec, checkpoints_activations=True).of(8) < 0.8 * whole
+    assert counted_passes(spec, dtype=torch.bfloat16).of(8) < 0.95 * whole
 
 
 def test_sizes_of_micro_batches_between_and_beyond_those_counted_lie_on_lines() -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from minga.core.events.network import LinksMeasured
 from minga.core.thread_guard import loop_bound
-from minga.network.bandwidth.estimate import FASTEST_RATE
+from minga.network.bandwidth.estimate import FASTEST_RATE, ROOM
 from minga.network.bandwidth.meter import Path
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import MAX_PAYLOAD_BYTES, Kind, Payload
@@ -138,7 +138,7 @@ class LinkReporter:
 
 
 def is_news(links: Links, before: Links) -> bool:
-    """Whether something is known that was not known before."""
+    """Whether something is known that was not known before, as that a line carries far more than was told."""
     known = {row.key: row for row in before.rows}
     rows = any(
         new and not old
@@ -147,9 +147,8 @@ def is_news(links: Links, before: Links) -> bool:
     )
     caps = (links.upload_cap, links.download_cap) != (before.upload_cap, before.download_cap)
     shown = (links.upload_shown, links.download_shown) != (before.upload_shown, before.download_shown)
-    return (
-        rows or caps or shown or bool((links.upload and not before.upload) or (links.download and not before.download))
-    )
+    more = links.upload > ROOM * before.upload or links.download > ROOM * before.download
+    return rows or caps or shown or more
 
 
 def has_moved(links: Links, before: Links) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
@@ -25,8 +25,6 @@ from minga.planner.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, Opt
 
 if TYPE_CHECKING:
     import torch
-
-    from minga.recipes.interface import Recipe
 
 
 KEPT_TO_PEAK: Final = 1.45
@@ -166,27 +164,13 @@ def counted_passes(
 
     Raises `ConfigurationError` for a recipe that cannot compute activations again and should.
     """
+    from minga.recipes.counting import peak_bytes
     from minga.recipes.registry import load_recipe
 
     recipe = load_recipe(spec)
     sizes: tuple[int, ...] = COUNTED_SIZES
     if (of_run := recipe.fixed_micro_batch_size) is not None:
         sizes = (max(2, of_run // 2), max(3, of_run))  # where samples are coupled, one alone may have no loss
-    counted = (
-        (size, float(counted_peak_bytes(recipe, size, dtype, checkpoints_activations=checkpoints_activations)))
-        for size in sizes
-    )
-    return PassMemory(tuple(counted))
-
-
-def counted_peak_bytes(
-    recipe: Recipe[Any], micro_batch: int, dtype: torch.dtype | None = None, *, checkpoints_activations: bool = False
-) -> int:
-    """Bytes above the parameters at the worst moment of a pass of the recipe's model; see `recipes/counting.py`.
-
-    Raises `ConfigurationError` if the recipe cannot compute activations again and should.
-    """
-    from minga.recipes.counting import peak_bytes
 
     def build() -> torch.nn.Module:
         model = recipe.build_model()
@@ -194,7 +178,8 @@ def counted_peak_bytes(
             recipe.checkpoint_activations(model)
         return model
 
-    return peak_bytes(build, recipe.synthetic_batch(micro_batch), recipe.total_loss, dtype)
+    counted = ((size, peak_bytes(build, recipe.synthetic_batch(size), recipe.total_loss, dtype)) for size in sizes)
+    return PassMemory(tuple(counted))
 
 
 def estimated_passes(model: ModelFacts, *, half: bool) -> PassMemory:

@@ -349,6 +349,8 @@ def test_what_is_worth_a_record() -> None:
     assert not has_moved(links, links)
     assert not has_moved(Links(1090, 910, 0, 0, (row,)), links)
     assert has_moved(Links(1110, 1000, 0, 0, (row,)), links)
+    assert not is_news(Links(1400, 1400, 0, 0, (row,)), links)
+    assert is_news(Links(1000, 1600, 0, 0, (row,)), links), "what surpasses a rate voids it"
     assert is_news(Links(1000, 1000, 5, 0, (row,)), links)
     assert is_news(Links(1000, 1000, 0, 0, (row, LinkRow(link_key(B), 1, 0, 0, 0, 0))), links)
     slower = LinkRow(link_key(A), 80, 100, 100, 100, 50)

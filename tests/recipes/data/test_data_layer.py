@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from minga.core.errors import ConfigurationError, LocalError
@@ -46,14 +45,6 @@ def test_a_stream_that_failed_gives_nothing_more() -> None:
     with pytest.raises(LocalError):
         next(stream)
     assert next(stream, None) is None
-
-
-def test_one_generator_for_all_blocks_or_one_for_each() -> None:
-    def one() -> Iterator[np.random.Generator]:
-        return itertools.repeat(np.random.default_rng(1))
-
-    assert list(shuffled_blocks(range(7), 3, one())) == list(shuffled_blocks(range(7), 3, one()))
-    assert sorted(shuffled_blocks(range(7), 3, one())) == list(range(7))
 
 
 def test_about_the_share_asked_for_is_held_out_by_content_alone() -> None:

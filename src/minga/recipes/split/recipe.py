@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.data.order import shuffled
-from minga.recipes.exported import Provenance
+from minga.recipes.exported import Exported, Provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
-from minga.recipes.split.export import export_parts
 from minga.recipes.split.samples import OWN_FILE, DealtSamples, read_stored, store_tables
 from minga.recipes.split.settings import SplitRecipeSettings
 from minga.security.randomness.public_batch import PublicBatch
@@ -24,6 +23,7 @@ from minga.split.examples.network import CutNetwork
 from minga.split.examples.samples import LabelledSamples
 from minga.split.no_peek import NoPeek
 
+PARTS = ("bottom", "top", "head")
 _EVALUATED_TOGETHER = 1024
 
 
@@ -145,8 +145,23 @@ class SplitRecipe(Recipe[SplitRecipeSettings]):
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """The three parts as safetensors, and a README that says how to put them together."""
-        figures = self.evaluate(model, files)
-        export_parts(model, self.settings, figures, directory, provenance, title=self.context.run_name)
+        figures, shape = self.evaluate(model, files), self.settings.shape
+        with Exported.to(directory, provenance) as exported:
+            for name in PARTS:
+                exported.tensors(f"{name}.safetensors", model.get_submodule(name).state_dict())
+            exported.card(
+                self.context.run_name,
+                f"The parts of a network for {self.settings.data}, trained with minga.",
+                figures,
+                f"""from safetensors.torch import load_file
+from minga.split.examples.network import CutNetwork, CutShape
+
+folder = "PATH OF THIS DIRECTORY"
+network = CutNetwork(CutShape({shape.sample}, {shape.classes}, {shape.channels}, {shape.bottom}, {shape.top}, True))
+for name in {PARTS}:
+    network.get_submodule(name).load_state_dict(load_file(f"{{folder}}/{{name}}.safetensors"))
+network.eval()  # logits [n, {shape.classes}] of inputs [n, {", ".join(map(str, shape.sample))}]""",
+            )
 
     # ---- inner workings
 

@@ -38,9 +38,8 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.text_to_image.captions import read_caption_tokenizer
-from minga.recipes.text_to_image.data.folders import files_of
+from minga.recipes.text_to_image.data.folders import files_of, own_rows
 from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
-from minga.recipes.text_to_image.data.own_pictures import own_rows
 from minga.recipes.text_to_image.data.rows import local_files
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import heldout_losses, sample_figures, unpack_captions

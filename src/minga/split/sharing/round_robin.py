@@ -21,11 +21,9 @@ from torch import nn
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.core.spec.sections import SplitSection
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Question
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors
-from minga.split.no_peek import Penalty
 from minga.split.wire.messages import Kind
 from minga.split.wire.tensors import EncodedTensors, InvalidTensorsError
 
@@ -177,18 +175,8 @@ class TurnHalf(ClientHalf):
     before it. What its optimizer keeps is its own.
     """
 
-    def __init__(
-        self,
-        bottom: nn.Module,
-        part: ModelPart,
-        loss: LossFunction,
-        section: SplitSection,
-        name: str,
-        penalty: Penalty | None = None,
-    ) -> None:
-        super().__init__(bottom, None, part, loss, section, name, penalty)
-        self._left = 0
-        """Batches of the present turn that are to come; 0 while it is not this client's turn."""
+    _left = 0
+    """Batches of the present turn that are to come; 0 while it is not this client's turn."""
 
     def train(self, inputs: Any, labels: Any) -> Conversation[float | None]:
         """Train on one batch, in the turn of this client. None if the batch was given up, as by one that came too late

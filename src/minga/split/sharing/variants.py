@@ -73,6 +73,5 @@ def half_for(
         raise ConfigurationError(f'block={block} is for split.variant = "vertical", not for "{section.variant}"')
     if head is None and section.variant == "vertical":
         return BlockHalf(bottom, part, loss, section, name, block, penalty)
-    if head is None and section.variant == "round-robin":
-        return TurnHalf(bottom, part, loss, section, name, penalty)
-    return ClientHalf(bottom, head, part, loss, section, name, penalty)
+    half = TurnHalf if section.variant == "round-robin" else ClientHalf
+    return half(bottom, head, part, loss, section, name, penalty)

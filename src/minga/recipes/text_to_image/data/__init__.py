@@ -6,8 +6,8 @@
                    └─ with codes: each peer reads them by itself
 
 Read: openmoji and shapes (drawings with names), compositions (drawings on backgrounds), pictures (to train on and held
-out), folders (pictures of this machine, with captions), rows (of data sets and files: filters, captions, codes),
-own_pictures (a peer's folder in the place of the run's pairs).
+out), folders (pictures of this machine, with captions, for a run or in the place of its pairs), rows (of data sets and
+files: filters, captions, codes).
 
 Called by prepare and recipe.
 """

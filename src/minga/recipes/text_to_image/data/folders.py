@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import decode_text, text_encoding
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.text_to_image.data.rows import caption_of_row, fits
-from minga.recipes.text_to_image.settings import ImageTextData
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs
+from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer
 
 METADATA: Final = ("metadata.csv", "metadata.jsonl")
 _CAPTION_SUFFIX: Final = ".txt"
@@ -89,3 +94,31 @@ def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[
         caption = caption_of_row({data.caption_column: text}, data)
         if caption is not None:
             yield caption, picture
+
+
+# ---- A peer's own pictures with captions, as pairs to train on in the place of the run's.
+
+
+_AT_A_TIME: Final = 256
+
+
+def own_rows(
+    folders: Sequence[str], filters: ImageTextFilters, side: int, tokenizer: FsqTokenizer, heldout: Pairs | None
+) -> list[CodedRow]:
+    """Captions and codes of the pictures in `folders`, cut to squares of `side` pixels, by the run's image tokenizer.
+
+    A picture with the codes of one that is held out for all is left out. Raises `ConfigurationError` if nothing is left
+    or a picture cannot be read.
+    """
+    unwanted = set() if heldout is None else {codes.astype("<i8").tobytes() for codes in heldout.codes}
+    here = ImageTextFilters(min_caption=filters.min_caption, max_aspect=filters.max_aspect)  # not the run's columns
+    data = ImageTextData(source="folder", filters=here)
+    pictures = chain.from_iterable(folder_pictures(folder, data, side) for folder in folders)
+    found: list[CodedRow] = []
+    while some := list(islice(pictures, _AT_A_TIME)):
+        codes = tokenizer.encode(np.stack([picture for _, picture in some])).astype(np.int64)
+        rows = zip((caption for caption, _ in some), codes, strict=True)
+        found += [row for row in rows if row[1].astype("<i8").tobytes() not in unwanted]
+    if not found:
+        raise ConfigurationError(f"--data {' '.join(folders)}: no picture to train on besides what is held out")
+    return found
