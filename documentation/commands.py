@@ -26,8 +26,6 @@ HEAD: Final = """\
 this machine is named by its folder, or by the id that `minga runs` shows. Most commands take the first four options
 below; the others are named where a command takes them.
 
-| option | meaning |
-| --- | --- |
 """
 
 UNSHOWN: Final = ("help_all", "leash")
@@ -102,8 +100,10 @@ def commands_page() -> str:
     found = list(_commands(root, typer.Context(root, info_name="minga")))
     uses = Counter(row for command, context in found for row in dict.fromkeys(_rows(command, context)))
     shared = [row for row, count in uses.items() if count > 1]
-    told = {name: meaning for _, name, meaning in sorted(shared, key=_place, reverse=True)}
-    parts, group = [HEAD, *(f"| `{name}` | {told[name]} |\n" for name in reversed(told))], ""
+    told = dict[str, str]()
+    for _, name, meaning in sorted(shared, key=_place):
+        told.setdefault(name, meaning)
+    parts, group = [HEAD, *(_item(*each) for each in told.items())], ""
     for command, context in found:
         panel = getattr(command, "rich_help_panel", None) or group
         if panel != group:
@@ -143,7 +143,7 @@ def _rows(command: Any, context: Any) -> Iterator[Row]:
         words, _, marks = text.partition("  [")  # the default and the bounds
         default = re.search(r"default: ([^;\]]+)", marks)
         meaning = f"{words} (default: {default[1]})" if default else words
-        yield each.name, _cell(name.partition(" ")[0] if each.param_type_name == "argument" else name), _cell(meaning)
+        yield each.name, name.partition(" ")[0] if each.param_type_name == "argument" else name, meaning
 
 
 def _section(command: Any, context: Any, shared: list[Row]) -> Iterator[str]:
@@ -155,8 +155,8 @@ def _section(command: Any, context: Any, shared: list[Row]) -> Iterator[str]:
         yield f"\n    {example}\n"
     rows = list(_rows(command, context))
     if own := [row for row in rows if row not in shared]:
-        yield "\n| option | meaning |\n| --- | --- |\n"
-        yield from (f"| `{name}` | {meaning} |\n" for _, name, meaning in own)
+        yield "\n"
+        yield from (_item(name, meaning) for _, name, meaning in own)
     named = (row for row in rows if row in shared and row[0] not in UNIVERSAL)
     if also := [spelled for _, name, _ in named if (spelled := name.partition(" ")[0]).startswith("-")]:
         yield "\n" + fill("Also: " + ", ".join(f"`{name}`" for name in also) + ".", 120) + "\n"
@@ -169,6 +169,5 @@ def _codes() -> Iterator[str]:
         yield f"| {code} | {meaning} | {names} |\n"
 
 
-def _cell(text: str) -> str:
-    """Text in a table, where a bar would end the cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+def _item(name: str, meaning: str) -> str:
+    return fill(f"`{name}`: {meaning}", 120, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
