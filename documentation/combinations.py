@@ -45,7 +45,7 @@ HEAD: Final = """\
 
 `minga host`, `join`, `plan` and `sim` check these rules before they do anything else.
 
-* **✓** is allowed, and so is everything that these tables leave out.
+* **✓** is allowed, and so is everything that this page leaves out.
 * **W** is allowed with a warning: a line that begins with `!`, or with `--json` an event `run.caution`.
 * **R** is refused. The message names the settings, says why, and ends with the nearest choice that is allowed.
 
@@ -57,8 +57,8 @@ The rules ask what a strategy, codec or sketch does, and not for its name; so th
 TABLES: Final = (
     ("Strategies", STRATEGY, (UPLOAD, DOWNLOAD, SKETCH, VERIFICATION, AVERAGE_PARAMETERS)),
     ("Codecs of uploads", UPLOAD, (DOWNLOAD, SKETCH, VERIFICATION, OPTIMIZER)),
-    ("Byzantine-tolerant runs", VERIFICATION, (DOWNLOAD, SKETCH, AVERAGE_PARAMETERS, BATCH)),
-    ("Averaged parameters", AVERAGE_PARAMETERS, (UPLOAD, DOWNLOAD, SKETCH)),
+    ("Byzantine-tolerant runs", VERIFICATION, (SKETCH, AVERAGE_PARAMETERS, BATCH)),
+    ("Averaged parameters", AVERAGE_PARAMETERS, (SKETCH,)),
 )
 """Title, the setting of the columns, and those of the rows."""
 

@@ -42,44 +42,42 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 [events](events.md) of their peer and the lines below. The last line has `"summary": true`, `ok`, figures, and
 `left_out`, how many lines no program read in time.
 
-| event | command | fields |
-| --- | --- | --- |
-| `link` | `host`, `split serve` | `link`, `run_id`, `directory`; of `host` also how far the link reaches |
-| `announced` | `host` | `organiser`: the local network was told of the run |
-| `link_updated` | `host` | `link`, `reach`: more is known of this machine's address |
-| `link_checked` | `host` | `reached`, and `by` what it was tried: "peer" or "relay" |
-| `address_seen` | `host` | `endpoint` at which peers see this machine; `reached` is false |
-| `resumed` | `host`, `join` | of `host` `run_id`, `step`, `age_s` of the checkpoint; of `join`: takes part again |
-| `under_way` | `host` | `peers`: the run that is hosted again was not over |
-| `chosen_strategy` | `host` | `strategy`, `reason`: what "auto" chose |
-| `keeps.nothing` | `host` | `role`: nothing of the run is kept by this peer |
-| `complete` | `host` | `step`: the run took its last step |
-| `costs` | `join` | what the first screen shows, by the names of its figures |
-| `joined` | `join` | `run`, `run_id`, `peer` |
-| `ready` | `join` | with which device, threads and micro-batch it takes part |
-| `organisers_code` | `join` | `wheel`: the minga of this machine is the one that the run's signed record names |
-| `alone` | `join` | `link`: nobody of the run answers, and it goes on from the checkpoint that is here |
-| `host_gone` | `join` | `link` by which others join then, null where there is none |
-| `paused` | `join` | `why`, and for how many `seconds`, null if nobody knows |
-| `login.browser` | `join` | `url` and `code` for a browser |
-| `login.waits` | `join` | `why`, and `seconds` until the next try |
-| `login` | `join` | `name`, `until` (Unix time) |
-| `progress` | `host`, `join` | where the run and this machine are, again and again |
-| `status` | `status` | the run as `minga status` shows it, and its `peers` |
-| `evaluation` | `host`, `join` | `step`, `seconds`, the name of the `headline`, and each figure by its name |
-| `run.caution` | `host`, `join`, `plan`, `sim` | `code`, `why`: settings that have a price |
-| `dashboard` | `dashboard`, `host` | `url`, `urls` (all of them), `join_url` (null in a run for members) |
-| `split.joined` | `split join` | `peer`, `samples` that are here, `variant` |
-| `authority` | `authority` | `url`, `link`, `roster` |
-| `member` | `members` | one admitted peer, by the names of the columns |
-| `case` | `runs verify` | `step`, `peer`, `reason`, `witness`, `wrong` |
-| `check` | `doctor` | `name`, `ok`, `detail`, `advice` |
-| `device.measured` | `plan --measure` | one measurement |
-| `sample` | `sample` | `prompt`, `text` |
-| `demo` | `demo` | `text`, and what it is about |
-| `run` | `sim` | `settings` of one point of a sweep, and its summary |
-| `step` | `sim` | one step of the swarm |
-| `drawn` | `sim` | `path` of a picture |
+* `link` (`host`, `split serve`): `link`, `run_id`, `directory`; of `host` also how far the link reaches
+* `announced` (`host`): `organiser`: the local network was told of the run
+* `link_updated` (`host`): `link`, `reach`: more is known of this machine's address
+* `link_checked` (`host`): `reached`, and `by` what it was tried: "peer" or "relay"
+* `address_seen` (`host`): `endpoint` at which peers see this machine; `reached` is false
+* `resumed` (`host`, `join`): of `host` `run_id`, `step`, `age_s` of the checkpoint; of `join`: takes part again
+* `under_way` (`host`): `peers`: the run that is hosted again was not over
+* `chosen_strategy` (`host`): `strategy`, `reason`: what "auto" chose
+* `keeps.nothing` (`host`): `role`: nothing of the run is kept by this peer
+* `complete` (`host`): `step`: the run took its last step
+* `costs` (`join`): what the first screen shows, by the names of its figures
+* `joined` (`join`): `run`, `run_id`, `peer`
+* `ready` (`join`): with which device, threads and micro-batch it takes part
+* `organisers_code` (`join`): `wheel`: the minga of this machine is the one that the run's signed record names
+* `alone` (`join`): `link`: nobody of the run answers, and it goes on from the checkpoint that is here
+* `host_gone` (`join`): `link` by which others join then, null where there is none
+* `paused` (`join`): `why`, and for how many `seconds`, null if nobody knows
+* `login.browser` (`join`): `url` and `code` for a browser
+* `login.waits` (`join`): `why`, and `seconds` until the next try
+* `login` (`join`): `name`, `until` (Unix time)
+* `progress` (`host`, `join`): where the run and this machine are, again and again
+* `status` (`status`): the run as `minga status` shows it, and its `peers`
+* `evaluation` (`host`, `join`): `step`, `seconds`, the name of the `headline`, and each figure by its name
+* `run.caution` (`host`, `join`, `plan`, `sim`): `code`, `why`: settings that have a price
+* `dashboard` (`dashboard`, `host`): `url`, `urls` (all of them), `join_url` (null in a run for members)
+* `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
+* `authority` (`authority`): `url`, `link`, `roster`
+* `member` (`members`): one admitted peer, by the names of the columns
+* `case` (`runs verify`): `step`, `peer`, `reason`, `witness`, `wrong`
+* `check` (`doctor`): `name`, `ok`, `detail`, `advice`
+* `device.measured` (`plan --measure`): one measurement
+* `sample` (`sample`): `prompt`, `text`
+* `demo` (`demo`): `text`, and what it is about
+* `run` (`sim`): `settings` of one point of a sweep, and its summary
+* `step` (`sim`): one step of the swarm
+* `drawn` (`sim`): `path` of a picture
 """
 """What commands print with `--json`; a test compares it with the code."""
 

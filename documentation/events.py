@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -37,10 +38,8 @@ HEAD: Final = """\
 delivers it as a `minga.Event`, and fault scripts wait for it by its kind and fields. A program may add kinds of its own
 with `peer.emit`. [Troubleshooting](troubleshooting.md#while-training) says what to do about the kinds that matter.
 
-A field without a type is a text. These fields mean the same everywhere:
+Each kind is followed by its fields. A field without a type is a text. These mean the same everywhere:
 
-| fields | type | meaning |
-| --- | --- | --- |
 """
 METRICS: Final = f"""
 ## Metrics for Prometheus
@@ -48,8 +47,6 @@ METRICS: Final = f"""
 A [dashboard](dashboard.md) serves these figures at `/metrics`; those by `peer` in swarms of up to {MOST_PEERS} peers.
 `minga_run_info` names the run (`name`, `run_id`). Names of counters end in `_total`, the others are gauges.
 
-| name | labels | meaning |
-| --- | --- | --- |
 """
 
 
@@ -58,11 +55,11 @@ def event_page() -> str:
     shared: dict[tuple[str, str], list[str]] = {}
     for name, meaning in FIELDS.items():
         shared.setdefault((_usual_type(name), meaning), []).append(f"`{name}`")
-    parts = [HEAD, *(f"| {', '.join(names)} | {TYPES[of]} | {means} |\n" for (of, means), names in shared.items())]
+    parts = [HEAD, *(_item(f"{', '.join(names)} ({TYPES[of]})", means) for (of, means), names in shared.items())]
     for module in MODULES:
         subject = (inspect.getdoc(module) or "").removeprefix("Events of ").removesuffix(".")
-        parts.append(f"\n## {subject.capitalize()}\n")
-        parts += map(_section, kinds_of(module))
+        parts.append(f"\n## {subject.capitalize()}\n\n")
+        parts += map(_kind, kinds_of(module))
     return "".join([*parts, METRICS, *_figures()])
 
 
@@ -72,24 +69,24 @@ def _usual_type(name: str) -> str:
     return found.most_common(1)[0][0]
 
 
-def _section(data: type[EventData]) -> str:
-    paragraphs = (inspect.getdoc(data) or "").split("\n\n")
-    if fields := fields_of(data):
-        paragraphs.append("Fields: " + ", ".join(map(_field, fields)) + ".")
-    text = "\n\n".join(textwrap.fill(" ".join(paragraph.split()), 120) for paragraph in paragraphs)
-    return f"\n### `{data.kind}`\n\n{text}\n"
+def _kind(data: type[EventData]) -> str:
+    fields = ", ".join(map(_field, fields_of(data)))
+    return _item(f"`{data.kind}`" + (f" ({fields})" if fields else ""), inspect.getdoc(data) or "")
+
+
+def _item(name: str, meaning: str) -> str:
+    text = " ".join(f"{name}: {meaning}".split())
+    return textwrap.fill(text, 120, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 def _field(field: dataclasses.Field[Any]) -> str:
     type_ = str(field.type)
     is_known = type_ == (_usual_type(field.name) if field.name in FIELDS else "str")
-    return f"`{field.name}`" if is_known else f"`{field.name}` ({TYPES[type_]})"
+    return f"`{field.name}`" if is_known else f"`{field.name}`: {TYPES[type_]}"
 
 
-def _figures() -> list[str]:
-    rows = []
+def _figures() -> Iterator[str]:
     for name, figure in FIGURES.items():
         shown = f"{name}_total" if figure.kind is CounterMetricFamily else name
         labels = ", ".join(f"`{label}`" for label in figure.labels)
-        rows.append(f"| `{shown}` | {labels} | {figure.meaning} |\n")
-    return rows
+        yield _item(f"`{shown}`" + (f" (by {labels})" if labels else ""), figure.meaning)

@@ -33,6 +33,8 @@ SHORTER: Final = (
     (r"^a number of at least (\S+) and at most", r"\1 to"),
     (r"^a number of at least (\S+) and below", r"\1 to below"),
     (r"^a number above (\S+) and", r"above \1,"),
+    (r"^[01] to \d+(,\d{3}){2,}(, or|; |$)", r"\2"),
+    (r"^(, or |; )", ""),
     (r"^one of (?=\")|^true or false$", ""),
     (r"^the name of a codec, with settings or without: .*", "a [codec](../compressors.md)"),
     (r"^the name of a strategy: .*", "a [strategy](../strategies.md)"),
