@@ -69,10 +69,6 @@ A validator computes the gradient of another member again, byte for byte. A resi
 that its sender ever sent, and private optimizer moments do the same: nobody else has them. Means travel by the codec of
 contributions, since members check both. `security.precision` sets the number format for all; in other runs
 `--precision` is each machine's own choice.
-
-Robust aggregation (`security.aggregator`) works in these runs only. It needs honest vectors that lie near each other,
-belong to the same parameters and are limited in norm. Sparse or randomly rounded uploads, residuals and peers that step
-alone break one of these.
 """
 
 

@@ -85,10 +85,9 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 ERRORS: Final = """
 ## Exit codes and errors
 
-With `--json` the last line names the code (`exit_code`) and the `error`.
+With `--json` the last line names the code (`exit_code`) and the `error`. In parentheses are the errors of `minga` that
+end a command with it.
 
-| code | meaning | errors of `minga` that end a command with it |
-| --- | --- | --- |
 """
 
 
@@ -164,7 +163,7 @@ def _codes() -> Iterator[str]:
     errors = [getattr(minga, name) for name in minga.__all__ if name.endswith("Error")]
     for code, meaning in MEANINGS.items():
         names = ", ".join(f"`{error.__name__}`" for error in errors if code_of(error("")) == code)
-        yield f"| {code} | {meaning} | {names} |\n"
+        yield _item(str(code), f"{meaning} ({names})" if names else meaning)
 
 
 def _item(name: str, meaning: str) -> str:

@@ -17,15 +17,15 @@ from minga.core.events.catalogue import CATALOGUE, FIELDS, MODULES, fields_of, k
 from minga.dashboard.server.metrics import FIGURES, MOST_PEERS
 
 TYPES: Final = {
-    "int": "whole number",
+    "int": "integer",
     "float": "number",
     "str": "text",
-    "bool": "true or false",
-    "bool | None": "true, false or null",
+    "bool": "boolean",
+    "bool | None": "boolean or null",
     "str | None": "text or null",
     "list[str]": "list of texts",
     "float | None": "number or null",
-    "int | None": "whole number or null",
+    "int | None": "integer or null",
 }
 """The types of fields as JSON has them."""
 
@@ -34,9 +34,9 @@ HEAD: Final = """\
 
 <!-- Made by `make docs` from `minga.core.events.catalogue` and `minga.dashboard.server.metrics`. -->
 
-`minga … --json` prints each event as a line with `t` (Unix time in seconds) and `event` (its kind). `peer.subscribe`
-delivers it as a `minga.Event`, and fault scripts wait for it by its kind and fields. A program may add kinds of its own
-with `peer.emit`. [Troubleshooting](troubleshooting.md#while-training) says what to do about the kinds that matter.
+`minga … --json` prints each event as a line with `t` (Unix time in seconds) and `event` (its kind), and
+`peer.subscribe` delivers it as a `minga.Event`. A program may add kinds of its own with `peer.emit`.
+[Troubleshooting](troubleshooting.md#while-training) says what to do about the kinds that matter.
 
 Each kind is followed by its fields. A field without a type is a text. These mean the same everywhere:
 
