@@ -39,7 +39,7 @@ MEANINGS = {
     CLOCK: "this machine's clock is too far off the run's",
     KEY: "another process uses this machine's key",
     INTERRUPTED: "ended by Ctrl-C",
-    TERMINATED: "ended by SIGTERM",
+    TERMINATED: "ended by another signal, such as SIGTERM",
 }
 """What each code says."""
 
