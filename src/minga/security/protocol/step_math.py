@@ -21,7 +21,7 @@ from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
 from minga.security.protocol.rules import SecureSettings
-from minga.security.robust.interface import VerifiableAggregate, verifiable_aggregator
+from minga.security.robust.interface import AGGREGATORS, Aggregate
 from minga.security.verification.checks import (
     Offence,
     PublishedClaims,
@@ -40,7 +40,7 @@ distances from the aggregate, but it is found from the distances from the geomet
 far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
-"""Residual, in radii, at which an honest aggregator stops; see `VerifiableAggregator`."""
+"""Residual, in radii, at which an honest aggregator stops; see `Aggregator`."""
 
 SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
 """How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
@@ -57,7 +57,7 @@ class StepMath:
     def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
         self.settings = settings
         self.directions = settings.directions
-        self._aggregator = verifiable_aggregator(settings.aggregator)(radius_factor=settings.clip_factor)
+        self._aggregator = AGGREGATORS.get(settings.aggregator)(radius_factor=settings.clip_factor)
         self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
         self.history = history or DispersionHistory()
         """Of the steps before."""
@@ -184,7 +184,7 @@ class StepMath:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 
-def _attainable(own: VerifiableAggregate, total_weight: int) -> ResultAccuracy:
+def _attainable(own: Aggregate, total_weight: int) -> ResultAccuracy:
     """The accuracy that may be asked of who aggregated the same parts.
 
     Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.
