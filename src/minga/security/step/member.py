@@ -31,9 +31,9 @@ from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.enforcement import AttemptFailed, CaseBuilder, contradicted, verdicts
+from minga.security.accountability.evidence import Entered, Transcript
 from minga.security.accountability.log import EvidenceLog, MembershipChanges
-from minga.security.accountability.proofs import Case, Entered
+from minga.security.accountability.rulings import judge
 from minga.security.messaging.past_steps import PastStep, PastSteps
 from minga.security.messaging.spread import Deliveries, StatementGossip
 from minga.security.messaging.voting import ContradictionError, ReliableBroadcast
@@ -59,7 +59,7 @@ from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister
 from minga.security.rechecking.juror import Juror, MemberRecheck
-from minga.security.step.attempt import Attempt, AttemptHistory
+from minga.security.step.attempt import Attempt, AttemptFailed, AttemptHistory
 from minga.security.step.observer import Discovery, Observer, be_overtaken
 
 
@@ -160,9 +160,7 @@ class SecureMember:
         self._changes.tell_candidates(before)
         self._juror.begin_at(self.step)
         if self.is_member:  # what it sees from now on it can show
-            standing, me = self._progress.standing, self._node.peer_id
-            case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
-            await self._changes.write_down([case])
+            await self._changes.write_down([Entered(self._progress.standing, followed.signed)])
         await self._stand(followed.state, followed.values)
 
     # ---- as a member
@@ -188,13 +186,17 @@ class SecureMember:
         judgements, heard, attempt = self._judgements, self._register.named(), 0
         while True:
             liars = tuple(peer for peer in sorted(self.membership.candidates) if peer in self._gossip.proofs)
-            place = self._state or b"", self._progress.standing.digest, self._rules.digest
+            standing = self._progress.standing
+            place = self._state or b"", standing.digest, self._rules.digest
             commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
                 present = validators.intersection(self.membership.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
             except AttemptFailed as failure:
-                await self._changes.leave_out(failure.cases)
+                self._changes.leave_out(failure.gone)
+                await self._changes.write_down(
+                    Transcript.failed(standing, failure.record, part) for part in failure.parts or (None,)
+                )
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
@@ -241,12 +243,10 @@ class SecureMember:
         self._node.events.emit(
             SecureStepTaken(step=step + 1, attempt=record.terms.attempt, members=len(self.membership.members))
         )
-        case_builder = CaseBuilder(record.terms, self._gossip.slots)
-        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, case_builder))
-        candidates, proofs = self.membership.candidates, self._gossip.proofs
-        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, case_builder))
+        has_banned = self._changes.leave_out(judge(record, before))
         admitted = self._register.review(record, self._rules.probation_steps)
-        await self._changes.write_down(case_builder.admitted(peer, before) for peer in admitted)
+        if has_banned or admitted:
+            await self._changes.write_down([Transcript.passed(before, record, admitted)])
         then, counts = before.membership.candidates, self._register.counts
         progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
         self._changes.tell_candidates(before)
