@@ -330,3 +330,26 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     for other in record.terms.division.parts:
         record.store.parts.pop((owner, other), None)
     assert await recheck.is_guilty(about_gradient, [accuser.peer_id]) is None
+
+
+@pytest.mark.parametrize("after_s", [0.45, 0.6, 0.65, 0.7])
+def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
+    """In any phase of a step."""
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(7, lambda: Quadratic(50))
+
+        async def leave() -> None:
+            await swarm.peers["p3"].member.see_off()
+            swarm.internet.kill("p3")
+
+        later(after_s, lambda: swarm.peers["p3"].network.process.run(leave()))
+        ends = await swarm.run(STEPS)
+        assert {name for name, end in ends.items() if end is not None} == {"p3"}
+        for peer in swarm.honest:
+            if peer.name != "p3":
+                assert not swarm.bans(peer)
+                assert len(peer.member.membership.members) == 6
+
+    run()

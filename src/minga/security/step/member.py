@@ -122,6 +122,10 @@ class SecureMember:
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
         self._judgements: tuple[Judgement, ...] = ()
+        self._leaves = False
+        self._is_free = asyncio.Event()
+        """Set while the others wait for no word of this peer: it is in no attempt."""
+        self._is_free.set()
 
     @property
     def step(self) -> int:
@@ -150,6 +154,14 @@ class SecureMember:
         if ban is not None and ban.until is None:
             raise BannedError.of(ban)
         await (self._take_part() if self.is_member else self._follow())
+
+    async def see_off(self) -> None:
+        """Before this peer leaves: end the attempt under way, and commit to no other one. Who is silent after it has
+        committed itself is suspended; who commits to nothing is just away.
+        """
+        self._leaves = True
+        await self._is_free.wait()
+        await self._gossip.told()
 
     # ---- as an observer
 
@@ -185,12 +197,15 @@ class SecureMember:
         found = self._behaviour.accusations(self._found)[:MAX_ACCUSATIONS]
         judgements, heard, attempt = self._judgements, self._register.named(), 0
         while True:
+            if self._leaves:
+                await asyncio.Event().wait()
             liars = tuple(peer for peer in sorted(self.membership.candidates) if peer in self._gossip.proofs)
             standing = self._progress.standing
             place = self._state or b"", standing.digest, self._rules.digest
             commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
                 present = validators.intersection(self.membership.members)
+                self._is_free.clear()
                 return await self._attempt(attempt, present).run(commit, gradient)
             except AttemptFailed as failure:
                 self._changes.leave_out(failure.gone)
@@ -199,6 +214,8 @@ class SecureMember:
                 )
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
+            finally:
+                self._is_free.set()
             attempt += 1
 
     def _unheard(self) -> tuple[PeerId, ...]:
