@@ -319,17 +319,19 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     judge, accuser, target, _ = swarm.honest
     for peer in swarm.honest:
         stall_fetches(peer)
-    recheck, record = judge.member._recheck(1), judge.member._attempts.passed[1]
+    recheck, record = judge.member._recheck, judge.member._attempts.passed[1]
     owner, part = record.terms.members.index(target.peer_id), record.terms.members.index(accuser.peer_id)
     about_claims = Accusation(1, target.peer_id, Charge.CLAIMS, part)
     about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
     assert (owner, part) not in record.store.parts
-    assert await recheck.is_guilty(about_claims, [accuser.peer_id]) is None
-    assert await recheck.is_guilty(about_gradient, [accuser.peer_id]) is False  # its own gradient is the same
+    assert await recheck.is_guilty(about_claims, [accuser.peer_id], record, ()) is None
+    assert (
+        await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is False
+    )  # its own gradient is the same
     record.store.roots[owner] = bytes(32)
     for other in record.terms.division.parts:
         record.store.parts.pop((owner, other), None)
-    assert await recheck.is_guilty(about_gradient, [accuser.peer_id]) is None
+    assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is None
 
 
 @pytest.mark.parametrize("after_s", [0.45, 0.6, 0.65, 0.7])

@@ -58,7 +58,7 @@ from minga.security.protocol.statements import state as sign
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister
-from minga.security.rechecking.juror import Juror, MemberRecheck
+from minga.security.rechecking.recheck import Recheck
 from minga.security.step.attempt import Attempt, AttemptFailed, AttemptHistory
 from minga.security.step.observer import Discovery, Observer, be_overtaken
 
@@ -112,12 +112,21 @@ class SecureMember:
         self._attempts, self._pool = AttemptHistory(self._progress), BufferPool()
         self._deliveries = Deliveries(node, self._attempts.find)
         self._coins: dict[int, bytes] = {}
-        self._register = CandidateRegister(node, self._gossip, work, self._progress, self._settings, self._coins)
+        self._register = CandidateRegister(node, self._gossip, work.layout, self._progress, self._settings)
         samples, patience = self._register.samples, self._settings.patience
         self._observer = Observer(node, self._gossip, work, self._behaviour, samples, patience)
         self._past_steps = PastSteps(node)
         self._changes = MembershipChanges(node, identity, self._progress, self.evidence)
-        self._juror = Juror(self._attempts.passed, self._register, self._behaviour, self._recheck, standing.step)
+        self._recheck = Recheck(
+            work,
+            self._math,
+            self._deliveries,
+            self._register,
+            self._behaviour,
+            self._attempts.passed,
+            self._coins,
+            standing.step,
+        )
         self._state: bytes | None = None
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
@@ -170,7 +179,7 @@ class SecureMember:
         followed = await self._observer.take_step(self._progress)
         self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.membership.members)))
         self._changes.tell_candidates(before)
-        self._juror.begin_at(self.step)
+        self._recheck.first = self.step
         if self.is_member:  # what it sees from now on it can show
             await self._changes.write_down([Entered(self._progress.standing, followed.signed)])
         await self._stand(followed.state, followed.values)
@@ -183,10 +192,8 @@ class SecureMember:
         if target is None:
             seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.membership.members})
             gradient = await self._behaviour.gradient(self._work, step, seeds)
-        elif target in self.membership.candidates:
-            self._found += await self._register.validate(target, self._juror.first)
-        elif step - 1 in self._attempts.passed:  # else this peer has become a member just now
-            self._found += await self._recheck(step - 1).validate(target)
+        else:
+            self._found += await self._recheck.validate(target, step, self.membership.candidates)
         overtaken = be_overtaken(self._node, self.membership.members, step)
         async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
@@ -270,8 +277,8 @@ class SecureMember:
         await self._stand(await self._work.digest(), record.store.values)
         self._attempts.forget_before(self.step - KEPT_STEPS + 1)
         self._pool.trim()
-        self._judgements = await self._juror.look_into(progress.charges, record, then)
-        self._found = await self._recheck(step).false_claims(record.terms.members.index(self._node.peer_id))
+        self._judgements = await self._recheck.judge(progress.charges, record, then)
+        self._found = await self._recheck.false_claims(record, record.terms.members.index(self._node.peer_id))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
         """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
@@ -288,10 +295,6 @@ class SecureMember:
         self._register.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
-
-    def _recheck(self, step: int) -> MemberRecheck:
-        record, before = self._attempts.passed[step], self._coins[step - 1]
-        return MemberRecheck(record, before, self._work, self._math, self._deliveries)
 
     # ---- what others ask
 
