@@ -15,7 +15,7 @@ from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
-from minga.security.accountability.evidence import Evidence, EvidenceError, Transcript
+from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
 from minga.security.accountability.log import verify_log
 from minga.security.messaging.gradient_samples import SUBMISSION
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
@@ -122,6 +122,15 @@ async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
     assert not attempts(old)
     assert not swarm.bans(old)
     assert_admission_cannot_be_doctored(old)
+    entered = new.member.evidence.entries[0].proof
+    assert isinstance(entered, Entered)
+    for doctored in (entered.places[: len(entered.places) // 2], (entered.places[0],) * len(entered.places)):
+        with pytest.raises(EvidenceError):
+            Evidence.of(
+                msgspec.structs.replace(entered, places=doctored),
+                Identity.from_seed(new.network.private_key),
+                RUN_ID,
+            ).verify(RUN_ID)
 
 
 def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
