@@ -7,7 +7,7 @@ import torch
 
 from benchmarks._attack_digits import Digits
 from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
-from benchmarks.attacks import baselines
+from benchmarks.attacks import BASELINES, aggregation
 from minga.security.protocol.rules import SecureSettings
 from minga.security.step.member import BannedError, ExcludedError
 from minga.simulation.attacks.interface import attack as attack_of
@@ -165,8 +165,7 @@ def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: 
 def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
     extent = Extent(peers=8, hostile=3, steps=50, attack_from=10)
     metrics = {
-        kind: run_plainly(digits, attack_of("sign-flip"), extent, aggregator).metric
-        for kind, aggregator in baselines(8, 3).items()
+        kind: run_plainly(digits, attack_of("sign-flip"), extent, aggregation(kind)).metric for kind in BASELINES
     }
     assert metrics["mean"] < 0.3
     assert metrics["trimmed_mean"] > 0.6
