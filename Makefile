@@ -39,7 +39,7 @@ docs: setup
 # The pictures of the README, from a demo of this machine and, with chromium, from a run with a dashboard.
 pictures: setup
 	rm -rf minga-pictures
-	$(BIN)/minga demo --minutes $(MINUTES) --directory minga-pictures
+	$(BIN)/minga demo --minutes $(MINUTES) --out minga-pictures
 	cp minga-pictures/terminal.svg docs/demo.svg
 	cp minga-pictures/loss.png docs/demo-loss.png
 	rm -rf minga-pictures

@@ -20,7 +20,7 @@ from benchmarks._albert_model import (
     Setup,
     Strategy,
 )
-from minga.averaging.solver.baselines import divide_equally
+from minga.averaging.solver.flat import divide_equally
 from minga.averaging.solver.planner import divide
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings

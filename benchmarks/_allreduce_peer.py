@@ -72,7 +72,7 @@ class AveragingPeer:
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
-        progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.clock.now())
+        progress = Progress(self.step, SAMPLES, 1000.0, "training")
         self.session.board.put(progress)
 
     async def round(self, channel: Channel, profile: cProfile.Profile | None) -> None:

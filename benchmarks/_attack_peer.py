@@ -11,7 +11,7 @@ from benchmarks._worker import Channel
 from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
 from minga.network.interface import PeerId
 from minga.recipes import load_recipe, published
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from minga.simulation.attacks.interface import attack
 
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
@@ -49,7 +49,7 @@ def _enter(settings: dict[str, Any], options: PeerOptions) -> Peer:
 
 
 def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> dict[str, Any]:
-    run = RecipeRun(entered, device="cpu")
+    run = RecipeRun(entered, Work("cpu"))
     channel.send(event="ready")
     seen = -1
 

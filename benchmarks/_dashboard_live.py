@@ -32,7 +32,7 @@ stop_after_steps = 2000
 [network]
 relay = "none"
 """
-OWN = ("--host", "127.0.0.1", "--device", "cpu", "--threads", "1", "--ephemeral", "--json")
+OWN = ("--bind", "127.0.0.1", "--device", "cpu", "--threads", "1", "--ephemeral", "--json")
 PATIENCE_MS = 60_000.0
 
 

@@ -23,7 +23,6 @@ from minga.monitor.history import FILE_NAME, History
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.rpc.run_clock import RunClock
-from minga.training.organiser import Organiser
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.status.run_status import LossSample, PeerStatus, PlanStatus, RunStatus
@@ -79,7 +78,7 @@ def _board_of_three() -> Board:
     for upload in (12_500_000, 12_500_000, 1_250_000):
         theirs = make(Identity.generate())
         theirs.on_signed.add(lambda record: board.receive(record, record.owner))
-        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "time": BEGIN_S, "vector_bytes": 8 << 20}
+        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "vector_bytes": 8 << 20}
         for payload in (AddressInfo("trainer"), Progress(status="training", **progress), Links(upload, 4 * upload)):
             theirs.put(payload)
     return board
@@ -114,11 +113,11 @@ class MadeUpRun:
         self.peer = cast(Peer, self._peer(admission, role))
 
     def serve(
-        self, directory: Path | None, desk: Callable[[], Organiser] | None = None, *, port: int = 0, **settings: Any
+        self, directory: Path | None, *, is_organisers: bool = False, port: int = 0, **settings: Any
     ) -> Dashboard:
         """A dashboard of this run, started; port 0 is any."""
         chosen = DashboardSettings(port=port, **settings)
-        dashboard = Dashboard(self.peer, self.watcher, chosen, directory=directory, desk=desk)
+        dashboard = Dashboard(self.peer, self.watcher, chosen, directory=directory, is_organisers=is_organisers)
         dashboard.start()
         return dashboard
 

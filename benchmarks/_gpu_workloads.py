@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from minga.planner.model_facts import recipe_spec
 from minga.recipes.initial import new_model
 from minga.recipes.registry import load_recipe
-from minga.simulation.forecast.model_facts import recipe_spec
 
 
 @dataclass

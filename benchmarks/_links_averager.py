@@ -34,7 +34,7 @@ from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import gossip
 from minga.network.interface import PeerId
-from minga.network.probing.prober import Prober
+from minga.network.probing import Prober
 from minga.network.rpc import keepalive, stream
 from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView
@@ -149,8 +149,7 @@ class Averager:
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
-        wall_time = self.session.node.clock.now()
-        self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training", wall_time))
+        self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training"))
 
     async def settle(self) -> None:
         """Wait until all others are known to be at the same step."""

@@ -50,7 +50,7 @@ class Trainer:
 
     def __init__(self, lab: Lab, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
-        own = ["--host", lab.address(name), "--ephemeral", "--directory", str(folder / name), "--json"]
+        own = ["--bind", lab.address(name), "--ephemeral", "--directory", str(folder / name), "--json"]
         self._log = folder / f"{name}.log"
         with self._log.open("w") as log:
             command = [sys.executable, "-m", "minga", *arguments, *own]
@@ -158,7 +158,7 @@ def longest_gap_s(moments: Sequence[float], around_s: float) -> float:
 
 def seen_roles(lab: Lab, link: str, folder: Path) -> dict[str, str]:
     """The roles of all peers, by their ids, as a person sees them who looks at the run from outside."""
-    arguments = [sys.executable, "-m", "minga", "status", link, "--json", "--host", lab.address(PUBLIC)]
+    arguments = [sys.executable, "-m", "minga", "status", link, "--json", "--bind", lab.address(PUBLIC)]
     with (folder / "status.log").open("w") as log:
         process = lab.start(PUBLIC, [*arguments, "--directory", str(folder)], stdout=PIPE, stderr=log, text=True)
         output, _ = process.communicate(timeout=PATIENCE_S)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from minga.averaging.solver.division import PeerRates, SwarmRates, usable
-from minga.averaging.solver.lower_bound import shortest_round
+from minga.planner.lower_bound import shortest_round
 from tests.netlab import Host
 
 SCALE, CROWD_SCALE, HOME_SCALE = 0.02, 0.01, 0.2

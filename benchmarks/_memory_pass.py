@@ -20,10 +20,10 @@ from benchmarks._worker import Channel
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.device_memory import counted_passes, device_memory
+from minga.planner.model_facts import facts_of_recipe, recipe_spec
 from minga.recipes.initial import new_model
 from minga.recipes.registry import load_recipe
-from minga.simulation.forecast.device_memory import counted_passes, device_memory
-from minga.simulation.forecast.model_facts import facts_of_recipe, recipe_spec
 
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 128 << 10
 """glibc's name for the size from which a block comes from the system itself, and goes back to it."""

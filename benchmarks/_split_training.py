@@ -17,10 +17,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.initial import new_model
 from minga.recipes.registry import load_recipe
 from minga.recipes.split.recipe import SplitRecipe, figures_of
+from minga.split.computing.applying import OneTop
 from minga.split.computing.halves import ClientHalf, converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.examples.samples import LabelledSamples
 from minga.split.server.batch_server import BatchServer
 from tests.worlds.split_world import Desk

@@ -9,12 +9,11 @@ from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, LATENCY_S,
 from benchmarks._strategy_gaps import choice_of
 from benchmarks._strategy_methods import METHODS
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Task
-from minga.simulation.advice.auto_choice import choose
-from minga.simulation.advice.ways import SYNCHRONOUS, TrainingWay
-from minga.simulation.forecast.model_facts import ModelFacts
-from minga.simulation.forecast.peer_text import parse_peers
-from minga.simulation.forecast.planned_run import PlannedRun
-from minga.simulation.forecast.volunteers import resolve
+from minga.planner.auto_choice import choose
+from minga.planner.model_facts import ModelFacts
+from minga.planner.peer_text import parse_peers
+from minga.planner.planned_run import PlannedRun, resolve
+from minga.planner.ways import SYNCHRONOUS, TrainingWay
 
 TARGET: Final = "80%"
 MICRO_BATCH: Final = 4

@@ -26,7 +26,7 @@ from minga.averaging.matchmaking.leader import GRACE_S
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.solver.flat import Prediction, predict
 from minga.averaging.solver.planner import divide
-from minga.simulation.forecast.forecast import FORMING_TRIPS
+from minga.planner.forecast import FORMING_TRIPS
 
 MBIT: Final = 1e6 / 8
 HOME_UP, HOME_DOWN, AUXILIARY = 20 * MBIT, 100 * MBIT, 1000 * MBIT

@@ -15,7 +15,7 @@ from benchmarks._strategy_figures import Timeline
 from benchmarks._strategy_methods import METHODS, Method
 from minga.core.files import write_atomically
 
-PATH: Final = Path(__file__).resolve().parents[1] / "src/minga/simulation/forecast/strategy_gaps.json"
+PATH: Final = Path(__file__).resolve().parents[1] / "src/minga/planner/strategy_gaps.json"
 PLANNED: Final = (
     *("float32", "int8", "int4", "adaptive", "delayed", "delayed-int8", "topk", "local-20", "local-30-int4"),
     *("local-30-int4-overlap", "local-100", "local-100-int4", "streaming-100-int4", "leader", "elastic"),

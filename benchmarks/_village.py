@@ -20,11 +20,11 @@ from benchmarks._processes import Workers
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
+from minga.planner.forecast import Forecast, forecast
+from minga.planner.model_facts import ModelFacts
+from minga.planner.peer_text import PeerClass, Role
+from minga.planner.planned_run import PlannedRun, Volunteers
 from minga.simulation import run_virtual
-from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.model_facts import ModelFacts
-from minga.simulation.forecast.peer_text import PeerClass, Role
-from minga.simulation.forecast.planned_run import PlannedRun, Volunteers
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.netlab import Host, Lab

@@ -9,21 +9,20 @@ from typing import Final
 from documentation.changelog import changelog_page
 from documentation.combinations import combinations_page
 from documentation.commands import commands_page
+from documentation.events import event_page
 from documentation.exit_codes import exit_codes_page
 from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
-from minga.core.events.page import event_page
-from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 NOTEBOOKS: Final = DOCS.parent / "notebooks"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "combinations.md": combinations_page,
+    "commands.md": commands_page,
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
-    "reference/commands.md": commands_page,
     "reference/exit-codes.md": exit_codes_page,
     "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,
@@ -40,8 +39,8 @@ def write_pages() -> None:
 
 def write_notebooks() -> None:
     """Write the notebooks for every run: one to take part, one to host."""
-    for name, cells in (("join", volunteer_cells(ANY_LINK, CHECKOUT)), ("host", organiser_cells(CHECKOUT))):
-        (NOTEBOOKS / f"{name}.ipynb").write_text(to_ipynb(cells), encoding="utf-8")
+    for name, text in (("join", joining_notebook(ANY_LINK, CHECKOUT)), ("host", hosting_notebook(CHECKOUT))):
+        (NOTEBOOKS / f"{name}.ipynb").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

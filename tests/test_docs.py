@@ -32,7 +32,7 @@ from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = ("doctor", "export", "plan", "replay", "sample", "sim", "status", "version")
+QUICK = ("doctor", "export", "plan", "sample", "sim", "status", "--version")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
 FORKED = {"minga": ("-m", "minga"), "python": (), "torchrun": ("-m", "torch.distributed.run")}
 """Programs of Python, which are processes of their own, without another import of torch."""
@@ -74,7 +74,7 @@ class Background:
             "-m",
             "minga",
             *words,
-            "--host",
+            "--bind",
             "127.0.0.1",
             cwd=folder,
             env=environment(folder),

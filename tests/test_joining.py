@@ -84,7 +84,7 @@ def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
         notebook = nbformat.reads(answer.read().decode(), as_version=4)
     nbformat.validate(notebook)
     assert not any(address.removesuffix("join") in cell.source for cell in notebook.cells)
-    options = json.dumps(["--host", "127.0.0.1", "--device", "cpu", "--threads", "1", "--ephemeral"])
+    options = json.dumps(["--bind", "127.0.0.1", "--device", "cpu", "--threads", "1", "--ephemeral"])
     contributed = 'while mine.events.get("step.applied", {}).get("step", 0) < 3: import time; time.sleep(0.1)\n'
     for cell in notebook.cells:
         cell.source = cell.source.replace("hours=HOURS)", f"hours=HOURS, options={options})")

@@ -253,7 +253,7 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
-    spec, told = make_spec(8), [Item(PeerId("a" * 64), Progress(6, 0, 0.0, "training", 1.0, target_batch_size=64), 1.0)]
+    spec, told = make_spec(8), [Item(PeerId("a" * 64), Progress(6, 0, 0.0, "training", target_batch_size=64), 1.0)]
     ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
     assert ledger.take(amendment(spec, 1, 5, training__target_batch_size="64"))
     board: Any = SimpleNamespace(items=lambda kind: told if kind is Progress else [], get=lambda *_: None)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from minga import cli
-from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
+from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
@@ -72,7 +72,7 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
         folder = host.wait_for("link")["directory"]
         step = host.finish(3)["step"]
         assert step >= 3
-    exported = run("export", "--directory", folder, "--out", str(tmp_path / "model"), "--json")
+    exported = run("export", folder, "--out", str(tmp_path / "model"), "--json")
     assert exported.returncode == 0, exported.stderr
     assert last_json(exported.stdout)["step"] == step
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -85,10 +85,10 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
         tmp_path / "model" / "README.md"
     ).read_text("utf-8")
     assert said["founding"] != said["rounds"]
-    parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
+    parent = run("export", str(tmp_path), "--out", str(tmp_path / "other"))
     assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
     plot = tmp_path / "loss.png"
-    drawn = run("status", "--history", folder, "--plot", str(plot), "--json")
+    drawn = run("status", folder, "--plot", str(plot), "--json")
     assert drawn.returncode == 0, drawn.stderr
     assert last_json(drawn.stdout)["joined"] == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -111,16 +111,16 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
         assert began["run_id"] != link["run_id"]
         assert another.wait_for("step.applied")["step"] == 1
     assert (Path(began["directory"]) / "files" / "initial.safetensors").exists()
-    with Running("host", "--resume", link["directory"], *work) as third:
+    with Running("host", link["directory"], *work) as third:
         assert third.wait_for("resumed")["step"] == step
         assert third.wait_for("link")["run_id"] == link["run_id"]
         assert third.wait_for("step.applied")["step"] == step + 1
-        refused = run("runs", *runs, "--remove", link["run_id"][:16], "--yes")
+        refused = run("runs", "remove", link["run_id"][:16], "--yes", *runs)
         assert "a process on this machine takes part in a run from" in refused.stderr
         assert "end that process before you remove it" in refused.stderr
-    assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
+    assert run("runs", "remove", link["run_id"][:16], "--yes", *runs).returncode == 0
     assert not Path(link["directory"]).exists()
-    assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16], "--yes").stderr
+    assert "no run in" in run("runs", "remove", link["run_id"][:16], "--yes", *runs).stderr
 
 
 @pytest.mark.parametrize("wrong", ["--from", "--micro-batch", "--port"])
@@ -208,7 +208,7 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path, number: int, code: int) -> None:
-    """That the end itself writes one is shown in `terminal/test_last_checkpoint.py`: here may be no time for it."""
+    """That the end itself writes one is shown in `taking_part/test_last_checkpoint.py`: here may be no time for it."""
     often = tmp_path / "often.toml"
     often.write_text(f"{Path(spec).read_text('utf-8')}[checkpoints]\nevery_steps = 2\n", "utf-8")
     with Running("host", str(often), *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
@@ -313,7 +313,7 @@ def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> No
     said = farewell_of_host(folder, PeerOptions(identity="key.json"), done, is_temporary=False)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
-        f"it:\nminga host --resume '{folder}' --identity key.json"
+        f"it:\nminga host '{folder}' --identity key.json"
     )
     assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}, is_temporary=False) == (
         f"This host has left. The run lies in {folder}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 import typer
 
-from minga.cli.app import app
+from minga.cli.app import MOVED, app
+from minga.cli.commands import JoinCommand
 from minga.cli.terminal import exit_codes
-from minga.cli.terminal.command_groups import GROUPS
+from minga.cli.terminal.declaring import COMMANDS, Declaration
 from minga.cli.terminal.options import folder_or_link
-from minga.cli.terminal.peer_options import peer_options
 from minga.core import errors
 from minga.core.errors import (
     ClosedError,
@@ -32,43 +33,72 @@ from minga.core.errors import (
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
-from tests.worlds.cli_run import GENESIS, call, last_json, run, run_process
+from tests.worlds.cli_run import GENESIS, call, last_json, run
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))
-COMMANDS = [
-    "authority",
-    "bench-device",
-    "demo",
-    "doctor",
-    "export",
-    "host",
-    "join",
-    "plan",
-    "replay",
-    "sim",
-    "status",
-]
+HELP_LINES = 40
+FOR_VOLUNTEERS = ["device", "directory", "max_traffic", "max_upload", "only", "pause", "unpause", "yes"]
 
 
-def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
-    result = run_process("--help")
-    assert result.returncode == 0
-    assert not result.stderr
-    for word in [*COMMANDS, "Exit codes", "130"]:
-        assert word in result.stdout
-    boxes = re.findall("╭─ ([A-Z][a-z ]+) ─", result.stdout)
-    assert boxes == ["Options", *GROUPS], "and no box for what has no group"
+def test_help_is_one_screen_that_names_all_commands_and_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = subprocess.run([sys.executable, "-m", "minga", "--help"], capture_output=True, text=True, check=True)
+    assert not shown.stderr
+    assert len(shown.stdout.splitlines()) <= HELP_LINES
+    named = re.findall(r"^│ ([a-z]+) ", shown.stdout, re.MULTILINE)
+    assert set(named) == {name.partition(" ")[0] for name in COMMANDS}
+    assert "130 Ctrl-C" in shown.stdout
+    groups = dict.fromkeys(each.group for each in COMMANDS.values())
+    assert re.findall("╭─ ([A-Z][a-z ]+) ─", shown.stdout) == ["Options", *groups], "and no box for what has no group"
 
 
-def test_every_command_has_a_group_and_an_example_that_its_options_allow() -> None:
-    examples = {name: example for named in GROUPS.values() for name, example in named.items()}
-    made: Any = typer.main.get_command(app)
-    grouped = [name for name in examples if isinstance(made.commands[name], typer.core.TyperGroup)]
-    assert list(made.commands) == [name for name in examples if name not in grouped] + grouped
-    for name, example in examples.items():
-        program, command, *words = shlex.split(example.replace("LINK", LINK).replace("INVITATION", LINK))
-        assert (program, command) == ("minga", name)
-        made.commands[name].make_context(name, words)  # complains of unknown options and missing arguments
+def made(name: str) -> Any:
+    """The parser of a command."""
+    found: Any = typer.main.get_command(app)
+    for word in name.split():
+        found = found.commands[word]
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda each: each.name)
+def test_the_example_of_each_command_is_one_that_its_options_allow(command: Declaration) -> None:
+    words = shlex.split(
+        command.example.partition(" > ")[0].replace("INVITATION", LINK).replace(" RUN", " LINK").replace("LINK", LINK)
+    )
+    name = command.name.split()
+    assert words[: len(name) + 1] == ["minga", *name]
+    with made(command.name).make_context(command.name, words[len(name) + 1 :]) as parsed:  # else it complains
+        given = {each.name: parsed.params[each.name] for each in command.fields()}
+    command.options(**given)
+
+
+def test_join_shows_what_a_volunteer_needs_and_names_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    usual = {each.name for each in made("join").params if not each.hidden} - {"link", "help_all"}
+    assert sorted(usual) == FOR_VOLUNTEERS
+    rare = [option for each in COMMANDS["join"].fields() if each.metadata["rare"] for option in made_options(each.name)]
+    assert call("join", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--leash" not in shown
+    assert all(option in shown for option in rare)
+    assert "Leave once this machine" not in shown
+    assert call("join", "--help-all") == 0
+    assert "Leave once this machine" in capsys.readouterr().out
+
+
+def made_options(name: str) -> list[str]:
+    """The long names of an option of `minga join`."""
+    return [text for each in made("join").params if each.name == name for text in each.opts if text.startswith("--")]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_command_that_is_gone_says_what_to_type_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(name, "x") == exit_codes.USAGE
+    assert MOVED[name] in " ".join(capsys.readouterr().err.split())
+    words = MOVED[name].split()[1:]
+    assert words[0] == "--version" or words[0] in COMMANDS
 
 
 def test_a_long_link_is_no_name_of_a_file(tmp_path: Path) -> None:
@@ -77,23 +107,17 @@ def test_a_long_link_is_no_name_of_a_file(tmp_path: Path) -> None:
     assert len(link) > 255
     assert folder_or_link(link) is None
     assert folder_or_link(str(tmp_path)) == tmp_path
-    with pytest.raises(LinkError):
+    with pytest.raises(ConfigurationError, match="missing"):
         folder_or_link(str(tmp_path / "missing"))
+    with pytest.raises(LinkError):
+        folder_or_link("minga1x")
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; sys.argv = ['minga', '--help']\nfrom minga.cli import main\ntry:\n    main()\nfinally:\n"
     code += "    print([m for m in ('torch', 'transformers', 'iroh', 'matplotlib') if m in sys.modules])"
-    import subprocess
-
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=45, check=True)
     assert result.stdout.strip().splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(command, "--help") == 0
-    assert "--json" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +139,8 @@ def test_a_new_run_spec_says_everything_of_a_recipe(capsys: pytest.CaptureFixtur
 
 
 def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
-    found = {each["recipe"]: each for each in last_json(run("recipes", "--json").stdout)["recipes"]}
-    assert found["swav"]["tasks"] == ["linear-probe", "knn"]
+    found = {each["recipe"]: each for each in last_json(run("new", "--json").stdout)["recipes"]}
+    assert found["albert"]["tasks"] == ["ner", "ncc"]
     assert {"albert", "causal-lm", "masked-lm", "sahajbert", "split", "swav", "text-to-image"} <= set(found)
     assert found["albert"]["sizes"] == ["tiny", "small", "base", "large"]
     assert found["causal-lm"]["headline"] == "heldout_perplexity"
@@ -162,12 +186,21 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["join", LINK, "--max-download", "-3Mbit"], "--max-download"),
         (["join", LINK, "--identity", "k.json", "--ephemeral"], "exclude each other"),
         (["host", "no-such-file.toml"], "no-such-file.toml"),
-        (["status"], "LINK or a --history"),
-        (["status", LINK, "--history", "y"], "LINK or a --history"),
-        (["status", "--history", "no-such-file"], "no-such-file"),
-        (["export", "--out", "o"], "LINK or a --directory"),
-        (["export", "x", "--out", "o"], "begins with minga1"),
-        (["export", "--directory", "no-such-folder", "--out", "o"], "no-such-folder"),
+        (["join", LINK, "--pause", "--unpause"], "exclude each other"),
+        (["status", "no-such-file"], "no-such-file"),
+        (["export", "no-such-folder", "--out", "o"], "no-such-folder"),
+        (["export", "minga1", "--out", "o"], "cut off"),
+        (["amend", LINK], "name what changes"),
+        (["amend", LINK, "pause", "optimizer.learning_rate=1"], "pause: alone"),
+        (["new", "albert", "--link", LINK], "only with --notebook"),
+        (["sim", "home-150", "--replay", "log"], "only --step"),
+        (["amend", LINK, "resume", "--at-step", "7"], "--at-step: a run that is paused"),
+        (["amend", LINK, "pause", "--no-wait"], "--no-wait: only with stop"),
+        (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
+        (["runs", "receipts", LINK, "--all"], "only with --out"),
+        (["runs", "verify", ".", "--of", LINK], "--of: only for a file"),
+        (["status", ".", "--watch"], "only with a LINK"),
+        (["new", "--size", "tiny"], "of which RECIPE"),
         (["doctor", "hello"], "link"),
     ],
 )
@@ -227,8 +260,8 @@ def test_a_mistake_in_a_recipes_table_names_the_file_before_anything_is_prepared
 
 def test_out_directory_with_content_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert call("export", "--directory", str(tmp_path), "--out", str(tmp_path)) == exit_codes.USAGE
-    assert call("demo", "--directory", str(tmp_path)) == exit_codes.USAGE
+    assert call("export", str(tmp_path), "--out", str(tmp_path)) == exit_codes.USAGE
+    assert call("demo", "--out", str(tmp_path)) == exit_codes.USAGE
     assert "not empty" in capsys.readouterr().err
 
 
@@ -270,8 +303,6 @@ def test_remote_errors_are_followed_by_advice(capsys: pytest.CaptureFixture[str]
 
 
 def test_peer_options() -> None:
-    options = peer_options(
-        "client", identity=None, ephemeral=True, directory=None, max_upload="8Mbit", max_download="1 MB/s"
-    )
+    options = JoinCommand(role="client", ephemeral=True, max_upload="8Mbit", max_download="1 MB/s").peer_options()
     assert (options.caps(), options.role) == ((RateCap(1e6), RateCap(1e6)), "client")
     assert GENESIS.exists()

@@ -16,8 +16,7 @@ import minga
 from minga.core import thread_guard
 from minga.core.events.bus import Event
 from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change
+from minga.network.gossip.board import Board, Change
 from minga.simulation.virtual_time import run_virtual
 from minga.testing import guard_threads
 from minga.training.bridge.loop_thread import LoopThread

@@ -189,7 +189,7 @@ def test_all_rules_together(tmp_path: Path) -> None:
     assert not set_paused(tmp_path, paused=True), "it was paused already"
     pause = found.pause()
     assert pause is not None
-    assert "--resume" in pause.why
+    assert "--unpause" in pause.why
     set_paused(tmp_path, paused=False)
     found.begin_session()
     found.note_traffic(2e9)

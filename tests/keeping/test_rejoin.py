@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import minga
-from minga.cli.taking_part.host import LinkOptions, announce
+from minga.cli.taking_part.host import announce
 from minga.cli.terminal.output import Output
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
@@ -131,7 +131,7 @@ def test_a_link_that_names_this_peer_alone_leads_nowhere(tmp_path: Path) -> None
         guest = minga.PeerOptions(identity=tmp_path / "b.json", directory=tmp_path / "guest", host="127.0.0.1")
         minga.join(link, guest).close()  # the guest's folder knows the run spec now
     again = minga.PeerOptions(identity=key, directory=tmp_path / "guest", host="127.0.0.1")
-    with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*--resume"):
+    with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*minga host FOLDER"):
         minga.join(link, again)
 
 
@@ -317,5 +317,5 @@ def announced(spec: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[
         on_loop=lambda read: read(),
         session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
     )
-    announce(peer, Output(json_output=False), LinkOptions(show_qr=False), bound_to="127.0.0.1")
+    announce(peer, Output(json_output=False), show_qr=False, landing_page=None, bound_to="127.0.0.1")
     return capsys.readouterr().out

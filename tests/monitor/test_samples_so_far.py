@@ -44,7 +44,7 @@ class Trainer:
 
     def train(self, steps: int) -> None:
         self.step, self._steps = self.step + steps, self._steps + steps
-        self._theirs.put(Progress(self.step, 0, 5.0, "training", 1.7e9, target_batch_size=BATCH))
+        self._theirs.put(Progress(self.step, 0, 5.0, "training", target_batch_size=BATCH))
         self._theirs.put(Metrics(self.step, 3.0 * self._steps, (BATCH + 3) * self._steps, self._steps))
 
 

@@ -17,9 +17,9 @@ import pytest
 from nbclient import NotebookClient
 
 from minga.core.errors import LinkError, LocalError
+from minga.identity.links.links import EntryPoint, Link
 from minga.notebook import host, join
-from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 from tests.worlds import forked
 from tests.worlds.cli_run import Running, last_json, run
 from tests.worlds.forked_command import forked_commands
@@ -61,11 +61,11 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
 ) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     with Running(
-        "host", str(tmp_path / "run.toml"), "--host", "127.0.0.1", "--directory", str(tmp_path / "run")
+        "host", str(tmp_path / "run.toml"), "--bind", "127.0.0.1", "--directory", str(tmp_path / "run")
     ) as host:
         link = host.wait_for("link")["link"]
-        text = to_ipynb(volunteer_cells(link, str(ROOT)))
-        here = 'options=[\\"--host\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\", \\"--ephemeral\\"])'
+        text = joining_notebook(link, str(ROOT))
+        here = 'options=[\\"--bind\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\", \\"--ephemeral\\"])'
         text = text.replace("hours=HOURS)", f"hours=HOURS, {here}")
         contributed = (
             'while mine.events.get(\\"step.applied\\", {}).get(\\"step\\", 0) < 3: import time; time.sleep(0.1)'
@@ -81,14 +81,14 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
 
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = to_ipynb(organiser_cells(str(ROOT)))
+    text = hosting_notebook(str(ROOT))
     small = 'size = \\"tiny\\"\\n",\n    "max_length = 32\\n'
     text = text.replace('size = \\"tiny\\"\\n', small).replace(
         "every_steps = 20", 'every_steps = 20\\n[network]\\nrelay = \\"none\\"'
     )
     text = text.replace(
         '\\"--role\\", \\"trainer\\"',
-        '\\"--role\\", \\"trainer\\", \\"--host\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\"',
+        '\\"--role\\", \\"trainer\\", \\"--bind\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\"',
     )
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     outputs = execute(text, tmp_path, monkeypatch)
@@ -117,7 +117,7 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) 
 
 def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
-    options = ("--host", "127.0.0.1", "--directory", str(tmp_path / "run"))
+    options = ("--bind", "127.0.0.1", "--directory", str(tmp_path / "run"))
     hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)
     assert hosted.link.startswith("minga1")
     assert hosted.wait(60.0)
@@ -128,12 +128,12 @@ def test_a_text_that_is_no_link_reaches_neither_a_command_nor_a_shell() -> None:
     for text in ("$(touch pwned)", "minga1…; touch pwned", "--help", '"\nimport os'):
         with pytest.raises(LinkError):
             join(text)
-    assert not any("{LINK}" in cell.source for cell in volunteer_cells(ANY_LINK, CHECKOUT))
+    assert "{LINK}" not in joining_notebook(ANY_LINK, CHECKOUT)
 
 
-@pytest.mark.parametrize("source", ["C:\\new\\minga", 'a "quoted" name', "line\nbreak", "{brace}", "größer"])
+@pytest.mark.parametrize("source", ["C:\\new\\minga", 'a "quoted" name', "line\nbreak", "{brace}", "${name}", "größer"])
 def test_any_text_is_the_source_in_a_notebook_as_it_is(source: str) -> None:
-    notebook = nbformat.reads(to_ipynb(volunteer_cells(source, source)), as_version=4)
+    notebook = nbformat.reads(joining_notebook(source, source), as_version=4)
     first_lines = [cell.source.partition("\n")[0] for cell in notebook.cells if cell.source.startswith("MINGA = ")]
     assert [ast.literal_eval(line.removeprefix("MINGA = ")) for line in first_lines] == [source]
     link = next(line for cell in notebook.cells for line in cell.source.split("\n") if line.startswith("LINK = "))
@@ -141,19 +141,22 @@ def test_any_text_is_the_source_in_a_notebook_as_it_is(source: str) -> None:
 
 
 def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:
-    for name, cells in (("join", volunteer_cells(ANY_LINK, CHECKOUT)), ("host", organiser_cells(CHECKOUT))):
-        assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == to_ipynb(cells), "run `make docs`"
+    for name, text in (("join", joining_notebook(ANY_LINK, CHECKOUT)), ("host", hosting_notebook(CHECKOUT))):
+        assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == text, "run `make docs`"
 
 
-def test_the_command_prints_a_notebook_with_the_link_and_refuses_what_is_none(tmp_path: Path) -> None:
-    done = run("notebook", "--json")
-    assert last_json(done.stdout)["notebook"]["nbformat"] == 4
-    assert ANY_LINK in done.stdout.encode().decode("unicode_escape", "ignore") or "minga1" in done.stdout
-    assert run("notebook", "minga1nonsense").returncode == 2
-    assert run("notebook", "minga1nonsense", "--organise").returncode == 2
-    held = last_json(run("notebook", "--organise", "--json").stdout)["notebook"]
-    hidden = next(cell for cell in held["cells"] if "WHEEL =" in "".join(cell["source"]))
+def test_the_command_writes_a_notebook_with_the_link_and_refuses_what_is_none(tmp_path: Path) -> None:
+    def written(*options: str) -> nbformat.NotebookNode:
+        done = run("new", "--notebook", str(tmp_path / "made.ipynb"), *options, "--json")
+        assert last_json(done.stdout)["notebook"] == str(tmp_path / "made.ipynb"), done.stderr
+        return nbformat.read(tmp_path / "made.ipynb", as_version=4)
+
+    link = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))
+    assert any(f'LINK = "{link}"' in cell.source for cell in written("--link", link).cells)
+    assert run("new", "--notebook", str(tmp_path / "none.ipynb"), "--link", "minga1nonsense").returncode == 2
+    assert not (tmp_path / "none.ipynb").exists()
+    hidden = next(cell for cell in written().cells if "WHEEL =" in cell.source)
     assert hidden["metadata"] == {"cellView": "form", "jupyter": {"source_hidden": True}}
-    plain = run("notebook", "--organise", "--install", "/wheels/minga.whl").stdout
-    assert "/wheels/minga.whl" in plain
-    assert nbformat.reads(plain, as_version=4).cells[0].cell_type == "markdown"
+    named = written("--install", "/wheels/minga.whl")
+    assert any("/wheels/minga.whl" in cell.source for cell in named.cells)
+    assert run("new", "--notebook", str(tmp_path / ("a" * 300)), "--json").returncode == 4

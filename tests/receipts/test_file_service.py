@@ -147,7 +147,7 @@ def test_a_monitor_has_the_totals_of_a_member_over_real_connections(
             while not all(monitor.receipts().get(peer.peer_id, PeerTotals()).samples for peer in peers):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
-            shown = last_json(run("receipts", "show", str(first.link), "--host", "127.0.0.1", "--json").stdout)
+            shown = last_json(run("runs", "receipts", str(first.link), "--bind", "127.0.0.1", "--json").stdout)
             assert shown["peers"].keys() == {peer.peer_id for peer in peers}
             own = first.receipts()
             assert own.keys() == {peer.peer_id for peer in peers}

@@ -89,7 +89,7 @@ def test_orders_bans_and_a_restored_organiser_leave_one_history() -> None:
 def test_a_month() -> None:
     outcome = Simulation(Scenario.from_mapping(read_scenario("month"))).run()
     check(outcome, {"amend": 3, "backup": 1, "ban": 2, "pause": 1, "resume": 1, "restore": 1, "stop": 1}, 4)
-    assert outcome.ledger.last_step > 40
+    assert outcome.timeline.last_step > 40
 
 
 @pytest.mark.parametrize(

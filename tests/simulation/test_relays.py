@@ -93,6 +93,6 @@ async def test_without_a_relay_those_behind_closed_routers_are_clients_and_the_f
 def test_a_scenario_with_relay_nat_and_outage_goes_on_after_the_outage() -> None:
     values = changed(read_scenario("behind-nat"), [("stop.steps", "19"), ("peers.home.count", "3")])
     outcome = Simulation(Scenario.from_mapping(values)).run()
-    ends = [step.applied_s for step in outcome.ledger.finished()]
+    ends = [step.applied_s for step in outcome.timeline.finished()]
     assert outcome.ended_by == "steps"
     assert max(late - early for early, late in itertools.pairwise(ends)) > 50.0

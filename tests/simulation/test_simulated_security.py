@@ -53,7 +53,7 @@ def test_honest_members_train_and_ban_nobody() -> None:
     outcome = simulate()
     assert (outcome.ended_by, outcome.summary()["steps"]) == ("steps", 6)
     assert outcome.losses()[-1][1] < outcome.losses()[0][1]
-    assert not outcome.ledger.counts
+    assert not outcome.timeline.counts
     for step in outcome.steps[1:]:
         assert (step.members, step.samples, step.measured) == (5, 80, 5)
         assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
@@ -108,9 +108,9 @@ def attacked() -> Outcome:
 
 
 def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> None:
-    ledger = attacked.ledger
-    assert ledger.attacks == dict.fromkeys(("evil-1", "evil-2"), ("equivocating-result", 2))
-    assert {name: (ban.step, ban.reason) for name, ban in ledger.bans.items()} == dict.fromkeys(
+    timeline = attacked.timeline
+    assert timeline.attacks == dict.fromkeys(("evil-1", "evil-2"), ("equivocating-result", 2))
+    assert {name: (ban.step, ban.reason) for name, ban in timeline.bans.items()} == dict.fromkeys(
         ("evil-1", "evil-2"), (3, "EQUIVOCATED")
     )
     assert [step.members for step in attacked.steps] == [7, 7, 5, 5, 5, 5]
@@ -144,13 +144,13 @@ def test_equal_seeds_give_equal_logs(attacked: Outcome) -> None:
 def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
     labels = '[[attackers]]\npeers = "home"\nbehaviour = "label-flip"\nfrom_step = 1\n'
     often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=12")
-    ledger = simulate(ATTACKED + labels, *SEVEN, *often).ledger
-    assert ledger.bans  # how many are drawn by then is chance
-    assert ledger.bans.keys() <= {"evil-1", "evil-2", "home-1"}
-    assert {ban.reason for ban in ledger.bans.values()} == {"WRONG_GRADIENT"}
-    heard = sum(ban.step < 12 for ban in ledger.bans.values())  # of a ban in the last step, if there is time
-    assert heard <= ledger.counts.pop("member.failed", 0) <= len(ledger.bans)
-    assert not ledger.counts, "nothing else went wrong"
+    timeline = simulate(ATTACKED + labels, *SEVEN, *often).timeline
+    assert timeline.bans  # how many are drawn by then is chance
+    assert timeline.bans.keys() <= {"evil-1", "evil-2", "home-1"}
+    assert {ban.reason for ban in timeline.bans.values()} == {"WRONG_GRADIENT"}
+    heard = sum(ban.step < 12 for ban in timeline.bans.values())  # of a ban in the last step, if there is time
+    assert heard <= timeline.counts.pop("member.failed", 0) <= len(timeline.bans)
+    assert not timeline.counts, "nothing else went wrong"
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_who_comes_late_becomes_a_member_and_who_says_goodbye_and_comes_back_is_
     small = ("security.founders=3", "peers.home.count=3", "stop.steps=28")
     small += ("peers.home.samples_per_second=100", "peers.home.latency=50ms")  # of a step most is after the commitment
     outcome = simulate(RESTLESS, *small, "security.probation_steps=2", "training.target_batch_size=40")
-    ledger = outcome.ledger
+    timeline = outcome.timeline
     assert outcome.ended_by == "steps"
-    assert {ban.reason for ban in ledger.bans.values()} <= {Reason.SILENT.name}
-    assert "member.failed" not in ledger.counts
+    assert {ban.reason for ban in timeline.bans.values()} <= {Reason.SILENT.name}
+    assert "member.failed" not in timeline.counts
     assert [step.members for step in outcome.steps[:3]] == [3, 3, 3]
     assert max(step.members for step in outcome.steps) == 4
     left = [entry for step in outcome.steps for entry in step.incidents if entry["kind"] == "peer.left"]

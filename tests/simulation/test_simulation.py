@@ -53,7 +53,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 
 
 def kinds(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
-    found = [entry for step in outcome.ledger.steps.values() for entry in step.incidents]
+    found = [entry for step in outcome.timeline.steps.values() for entry in step.incidents]
     return sorted((entry for entry in found if entry["kind"] == kind), key=lambda entry: entry["t"])
 
 
@@ -69,14 +69,14 @@ def test_equal_seeds_give_equal_logs_and_others_do_not(small: tuple[Outcome, Pat
 
 def test_a_log_tells_all_that_the_figures_are_made_of(small: tuple[Outcome, Path]) -> None:
     outcome, path = small
-    log, ledger = Log(path), Timeline()
+    log, timeline = Log(path), Timeline()
     for entry in log:
-        ledger.add(entry)
+        timeline.add(entry)
     assert log.is_complete
     assert log.head["scenario"]["peers"][0]["name"] == "home"
-    assert ledger.finished() == outcome.steps
-    assert ledger.peers == outcome.ledger.peers
-    assert (ledger.alive, ledger.counts) == (outcome.ledger.alive, outcome.ledger.counts)
+    assert timeline.finished() == outcome.steps
+    assert timeline.peers == outcome.timeline.peers
+    assert (timeline.alive, timeline.counts) == (outcome.timeline.alive, outcome.timeline.counts)
 
 
 def test_a_changed_log_is_noticed(small: tuple[Outcome, Path], tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_other_ends(changes: tuple[str, ...], why: str) -> None:
 def test_a_run_that_everybody_leaves_is_over() -> None:
     outcome = simulate(SMALL, "peers.home.session=3s", "stop.steps=1000")
     assert outcome.ended_by == "nobody is left"
-    assert outcome.ledger.alive[-1][1] == 0
+    assert outcome.timeline.alive[-1][1] == 0
     assert outcome.virtual_s < 20.0
 
 
@@ -222,7 +222,7 @@ def test_peers_come_go_crash_and_come_back() -> None:
     assert outcome.participation > 0.95
     assert outcome.split_steps == 0
     assert outcome.log_digest == simulate(SMALL + stay, *changes, "stop.steps=12").log_digest
-    for peer in outcome.ledger.peers.values():
+    for peer in outcome.timeline.peers.values():
         assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
 
 
@@ -235,12 +235,12 @@ def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     assert {entry["action"] for entry in found} == {"kill", "slow_link", "stall", "drop_link"}
     assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
     assert any(entry["ended"] for entry in found)
-    assert outcome.ledger.last_step == 15
+    assert outcome.timeline.last_step == 15
 
 
 def test_who_lacks_memory_stays_away() -> None:
     outcome = simulate(SMALL, "peers.home.memory=choice 100kB 1GB", "peers.home.count=6", "stop.steps=3")
-    assert 0 < len(outcome.ledger.peers) < 6
+    assert 0 < len(outcome.timeline.peers) < 6
 
 
 def test_a_donor_that_serves_a_false_state_is_found_out() -> None:
@@ -267,17 +267,17 @@ def test_an_interrupted_simulation_tells_what_ran(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     simulation = Simulation(scenario(SMALL, "stop.steps=100000"), path)
     told: list[Outcome] = []
-    add = simulation.ledger.add
+    add = simulation.timeline.add
 
     def add_and_interrupt(entry: dict[str, Any]) -> None:
         add(entry)
         if entry["kind"] == "step" and entry["step"] == 3:
             simulation.interrupt()
 
-    simulation.ledger.add = add_and_interrupt  # type: ignore[method-assign]
+    simulation.timeline.add = add_and_interrupt  # type: ignore[method-assign]
     outcome = simulation.run(told.append)
     assert told == [outcome]
-    assert (outcome.ended_by, outcome.ledger.last_step) == ("interrupt", 3)
+    assert (outcome.ended_by, outcome.timeline.last_step) == ("interrupt", 3)
     assert outcome.summary()["bytes_sent_per_peer"]["mean"] > 0
     log = Log(path)
     assert list(log)

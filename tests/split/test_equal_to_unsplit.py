@@ -12,8 +12,7 @@ from torch import nn
 
 from minga.optim import LAMB, AdamW
 from minga.split.computing.halves import converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.parts import ModelPart, cross_entropy
 from tests.worlds.split_world import (
     Desk,
     SplitWorld,

@@ -16,11 +16,9 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.virtual_time import run_virtual
-from minga.split.computing.applying import BatchOutcome, BatchWork
+from minga.split.computing.applying import BatchOutcome, BatchWork, OneTop
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.held_out import LOOKS_TO_LEARN, HeldOutFinding, HeldOutRule, HeldOutWatch, entropy_of
 from minga.split.server.batch_server import BatchServer
 from tests.worlds.split_world import CLASSES, FEATURES, Desk, SplitWorld, layers, make_half, split_spec

@@ -11,10 +11,9 @@ from torch import nn
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing import one_top
-from minga.split.computing.applying import BatchWork
+from minga.split.computing import applying as one_top
+from minga.split.computing.applying import BatchWork, OneTop
 from minga.split.computing.halves import Answer, Question, converse
-from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
 from tests.worlds.split_world import Desk, batch, cross_entropy, layers, make_core, make_half, sgd, split_spec, values
 

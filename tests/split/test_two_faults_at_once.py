@@ -13,13 +13,12 @@ from torch import nn
 from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
-from minga.split.computing import one_top
-from minga.split.computing.applying import BatchWork
+from minga.split.computing import applying as one_top
+from minga.split.computing.applying import BatchWork, OneTop
 from minga.split.computing.halves import Answer, BatchFate, Question, converse
-from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
+from minga.split.wire.bodies import Room
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest, TensorHeader
-from minga.split.wire.room import Room
 from minga.split.wire.tensors import TensorWire
 from tests.worlds.split_world import Desk, SplitWorld, batch, make_core, make_half, sgd, split_spec, values
 

@@ -19,7 +19,6 @@ def test_the_lead_is_that_of_steps_as_they_come(round_s: float | None, steps: in
     plan = SimpleNamespace(round_s=round_s)
     status = SimpleNamespace(step=100, samples_per_second=512.0, target_batch_size=256, plan=plan)
     assert step_after(cast(RunStatus, status), 30.0) == 100 + LEAST_LEAD + steps
-    assert step_after(cast(RunStatus, status), 30.0, pace=0.5) == 100 + LEAST_LEAD + 15
 
 
 def test_a_run_whose_plan_is_not_known_goes_by_its_speed() -> None:

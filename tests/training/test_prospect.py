@@ -31,7 +31,7 @@ def test_a_run_is_complete_if_most_peers_say_so(steps: list[int], completed: int
     told = [
         Item(
             PeerId(f"peer-{number}"),
-            Progress(step=step, samples=0, samples_per_second=0.0, status="paused", time=1.0),
+            Progress(step=step, samples=0, samples_per_second=0.0, status="paused"),
             1.0,
         )
         for number, step in enumerate(steps)

@@ -24,7 +24,7 @@ GUARDED_MINGA = str(Path(__file__).with_name("guarded_minga.py"))
 """`python -m minga` with the check that what belongs to an event loop is used on its own thread."""
 
 GENESIS = Path(__file__).parent.parent / "data" / "web_genesis.txt"
-LOCAL = ("--host", "127.0.0.1")
+LOCAL = ("--bind", "127.0.0.1")
 ALONE = (*LOCAL, "--ephemeral", "--device", "cpu", "--threads", "1")
 
 SPEC = f"""

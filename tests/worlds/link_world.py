@@ -11,7 +11,7 @@ from minga.core.events.bus import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.interface import Address, PeerId
-from minga.network.probing.prober import Prober
+from minga.network.probing import Prober
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork

@@ -17,31 +17,25 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.halves import ClientHalf, converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.parts import ModelPart
-from minga.split.finding import allowed_servers
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.server.batch_server import BatchServer
-from minga.split.server.service import SplitService
-from minga.split.sharing.choices import applying_for, half_for
-from minga.split.sharing.top_copies import TopCopies
-from minga.split.standby.succession import ServerSuccession
+from minga.split.sharing.splitfed import TopCopies
+from minga.split.sharing.variants import applying_for, half_for
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import ThreadTask
 from minga.training.replica.replica import Replica
 from tests.worlds.split_world import SERVER_KEY, RecordingTop, SplitPeer, SplitWorld, batch, layers, values
 
 LEARNING_RATE = 0.1
-STANDBY_KEYS = (b"\x02" * 32, b"\x03" * 32)
 plain_sgd = partial(torch.optim.SGD, lr=LEARNING_RATE)
 
 
-def shared_spec(variant: str, *, standbys: int = 0, training: dict[str, Any] | None = None, **split: Any) -> RunSpec:
-    """A run spec with one server, and some that stand by."""
-    keys = (SERVER_KEY, *STANDBY_KEYS[:standbys])
-    servers = tuple(Identity.from_seed(key).peer_id for key in keys)
+def shared_spec(variant: str, *, training: dict[str, Any] | None = None, **split: Any) -> RunSpec:
+    """A run spec whose server is the one with `SERVER_KEY`."""
+    server = Identity.from_seed(SERVER_KEY).peer_id
     mapping = {"name": "split", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
     sections = {"training": training or {}, "averaging": {"codec": "float32"}, "state": {"digest_every": 1}}
-    split = {"variant": variant, "servers": servers, **split}
+    split = {"variant": variant, "server": server, **split}
     return RunSpec.from_mapping({**mapping, **sections, "split": split}).published({})
 
 
@@ -98,27 +92,6 @@ async def add_client(
     peer = await world.client(bottom, **settings)
     peer.half = shared_half(world.spec, bottom, peer.peer_id, block, optimizer)
     return peer
-
-
-async def add_server(
-    world: SplitWorld, key: bytes, optimizer: Any = plain_sgd, *, stands_by: bool = False
-) -> SplitPeer:
-    """A server, or one that stands by, enters the run, or enters it again; each with its own top."""
-    peer = await world.join(key)
-    _, top = two_parts()
-    peer.core = core = shared_core(world.spec, top, optimizer)
-
-    async def begin() -> ServerSuccession:
-        node, board = peer.session.node, peer.session.board
-        make = partial(SplitService, node, board, core, room_bytes=1 << 26)
-        return ServerSuccession(node, board, core, allowed_servers(world.spec), make, stands_by=stands_by)
-
-    successions[peer] = await peer.network.process.run(begin())
-    return peer
-
-
-successions: dict[SplitPeer, ServerSuccession] = {}
-"""Of the servers of all worlds."""
 
 
 class LoopPart(ModelPart):

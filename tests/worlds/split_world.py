@@ -19,15 +19,13 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
-from minga.split.computing.applying import BatchOutcome, BatchWork
+from minga.split.computing.applying import BatchOutcome, BatchWork, OneTop
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
-from minga.split.computing.loss import LossFunction, cross_entropy
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.parts import LossFunction, ModelPart, cross_entropy
 from minga.split.exchange import Exchange
-from minga.split.finding import allowed_servers, find_server
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
+from minga.split.sharing.variants import server_of
 from minga.split.wire.messages import BatchRequest, BeginRequest
 from minga.training.session import Session, SessionSettings
 
@@ -58,9 +56,9 @@ def batch(number: int, samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 def split_spec(variant: str = "vanilla", **split: Any) -> RunSpec:
     """A run spec whose only server is the one with `SERVER_KEY`."""
-    servers = (Identity.from_seed(SERVER_KEY).peer_id,)
+    server = Identity.from_seed(SERVER_KEY).peer_id
     mapping = {"name": "split", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
-    return RunSpec.from_mapping({**mapping, "split": {"variant": variant, "servers": servers, **split}})
+    return RunSpec.from_mapping({**mapping, "split": {"variant": variant, "server": server, **split}})
 
 
 def train_whole(modules: Sequence[nn.Module], batches: Sequence[int], optimizer: Any = sgd) -> list[float]:
@@ -239,11 +237,10 @@ class SplitWorld:
         """A client enters the run, or enters it again."""
         peer = await self.join(**settings)
         peer.half = make_half(self.spec, bottom, head, name=peer.peer_id)
-        board, allowed = peer.session.board, allowed_servers(self.spec)
+        node, board, section = peer.session.node, peer.session.board, self.spec.split
 
         async def begin() -> Exchange:
-            find = lambda last: find_server(board, allowed, last)  # noqa: E731
-            return Exchange(peer.session.node, find, self.spec.split, patience_s=patience_s)
+            return Exchange(node, board, server_of(self.spec), section, patience_s=patience_s)
 
         peer.exchange = await peer.network.process.run(begin())
         return peer

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from minga.recipes.swav.data.picture_set import PictureSet
+from minga.recipes.swav.pictures import PictureSet
 from minga.testing import RecipeCase
 
 SMALL: dict[str, Any] = {
     "crops": [[2, 16, 0.3, 1.0], [1, 8, 0.1, 0.4]],
     "prototypes": 12,
     "head": [32, 16],
+    "epsilon": 0.05,
+    "flip": 0.5,
+    "jitter": 0.8,
+    "blur": 0.5,
     "micro_batch_size": 8,
     "data": {"source": "digits"},
 }

@@ -14,7 +14,7 @@ from minga.averaging.strategy_choice import Contributors, StrategyFacts
 from minga.core.aio import Signal
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.changes import Observer
+from minga.network.gossip.board import Observer
 from minga.network.interface import Address, PeerId
 
 # ---- The seams: what produces the vectors, what the organisers ordered, and what members tell each other besides.

@@ -29,7 +29,7 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True):
     `sent` and `received` are what the path carries in bytes per second, 0 where unknown, `sent` as the other one
     acknowledged it; `sent_mean` and `received_mean` what it moved in the best of the last rounds, over the whole round.
     `sent_percent` compares `sent` with what the owner's line could have sent at those moments, 0 where nothing showed
-    that the path is what was slow. `round_trip_us` is in microseconds, 0 where unknown.
+    that the path is what was slow.
     """
 
     key: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -38,7 +38,6 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True):
     sent_mean: RateNumber
     received_mean: RateNumber
     sent_percent: Percent
-    round_trip_us: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class Links(Payload, frozen=True):
@@ -86,7 +85,7 @@ def links_of(node: Node) -> Links:
         _whole(rates.download),
         _whole(rates.upload_cap),
         _whole(rates.download_cap),
-        tuple(_row(node, peer, up.get(peer), down.get(peer)) for peer in peers[:MAX_LINK_ROWS]),
+        tuple(_row(peer, up.get(peer), down.get(peer)) for peer in peers[:MAX_LINK_ROWS]),
         rates.upload_shown,
         rates.download_shown,
     )
@@ -167,8 +166,7 @@ def _numbers(row: LinkRow) -> tuple[int, ...]:
     return row.sent, row.received, row.sent_mean, row.received_mean, row.sent_percent
 
 
-def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRow:
-    round_trip_s = node.round_trip_s(peer)
+def _row(peer: PeerId, up: Path | None, down: Path | None) -> LinkRow:
     return LinkRow(
         link_key(peer),
         _whole(up.rate.value if up else None),
@@ -176,7 +174,6 @@ def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRo
         _whole(up.mean if up else None),
         _whole(down.mean if down else None),
         _percent(up.share if up else None),
-        min(round((round_trip_s or 0.0) * 1e6), 2**40),
     )
 
 

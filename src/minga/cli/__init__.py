@@ -2,9 +2,9 @@
 
     minga ARGUMENTS ─▶ app ─▶ one command's module ─▶ library ─▶ terminal/output ─▶ exit code
 
-Read: app (the command and those that take part). Then terminal (shared by all), taking_part, keeping, planning,
-simulating, diagnosing, watching, access, splitting, demo: one folder for each group of commands. Everything heavy is
-imported by the command that needs it.
+Read: commands (all of them, as data), app (the parser that is made of it). Then terminal (shared by all), taking_part,
+keeping, planning, simulating, diagnosing, access, splitting, demo: one folder for each group of commands.
+Everything heavy is imported by the command that needs it.
 
 Called by the user's shell; nothing in the library imports it.
 """

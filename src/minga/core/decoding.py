@@ -62,3 +62,13 @@ def decode_json(data: Bytes | str, kind: Any) -> Any:
         with _learning:
             decoder = _json.setdefault(kind, msgspec.json.Decoder(kind))
     return decoder.decode(data)
+
+
+@overload
+def take_as(value: object, kind: type[T]) -> T: ...
+@overload
+def take_as(value: object, kind: Any) -> Any: ...
+def take_as(value: object, kind: Any) -> Any:
+    """The `kind`, a type, that this value, which was decoded from JSON, is; raises `DECODING_ERRORS`."""
+    with _learning:
+        return msgspec.convert(value, kind, strict=True)

@@ -20,17 +20,14 @@ from minga.core.wheel import own_wheel
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.recording.recorder import RunRecorder
 from minga.dashboard.server.answers import Answers
-from minga.dashboard.server.app import make_app
 from minga.dashboard.server.guard import JOIN
 from minga.dashboard.server.join_answers import JoinAnswers
 from minga.dashboard.server.live_feed import LiveFeed
-from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
-from minga.dashboard.server.web_server import WebServer
+from minga.dashboard.server.web_server import WebServer, make_app
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE, Entry, History, fill_gaps, read_history, told_since
 from minga.monitor.watcher import Watcher
-from minga.training.organiser import Organiser
 from minga.training.peer import Peer
 from minga.training.status.status_reader import Look
 
@@ -58,7 +55,7 @@ class Dashboard:
     `watcher` looks at the run; each of its looks comes here, too.
 
     What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
-    that other processes of this machine keep. `desk` makes the organiser's part where the organiser's key is here.
+    that other processes of this machine keep. `is_organisers`: the organiser's own host serves it.
     Raises `ConfigurationError` if it cannot listen.
     """
 
@@ -70,16 +67,16 @@ class Dashboard:
         *,
         directory: Path | None,
         earlier: Sequence[Path] = (),
-        desk: Callable[[], Organiser] | None = None,
+        is_organisers: bool = False,
     ) -> None:
         self.settings = settings
-        self._peer, self._watcher, self._directory, self._make_desk = peer, watcher, directory, desk
+        self._peer, self._watcher, self._directory = peer, watcher, directory
         self._earlier = tuple(earlier)
         self._server = WebServer(settings.host, settings.port)
         self._urls = [settings.url.rstrip("/")] if settings.url is not None else self._server.urls
         own = own_wheel() if peer.spec.network.source_url is None else None
-        is_organisers = own is not None and (desk is not None or own.reference == peer.spec.wheel)
-        self._wheel = own if is_organisers else None
+        is_theirs = own is not None and (is_organisers or own.reference == peer.spec.wheel)
+        self._wheel = own if is_theirs else None
         """What it hands out to newcomers: code of the organiser, and of nobody else."""
         self._run = LiveRun(only_watches=peer.role == "monitor")
         self._asked_s = 0.0
@@ -107,11 +104,6 @@ class Dashboard:
     def join_url(self) -> str | None:
         """Where newcomers find out how to take part, without a token; None in a run for members."""
         return f"{self._urls[0]}{JOIN}" if self._peer.spec.security.admission == "open" else None
-
-    @property
-    def organiser_url(self) -> str | None:
-        """Where the organiser finds it; None without the organiser's key."""
-        return None if self._make_desk is None else f"{self._urls[0]}/?token={self.settings.organiser_token}"
 
     def start(self) -> None:
         """Take up what was recorded before, and serve; call `close` also if this fails.
@@ -189,10 +181,9 @@ class Dashboard:
     def _serve(self) -> None:
         def make() -> ASGIApp:
             self._feed = feed = LiveFeed()
-            answers = Answers(self._run, feed, self._peer, has_organiser=self._make_desk is not None)
+            answers = Answers(self._run, feed)
             joining = JoinAnswers(self._peer, self._run, self.settings, self._urls, self._wheel)
-            orders = OrderDesk(self._make_desk, self._run.step_in)
-            return make_app(self.settings, answers, joining, orders, Pages())
+            return make_app(self.settings, answers, joining, Pages())
 
         self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
 

@@ -18,7 +18,6 @@ from minga.dashboard.model.documents import (
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
 from minga.receipts.book import PeerTotals
-from minga.training.organiser import step_after
 from minga.training.status.status_reader import Look
 
 MOST_CACHED: Final = 16
@@ -54,13 +53,6 @@ class LiveRun:
         """What the members attest by now."""
         self.attested = attested
         self._cache.clear()
-
-    def step_in(self, seconds: float) -> int | None:
-        """A step that the run does not reach within so many seconds, by the pace of its last steps if that was seen.
-
-        None before the first look.
-        """
-        return None if self.look is None else step_after(self.look.status, seconds, self.model.pace())
 
     def run(self) -> bytes | None:
         """The page of the run; None before the first look. The others likewise."""

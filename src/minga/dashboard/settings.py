@@ -27,8 +27,8 @@ class DashboardSettings:
     """Where a dashboard listens and what it asks of viewers.
 
     On an address of this machine alone no viewer needs a token. Elsewhere each needs the `read_token`, unless the
-    organiser chose to make the page `public`. Orders need the `organiser_token` everywhere, and an organiser's key.
-    `url` is the address of a proxy in front, whose host name is accepted, too.
+    organiser chose to make the page `public`. `url` is the address of a proxy in front, whose host name is accepted,
+    too.
     """
 
     host: str = "127.0.0.1"
@@ -36,7 +36,6 @@ class DashboardSettings:
     public: bool = False
     url: str | None = None
     read_token: str = field(default_factory=_new_token)
-    organiser_token: str = field(default_factory=_new_token)
 
     def __post_init__(self) -> None:
         if self.url is not None and not _URL.fullmatch(self.url):

@@ -5,7 +5,7 @@
 The archiver copies on a thread of its own, and goes on where it stopped.
 
 Called by host and peer, where the organiser asks for an archive, by checkpointer, which runs the archiver, and by
-`minga receipts`, which reads records. The module knows folders and files, and nothing of peers.
+`minga runs receipts`, which reads records. The module knows folders and files, and nothing of peers.
 """
 
 from __future__ import annotations

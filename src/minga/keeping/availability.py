@@ -389,7 +389,7 @@ class Availability:
         now = self._now()
         rests, self._rests = self._rests, False
         if is_paused(self._directory):
-            return Pause("paused by minga join --pause; minga join LINK --resume ends that", None)
+            return Pause("paused by minga join --pause; minga join LINK --unpause ends that", None)
         if self._rules.hours is not None and (wait_s := self._rules.hours.wait_s(now)):
             return Pause("outside of the hours of --only", wait_s)
         if self._rules.pause_on_battery and self._unplugged():

@@ -1,7 +1,7 @@
 """How peers reach and know each other: three transports, typed calls, bandwidth, and the board.
 
     iroh/ (real, bulk over tcp/) ┐                    ┌─▶ gossip/   what peers say of themselves, everywhere
-    virtual/ (simulated)         ┴─▶ interface ─▶ rpc/┼─▶ probing/  what a link can carry
+    virtual/ (simulated)         ┴─▶ interface ─▶ rpc/┼─▶ probing   what a link can carry
                                bandwidth/ ────────────┘
 
 Read: interface (the seam: all that the rest may know of the outside world), authorizer (which peers are admitted),

@@ -34,5 +34,5 @@ attestations, as one peer has them, what a member compares with, and what counts
 receipts (entry: the part of one member), document (a file that anybody can check, also for peers that only watch).
 
 Called by the member of a run (`training/life/member.py`) through the notes of group formation, by session, dashboard
-and the commands `minga receipts`. It knows plans, and neither vectors nor models.
+and the commands `minga runs receipts`. It knows plans, and neither vectors nor models.
 """

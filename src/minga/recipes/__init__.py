@@ -6,14 +6,11 @@
               split/ (uses minga.split) ───────────────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
-init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), broken_streams
-(data from a network that fails), hub_data (names that lead to a hub alone), counting (parameters and operations of a
-model), peak_memory (the most memory that a micro-batch takes), new_folder (exports that are there whole or not at all),
-exported (where an exported model is from), task_report (what tasks are asked, and answer). Then text (text as training
-data), writing (how languages are written), mixture (text of several sources), images (pictures as data), language (what
-recipes of language models share), causal_lm and masked_lm (any architecture), albert, with sahajBERT, swav and
-text_to_image (of the papers), split (networks that are cut), tasks (what a trained model is good for), running (what is
-the same for all recipes).
+init_from (parameters of another run or of a hub instead), counting (parameters, operations and memory of a model),
+exported (folders of exported models), task_report (what tasks are asked, and answer). Then data (streams, orders, what
+is held out), text (text as training data), images (pictures as data), language (what recipes of language models share),
+causal_lm and masked_lm (any architecture), albert, with sahajBERT, swav and text_to_image (of the papers), split
+(networks that are cut), tasks (what a trained model is good for), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 
@@ -54,8 +51,8 @@ from minga.recipes.registry import RECIPES, load_recipe, published
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 if TYPE_CHECKING:
+    from minga.recipes.data.order import shuffled
     from minga.recipes.initial import new_model
-    from minga.recipes.order import shuffled
 
 __all__ = [
     "RECIPES",
@@ -89,7 +86,7 @@ __all__ = [
     "whole",
 ]
 
-_LATE = {"new_model": "minga.recipes.initial", "shuffled": "minga.recipes.order"}
+_LATE = {"new_model": "minga.recipes.initial", "shuffled": "minga.recipes.data.order"}
 
 
 def __getattr__(name: str) -> object:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 LossFunction: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -92,3 +95,75 @@ def _kept_bytes(model: nn.Module, batch: dict[str, Tensor], loss: LossFunction) 
     total = sum(storage.nbytes() for storage in kept.values())
     del result
     return total
+
+
+# ---- The most memory that a micro-batch takes, counted without taking it.
+#
+# Forward and backward pass run on fake tensors, which have sizes and no memory. Each tensor that an operation makes is
+# noted, and forgotten when nothing refers to it any more. What an operation takes inside of itself is not seen.
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, notes the bytes of tensors that operations make: those in use, `live`, and their `peak`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live, self.peak = 0, 0
+        self._seen: set[int] = set()
+
+    def know(self, tensor: Tensor) -> None:
+        """This one was there before, and does not count."""
+        self._seen.add(id(tensor.untyped_storage()))
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._note(tensor.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if (key := id(storage)) in self._seen:
+            return
+        size = storage.nbytes()
+        self._seen.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.live -= size
+
+
+def peak_bytes(
+    build_model: Callable[[], nn.Module],
+    batch: Mapping[str, Tensor],
+    total_loss: LossFunction,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Bytes above the parameters at the worst moment of a forward and backward pass, gradients included.
+
+    `dtype`: what is computed in it under autocast; None is float32.
+    """
+    model = shapes_of_model(build_model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return _peak_of_pass(total_loss, fake_copy(model), shapes_of_batch(batch, FAKE_DEVICE), dtype)
+
+
+def _peak_of_pass(
+    total_loss: LossFunction, model: nn.Module, batch: dict[str, Tensor], dtype: torch.dtype | None
+) -> int:
+    with LiveBytes() as found:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            found.know(tensor)
+        with torch.autocast(FAKE_DEVICE, dtype, enabled=dtype is not None):
+            loss = total_loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return int(found.peak)

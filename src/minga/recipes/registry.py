@@ -39,7 +39,7 @@ USUAL_RECIPE: Final = str(ModelSection().recipe)
 """What a run spec that names none trains."""
 
 USUAL_MODEL: Final = "albert-base"
-"""What `minga bench-device` measures unless told otherwise."""
+"""What `minga plan --measure` measures unless told otherwise."""
 
 
 def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:

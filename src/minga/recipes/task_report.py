@@ -13,7 +13,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """`data` names the examples (None: the usual ones of the task), `training_examples` takes only so many of them.
+    """`data` names the examples, `training_examples` takes only so many of them.
 
     Chance, such as that of models from scratch, is drawn anew in each of `runs`, by the number of the run.
     """
@@ -34,10 +34,7 @@ class Score:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The figures of the trained model and those from scratch, by name, and with how much they were found.
-
-    `raw` are figures of the examples as they are, without any model, where a task has that.
-    """
+    """The figures of the trained model and those from scratch, by name, and with how much they were found."""
 
     task: str
     data: str
@@ -45,7 +42,6 @@ class TaskReport:
     runs: int
     trained: dict[str, Score]
     from_scratch: dict[str, Score]
-    raw: dict[str, Score] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The report in plain values."""

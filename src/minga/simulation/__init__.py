@@ -6,7 +6,7 @@
 Read: virtual_time (the event loop), runner (entry), lifecycle (who takes part, drawn from the seed; who attacks, and
 how; peers join, leave, crash, come back), models (what is trained), recorder (writes down what happens), event_log (the
 same bytes for equal seeds), timeline (what became of each step), outcome (in figures and pictures). Then swarm, split
-(runs with a cut model), faults, attacks, scenario; forecast and advice plan runs without simulating.
+(runs with a cut model), faults, attacks, scenario. How planner foresees runs without simulating is another room.
 
 Called by cli, dashboard, tests and benchmarks. It is one thread: faults of threads cannot be seen here.
 """

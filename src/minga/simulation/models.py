@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import STATE_BYTES
 from minga.security.randomness.public_batch import PublicBatch
-from minga.simulation.scenario.scenario import MOMENTS, Scenario
+from minga.simulation.scenario.scenario import Scenario
 from minga.simulation.swarm.classification import SAMPLES, Classification
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
@@ -34,7 +35,7 @@ def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
     """What makes each peer's copy of the model."""
     if scenario.model.kind == "classifier":
         return ClassifierReplica
-    ghost = SizeOnlyModel.of_size(scenario.parameters, moments=MOMENTS[scenario.optimizer.name])
+    ghost = SizeOnlyModel.of_size(scenario.parameters, moments=STATE_BYTES[scenario.optimizer.name] // 4)
     return lambda spec: SizeOnlyReplica(spec, ghost)
 
 

@@ -34,12 +34,12 @@ class Outcome:
     """A simulation that ended because of `ended_by` ("steps", "time", "loss", "stopped" by the organisers, "interrupt"
     or "nobody is left").
 
-    `wall_s` is real time, everything else virtual. `ledger` has what happened, step by step; `agreement` is told where
-    the organisers act.
+    `wall_s` is real time, everything else virtual. `timeline` has what happened, step by step; `agreement` is told
+    where the organisers act.
     """
 
     scenario: Scenario
-    ledger: Timeline
+    timeline: Timeline
     ended_by: str
     virtual_s: float
     wall_s: float
@@ -50,7 +50,7 @@ class Outcome:
     @property
     def steps(self) -> list[StepRecord]:
         """The steps that were applied, in order."""
-        return self.ledger.finished()
+        return self.timeline.finished()
 
     @property
     def participation(self) -> float | None:
@@ -72,7 +72,7 @@ class Outcome:
     @property
     def utilisation(self) -> float | None:
         """Share of the trainers' time in the run in which they computed."""
-        trainers = [peer for peer in self.ledger.peers.values() if peer.computes]
+        trainers = [peer for peer in self.timeline.peers.values() if peer.computes]
         here_s = sum(peer.here_s for peer in trainers)
         return sum(peer.computed_s for peer in trainers) / here_s if here_s else None
 
@@ -101,7 +101,7 @@ class Outcome:
     @property
     def onset(self) -> int | None:
         """How many steps the first attackers take honestly; None if there are none."""
-        return min((from_step for _, from_step in self.ledger.attacks.values()), default=None)
+        return min((from_step for _, from_step in self.timeline.attacks.values()), default=None)
 
     def losses(self) -> list[tuple[float, float]]:
         """Virtual time and held-out loss after each step."""
@@ -109,15 +109,15 @@ class Outcome:
 
     def summary(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        traffic = [(peer.sent_bytes, peer.received_bytes) for peer in self.ledger.peers.values()]
+        traffic = [(peer.sent_bytes, peer.received_bytes) for peer in self.timeline.peers.values()]
         losses = self.losses()
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
             "ended_by": self.ended_by,
-            "peers": len(self.ledger.peers),
-            "most_alive": max(alive for _, alive in self.ledger.alive),
-            "steps": self.ledger.last_step,
+            "peers": len(self.timeline.peers),
+            "most_alive": max(alive for _, alive in self.timeline.alive),
+            "steps": self.timeline.last_step,
             "wall_s": round(self.wall_s, 2),
             "virtual_s": round(self.virtual_s, 3),
             "steps_per_hour": _rounded(self.steps_per_hour),
@@ -130,7 +130,7 @@ class Outcome:
             "bound_by": self.bound_by,
             "longest_gap_s": _rounded(self.longest_gap_s),
             "split_steps": self.split_steps,
-            "incidents": dict(sorted(self.ledger.counts.items())),
+            "incidents": dict(sorted(self.timeline.counts.items())),
             "bytes_sent_per_peer": {
                 "mean": _whole(_mean([up for up, _ in traffic])),
                 "most": max(up for up, _ in traffic),
@@ -146,8 +146,8 @@ class Outcome:
             "loss": losses[-1][1] if losses else None,
             "members": self.steps[-1].members if self.steps else None,
             "attack": self._attack(),
-            "orders": dict(self.ledger.orders) or None,
-            "split": self.ledger.batches.summary() if self.ledger.batches else None,
+            "orders": dict(self.timeline.orders) or None,
+            "split": self.timeline.batches.summary() if self.timeline.batches else None,
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "entries": self.entries,
             "log_digest": self.log_digest,
@@ -155,7 +155,7 @@ class Outcome:
 
     def _attack(self) -> dict[str, Any] | None:
         """What came of the attackers; None if there are neither attackers nor bans."""
-        attacks, bans = self.ledger.attacks, self.ledger.bans
+        attacks, bans = self.timeline.attacks, self.timeline.bans
         if not attacks and not bans:
             return None
         return {
@@ -255,8 +255,8 @@ def _loss(axes: Any, outcome: Outcome) -> None:
 
 def _attack(axes: Any, outcome: Outcome) -> None:
     values = [step.loss for step in outcome.steps if step.loss is not None]
-    bans = [ban.step for ban in outcome.ledger.bans.values()]
-    words = ", ".join(sorted({behaviour for behaviour, _ in outcome.ledger.attacks.values()}))
+    bans = [ban.step for ban in outcome.timeline.bans.values()]
+    words = ", ".join(sorted({behaviour for behaviour, _ in outcome.timeline.attacks.values()}))
     curve = Curve(values, bans, outcome.steps[0].number)
     draw_attack(axes, {f"loss under attack ({words})": curve}, outcome.onset or 0, "held-out loss")
     members = axes.twinx()
@@ -279,7 +279,7 @@ def _anatomy(axes: Any, outcome: Outcome) -> None:
 
 def _peers(axes: Any, outcome: Outcome) -> None:
     unit_s, unit = _unit(outcome)
-    alive = [*outcome.ledger.alive, (outcome.virtual_s, outcome.ledger.alive[-1][1])]
+    alive = [*outcome.timeline.alive, (outcome.virtual_s, outcome.timeline.alive[-1][1])]
     axes.step([time / unit_s for time, _ in alive], [count for _, count in alive], where="post", label="there")
     steps = outcome.steps
     times = [step.applied_s / unit_s for step in steps]

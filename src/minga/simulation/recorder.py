@@ -41,7 +41,7 @@ LOSS_DIGITS: Final = 4
 
 
 class Recorder(SwarmListener):
-    """Writes down what a swarm tells: entries go to `writer` and into the `ledger`; `on_step` hears of every step,
+    """Writes down what a swarm tells: entries go to `writer` and into the `timeline`; `on_step` hears of every step,
     `on_error` of what goes wrong in here, such as a full disk.
 
     An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
@@ -53,11 +53,11 @@ class Recorder(SwarmListener):
     def __init__(
         self,
         writer: LogWriter,
-        ledger: Timeline,
+        timeline: Timeline,
         on_step: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self.ledger = ledger
+        self.timeline = timeline
         self.swarm: Swarm | None = None
         self._writer, self._on_step, self._on_error = writer, on_step, on_error
         self._names: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Recorder(SwarmListener):
         """Add an entry."""
         if not self._is_over:
             entry = {"t": asyncio.get_running_loop().time(), "kind": kind, **fields}
-            self.ledger.add(self._writer.add(entry))
+            self.timeline.add(self._writer.add(entry))
 
     def close(self) -> None:
         """Take nothing in any more: what happens now is only the end of the simulation."""
@@ -169,7 +169,7 @@ class Recorder(SwarmListener):
         newcomers = [
             name
             for name in self._current.get(number, ())
-            if not samples.get(name) and not self.ledger.has_applied(name)
+            if not samples.get(name) and not self.timeline.has_applied(name)
         ]
         current = [name for name in self._current.get(number, ()) if name not in newcomers]
         missing = [name for name in current if not samples.get(name)]

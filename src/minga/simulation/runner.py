@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from minga.averaging.solver.baselines import divide_equally
+from minga.averaging.solver.flat import divide_equally
 from minga.averaging.solver.planner import divide
 from minga.identity.keys.keys import Identity
 from minga.simulation.event_log import LogWriter
@@ -38,7 +38,7 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, log: Path | None = None) -> None:
         self.scenario, self._log = scenario, log
-        self.ledger = Timeline()
+        self.timeline = Timeline()
         """What happened so far; another thread may look at it while the simulation runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._organiser: SwarmOrganiser | None = None
@@ -78,7 +78,7 @@ class Simulation:
             errors.append(error)
             self._end("error")
 
-        recorder = Recorder(writer, self.ledger, self._after_step, fail)
+        recorder = Recorder(writer, self.timeline, self._after_step, fail)
         swarm = self._make_swarm(recorder)
         if self._is_interrupted:
             self._end("interrupt")
@@ -89,7 +89,7 @@ class Simulation:
         await asyncio.wait([living, stopped], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if self._ended_by in ("steps", "loss", "stopped"):
             await self._settle(swarm)
-        agreement = None if organiser is None else agreement_of(swarm, organiser, self.ledger)
+        agreement = None if organiser is None else agreement_of(swarm, organiser, self.timeline)
         if errors:
             raise errors[0]
         is_empty = living.done()
@@ -102,7 +102,7 @@ class Simulation:
         writer.close()  # so that nothing is said of a log that the disk refuses, or that there is no time left to write
         outcome = Outcome(
             scenario=self.scenario,
-            ledger=self.ledger,
+            timeline=self.timeline,
             ended_by=self._ended_by or ("nobody is left" if is_empty else "time"),
             virtual_s=self._loop.time(),
             wall_s=time.monotonic() - began_s,
@@ -118,9 +118,9 @@ class Simulation:
 
     async def _settle(self, swarm: Swarm) -> None:
         """Let the other members apply the last step, too, which one member has applied."""
-        last, until_s = self.ledger.last_step, asyncio.get_running_loop().time() + SETTLE_S
+        last, until_s = self.timeline.last_step, asyncio.get_running_loop().time() + SETTLE_S
         members = [peer for peer in swarm.alive() if peer.replica.step == last - 1 and not peer.network.state.stalled]
-        while self.ledger.last_step == last and asyncio.get_running_loop().time() < until_s:
+        while self.timeline.last_step == last and asyncio.get_running_loop().time() < until_s:
             if all(peer.is_gone or peer.replica.step >= last for peer in members):
                 return
             await asyncio.sleep(SETTLE_POLL_S)
@@ -152,7 +152,7 @@ class Simulation:
 
     def _after_step(self, step: int) -> None:
         """A member applied a step for the first time."""
-        stop, loss = self.scenario.stop, self.ledger.steps[step].loss
+        stop, loss = self.scenario.stop, self.timeline.steps[step].loss
         if stop.steps is not None and step >= stop.steps:
             self._end("steps")
         if self._organiser is not None and step == self._organiser.last_step:
@@ -165,14 +165,14 @@ class Simulation:
         self._stopped.set()
 
 
-def agreement_of(swarm: Swarm, organiser: SwarmOrganiser, ledger: Timeline) -> Agreement:
+def agreement_of(swarm: Swarm, organiser: SwarmOrganiser, timeline: Timeline) -> Agreement:
     """What the peers that are there at the end agree on; those that still fetch the state are left out."""
-    last = ledger.last_step
+    last = timeline.last_step
     there = [peer for peer in swarm.alive() if peer.replica.step == last and not peer.network.state.stalled]
-    numbers = [step.number for step in ledger.finished()]
+    numbers = [step.number for step in timeline.finished()]
     return Agreement(
         peers=len(there),
         states=len(set(swarm.digests([peer.name for peer in there]).values())),
         has_same_orders=organiser.agree(there),
-        has_all_steps=numbers == list(range(1, last + 1)) and all(len(s.reduced) == 1 for s in ledger.finished()),
+        has_all_steps=numbers == list(range(1, last + 1)) and all(len(s.reduced) == 1 for s in timeline.finished()),
     )

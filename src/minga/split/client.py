@@ -14,16 +14,14 @@ from minga.core.errors import ConfigurationError, MingaError, RemoteError
 from minga.core.events.split import SplitSuspicious
 from minga.identity.links.links import Link
 from minga.split.computing.halves import Conversation
-from minga.split.computing.loss import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, as_tensors
+from minga.split.computing.parts import LossFunction, OptimizerChoice, as_tensors, cross_entropy
 from minga.split.exchange import PATIENCE_S, Exchange
-from minga.split.finding import allowed_servers, check_split, find_server
 from minga.split.held_out import HeldOutWatch
-from minga.split.leakage.no_peek import Penalty
-from minga.split.sharing.averaged_part import AveragedPart
-from minga.split.sharing.block_half import BlockHalf
-from minga.split.sharing.choices import half_for, part_for
-from minga.split.sharing.turn_half import TurnHalf
+from minga.split.no_peek import Penalty
+from minga.split.sharing.round_robin import TurnHalf
+from minga.split.sharing.splitfed import AveragedPart
+from minga.split.sharing.variants import check_split, half_for, part_for, server_of
+from minga.split.sharing.vertical import BlockHalf
 from minga.split.wire.messages import PUBLISH_S
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
@@ -49,7 +47,7 @@ class Client:
         same number at all of them.
     block: (vertical) the number, from 0, of the block of features that is here.
     options: settings of the peer that joins by a link, as of `minga.join`.
-    patience_s: seconds to wait for a server, or for one that comes back, before a call fails.
+    patience_s: seconds to wait for the server, or for one that comes back, before a call fails.
 
     One thread at a time may use it. Raises `ConfigurationError` for arguments that make no sense in this run, and as
     `minga.join`.
@@ -76,18 +74,12 @@ class Client:
         try:
             spec = peer.spec
             check_split(spec)
-            allowed = allowed_servers(spec)
             part = part_for(peer, [bottom] if head is None else [bottom, head], optimizer, max_grad_norm)
             self._half = half_for(spec.split, bottom, head, part, loss, peer.peer_id, block, penalty)
 
             def begin() -> Exchange:
-                board = peer.session.board
-                return Exchange(
-                    peer.session.node,
-                    lambda last: find_server(board, allowed, last),
-                    spec.split,
-                    patience_s=patience_s,
-                )
+                session = peer.session
+                return Exchange(session.node, session.board, server_of(spec), spec.split, patience_s=patience_s)
 
             self._exchange = peer.on_loop(begin)
         except BaseException:

@@ -1,6 +1,6 @@
 """A client's requests on their way: to the server that is there, again if no answer comes, and never applied twice.
 
-    ask ─▶ which server? (board) ─▶ begin, if there is no session ─▶ request, reply
+    ask ─▶ is the server here? (board) ─▶ begin, if there is no session ─▶ request, reply
              ▲                                                          │ no answer, or busy: the same number again
              └──────────────────────────────────────────────────────────┘ "session": begin anew; what became of it?
 
@@ -10,15 +10,15 @@ What `begin` says of a request in doubt is what `ask` returns: the batch begins 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from minga.core.aio import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
-from minga.core.events.split import SplitBatchesLost, SplitBatchGivenUp, SplitRetried, SplitServerChosen
+from minga.core.events.split import SplitBatchGivenUp, SplitRetried
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.sections import SplitSection
 from minga.core.thread_guard import loop_bound
+from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
@@ -26,6 +26,7 @@ from minga.split.computing.halves import Answer, BatchFate, Question, check_repl
 from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest
 from minga.split.wire.tensors import EncodedReply, TensorWire
+from minga.training.record_kinds import SplitServing
 
 ANSWER_S: Final = 300.0
 """Seconds that a server has to read a piece of a request, or to answer one that it has read, alive or not; then it is
@@ -40,23 +41,22 @@ LOOK_S: Final = 0.25
 
 @loop_bound
 class Exchange:
-    """Asks one question at a time; made on the event loop. `find` names the server of now, given the last one; None
-    while none is known.
+    """Asks `server` one question at a time, as long as the `board` says that it serves; made on the event loop.
 
-    A question for which no server can be had within `patience_s` raises the last error.
+    A question that it does not answer within `patience_s` raises the last error.
     """
 
     def __init__(
         self,
         node: Node,
-        find: Callable[[PeerId | None], PeerId | None],
+        board: Board,
+        server: PeerId | None,
         section: SplitSection,
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._node, self._find, self._patience_s = node, find, patience_s
+        self._node, self._board, self._server, self._patience_s = node, board, server, patience_s
         self._download = TensorWire(section.download_codec, section.max_elements)
-        self._server: PeerId | None = None
         self._session, self._number = 0, 0
         self._doubt: BeginRequest | None = None
         self._asking = asyncio.Lock()
@@ -87,14 +87,14 @@ class Exchange:
             raise
 
     async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
-        server = await self._choose(deadline)
+        server = await self._find(deadline)
         changes = question.changes
         while changes and not self._session:
             begun = await self._node.call(server, BEGIN, self._doubt or BeginRequest(), BeginReply)
             doubt, self._doubt = self._doubt, None
             self._session, self._number, self.step = begun.session, 1, begun.step
             if doubt is not None:
-                return self._fate(begun, doubt)
+                return self._fate(begun)
         try:
             reply = await self._request(server, question)
         except RejectedError as error:
@@ -109,10 +109,7 @@ class Exchange:
         self.step = reply.message.step
         return Answer(server, reply)
 
-    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
-        lost = doubt.doubt_number - 1 - (begun.last or 0)
-        if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
-            self._node.events.emit(SplitBatchesLost(count=lost))
+    def _fate(self, begun: BeginReply) -> BatchFate:
         if begun.applied is False:
             return BatchFate.NOT_APPLIED
         why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
@@ -132,14 +129,12 @@ class Exchange:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
 
-    async def _choose(self, deadline: float) -> PeerId:
-        while (server := self._find(self._server)) is None:
+    async def _find(self, deadline: float) -> PeerId:
+        """The server, once it is there."""
+        while (server := self._server) is None or self._board.get(server, SplitServing) is None:
             if asyncio.get_running_loop().time() >= deadline:
                 raise UnreachableError("no peer of this run serves the other part of the model", phase="split")
             await asyncio.sleep(LOOK_S)
-        if server != self._server:
-            self._server = server
-            self._node.events.emit(SplitServerChosen(peer=server))
         return server
 
     async def _request(self, server: PeerId, question: Question) -> EncodedReply:

@@ -1,4 +1,4 @@
-"""`minga.split.serve` and `minga.split.stand_by`: peers that have the server's part of a model."""
+"""`minga.split.serve`: the peer that has the server's part of a model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from torch import nn
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
-from minga.split.computing.loss import LossFunction, cross_entropy
-from minga.split.computing.parts import ModelPart, OptimizerChoice
-from minga.split.finding import allowed_servers, check_split
+from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice, cross_entropy
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
-from minga.split.sharing.choices import applying_for
-from minga.split.standby.succession import ServerSuccession
+from minga.split.sharing.variants import applying_for, check_split, server_of
 from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
 from minga.training.host import host, read_spec
-from minga.training.join import PeerOptions, join
+from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 
 ROOM_BYTES: Final = 512 << 20
@@ -37,7 +34,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class SplitStatus:
     """What a server has done: steps, samples, the last mean loss (None: it knows none), clients that began, batches
-    that wait. One that `stands_by` has a checkpoint of so many steps.
+    that wait.
     """
 
     steps: int
@@ -45,24 +42,12 @@ class SplitStatus:
     loss: float | None
     clients: int
     waiting: int
-    stands_by: bool = False
 
 
 class SplitServer:
-    """A server of a run with a model that is cut, or one that stands by; made by `serve` and `stand_by`.
+    """The server of a run with a model that is cut, made by `serve`. Use it as a context manager, or call `close`."""
 
-    Use it as a context manager, or call `close`.
-    """
-
-    def __init__(
-        self,
-        peer: Peer,
-        core: BatchServer,
-        *,
-        owns_peer: bool,
-        stands_by: bool = False,
-        room_bytes: int = ROOM_BYTES,
-    ) -> None:
+    def __init__(self, peer: Peer, core: BatchServer, *, owns_peer: bool, room_bytes: int = ROOM_BYTES) -> None:
         self.peer, self._owns_peer, self._core = peer, owns_peer, core
         self._loss: float | None = None
         self._stepped = threading.Condition()
@@ -74,11 +59,7 @@ class SplitServer:
             service.on_finished = self._note
             return service
 
-        def enter() -> ServerSuccession:
-            session, allowed = peer.session, allowed_servers(peer.spec)
-            return ServerSuccession(session.node, session.board, core, allowed, begin, stands_by=stands_by)
-
-        self._succession = peer.on_loop(enter)
+        self._service = peer.on_loop(begin)
 
     @property
     def link(self) -> Link:
@@ -88,15 +69,11 @@ class SplitServer:
     @property
     def status(self) -> SplitStatus:
         """What the server has done so far. Raises `ClosedError` after `close`."""
-        core, succession = self._core, self._succession
+        core = self._core
 
         def look() -> SplitStatus:
-            service, checkpoint = succession.service, succession.checkpoint
-            if service is not None:
-                return SplitStatus(succession.step, core.samples, self._loss, len(core.sessions), service.waiting)
-            if checkpoint is None:
-                return SplitStatus(0, 0, None, 0, 0, stands_by=True)
-            return SplitStatus(checkpoint.step, checkpoint.samples, None, len(checkpoint.sessions), 0, stands_by=True)
+            steps, clients = core.applying.steps, len(core.sessions)
+            return SplitStatus(steps, core.samples, self._loss, clients, self._service.waiting)
 
         return self.peer.on_loop(look)
 
@@ -105,7 +82,7 @@ class SplitServer:
 
         Raises `ClosedError` after `close`, and what the function raises.
         """
-        return self.peer.call(self._succession.between_batches(function))
+        return self.peer.call(self._service.between_batches(function))
 
     def wait(self, steps: int | None = None) -> None:
         """Wait until the top has taken so many steps, or (None) for good; also ended by `close`."""
@@ -117,8 +94,8 @@ class SplitServer:
         if self._closed:
             return
         with contextlib.suppress(ClosedError):  # the program closed the peer first
-            self.peer.call(self._succession.close())
-        self._succession.join()
+            self.peer.call(self._end())
+        self._service.join()
         if self._owns_peer:
             self.peer.close()
         with self._stepped:
@@ -132,6 +109,11 @@ class SplitServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _end(self) -> None:
+        """Leave the program's part of the model with all that was applied."""
+        self._service.close()  # first, so that nothing that waits is computed before
+        await self._service.between_batches(self._core.applying.settle)
 
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
@@ -169,49 +151,16 @@ def serve(
     else:
         check_split(spec := read_spec(run))
         peer = host(spec, options)
-    return _server(peer, top, optimizer, loss, max_grad_norm, owns_peer=peer is not run)
-
-
-def stand_by(
-    run: Link | str | Peer,
-    top: nn.Module,
-    *,
-    optimizer: OptimizerChoice | None = None,
-    loss: LossFunction = cross_entropy,
-    max_grad_norm: float | None = None,
-    options: PeerOptions | None = None,
-) -> SplitServer:
-    """Stand by with a copy of the server's part, and serve when the server of the run is gone.
-
-    run: a link, or a peer that is in the run already; its key stands in `split.servers`, and so does the server's. All
-    else is as of `serve`. This peer fetches a checkpoint every `split.standby_every` batches, so that at most so many
-    are lost to the top when the server dies.
-
-    Raises as `serve`, and as `minga.join`.
-    """
-    peer = run if isinstance(run, Peer) else join(run, options)
-    return _server(peer, top, optimizer, loss, max_grad_norm, owns_peer=peer is not run, stands_by=True)
-
-
-def _server(
-    peer: Peer,
-    top: nn.Module,
-    optimizer: OptimizerChoice | None,
-    loss: LossFunction,
-    max_grad_norm: float | None,
-    *,
-    owns_peer: bool,
-    stands_by: bool = False,
-) -> SplitServer:
     try:
-        if peer.peer_id not in allowed_servers(peer.spec):
+        if peer.peer_id != server_of(peer.spec):
             raise ConfigurationError(
-                f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.servers"
+                f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.server"
             )
         part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
-        core = BatchServer(applying_for(peer.spec.split, part, loss), peer.spec.split)
-        return SplitServer(peer, core, owns_peer=owns_peer, stands_by=stands_by)
+        return SplitServer(
+            peer, BatchServer(applying_for(peer.spec.split, part, loss), peer.spec.split), owns_peer=peer is not run
+        )
     except BaseException:
-        if owns_peer:
+        if peer is not run:
             peer.close()
         raise

@@ -279,7 +279,10 @@ def check_export(case: RecipeCase, folder: Path) -> None:
         _require(
             said is not None and said.recipe == case.name, "its tasks are not found: no minga.json names the recipe"
         )
-        _require(said is None or bool(said.checked(type(recipe).Settings)), "minga.json has no settings of the recipe")
+        _require(
+            said is None or bool(type(recipe).Settings.model_validate(said.settings)),
+            "minga.json has no settings of the recipe",
+        )
     try:
         recipe.export(model, files, target, recipe.provenance(18))
     except ConfigurationError:

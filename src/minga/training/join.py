@@ -290,7 +290,7 @@ def enter(
     if not may_be_alone and all(place.peer_id == identity.peer_id for place in known):
         raise UnreachableError(
             "the link names no other peer than this one, which had this key when it hosted the run. To go on with the "
-            "run: minga host --resume FOLDER, or minga.host(resume=FOLDER)"
+            "run: minga host FOLDER, or minga.host(resume=FOLDER)"
         )
     thread = LoopThread("minga")
     session: Session | None = None

@@ -438,14 +438,11 @@ def _key_of(ledger: AccessLedger, identity: Path | None) -> Identity:
     return found
 
 
-def step_after(status: RunStatus, seconds: float, pace: float | None = None) -> int:
-    """A step that the run does not reach within `seconds`, at a `pace` that was seen, in steps per second.
-
-    Without one it is the fastest that is possible: a step takes no less than its samples, and no less than its round,
-    whichever of them a strategy overlaps.
+def step_after(status: RunStatus, seconds: float) -> int:
+    """A step that the run does not reach within `seconds`, at the fastest pace that is possible: a step takes no less
+    than its samples, and no less than its round, whichever of them a strategy overlaps.
     """
-    if pace is None:
-        pace = status.samples_per_second / max(1, status.target_batch_size)
-        if status.plan is not None and status.plan.round_s:
-            pace = min(pace, 1.0 / status.plan.round_s)
+    pace = status.samples_per_second / max(1, status.target_batch_size)
+    if status.plan is not None and status.plan.round_s:
+        pace = min(pace, 1.0 / status.plan.round_s)
     return status.step + LEAST_LEAD + math.ceil(seconds * pace)

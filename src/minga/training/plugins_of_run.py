@@ -41,7 +41,7 @@ def with_origins(spec: RunSpec) -> RunSpec:
     if spec.training.strategy == AUTO_STRATEGY:
         raise ConfigurationError(
             f'training.strategy = "{AUTO_STRATEGY}" is chosen by `minga host` when it begins the run; a program calls '
-            "minga.simulation.advice.auto_choice.with_chosen_strategy before"
+            "minga.planner.auto_choice.with_chosen_strategy before"
         )
     spelled = spelled_out(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))

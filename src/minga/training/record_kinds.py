@@ -17,7 +17,7 @@ from minga.network.gossip.record_kinds import (
     Number,
     Payload,
 )
-from minga.network.rpc.handshake import UnixTime, Word
+from minga.network.rpc.handshake import Word
 from minga.training.lineage import Lineage
 
 MAX_SKETCH_NUMBERS = 32
@@ -29,17 +29,15 @@ Status = Literal["training", "syncing", "averaging", "paused", "finished"]
 class Progress(Payload, frozen=True):
     """Name "progress": the global step the owner is at, samples accumulated towards the next, and its speed.
 
-    `time` is the run's time of the count, in Unix seconds. `vector_bytes` is what the vector that the run averages
-    takes as encoded, 0 if the owner does not say. `target_batch_size` is that of the step, 0 likewise. `lineage` is
-    that of the owner's state: peers of different foundings or epochs have nothing in common. `status` is a `Status`, or
-    one that is not known here.
+    `vector_bytes` is what the vector that the run averages takes as encoded, 0 if the owner does not say.
+    `target_batch_size` is that of the step, 0 likewise. `lineage` is that of the owner's state: peers of different
+    foundings or epochs have nothing in common. `status` is a `Status`, or one that is not known here.
     """
 
     step: Count
     samples: Count
     samples_per_second: Amount
     status: Word
-    time: UnixTime
     client: bool = False
     vector_bytes: Count = 0
     target_batch_size: Count = 0
@@ -94,14 +92,13 @@ class SplitServing(Payload, frozen=True):
     """Name "split": the owner has the server's part of a model that is cut between clients and a server.
 
     `step` counts the steps of that part, and `samples` those of all clients so far. `clients` have begun, and `waiting`
-    batches are not computed yet. One that stands by has a checkpoint of that step, and takes no batches.
+    batches are not computed yet.
     """
 
     step: Count
     samples: Count = 0
     clients: Count = 0
     waiting: Count = 0
-    stands_by: bool = False
 
 
 UNFIT = Kind("unfit", 10, Unfit, 4 * MAX_WHY_CHARACTERS + 16, is_urgent=True)

@@ -42,12 +42,11 @@ from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change
+from minga.network.gossip.board import Board, Change
 from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
 from minga.network.interface import Address, Network, PeerId
-from minga.network.probing.prober import Prober
+from minga.network.probing import Prober
 from minga.network.rpc.handshake import Incarnation, Role, key_in_use
 from minga.network.rpc.node import Node
 from minga.network.rpc.reachability import OwnAddress, Reachability

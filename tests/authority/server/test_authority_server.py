@@ -24,7 +24,7 @@ from minga.authority.messages import ByCode
 from minga.authority.server import service
 from minga.authority.server.app import AuthorityServer, AuthoritySettings
 from minga.cli.diagnosing.hops import check_authority
-from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
+from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
@@ -134,9 +134,9 @@ def test_secrets_come_from_files_or_from_a_terminal(tmp_path: Path, monkeypatch:
     path = tmp_path / "secret"
     path.write_text(" abc \n")
     output = Output(json_output=False)
-    assert PersonAtTerminal(LoginOptions("alice", path), output).secret("code", "https://a.example") == "abc"
+    assert PersonAtTerminal("alice", path, output).secret("code", "https://a.example") == "abc"
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    nobody = PersonAtTerminal(LoginOptions(), output)
+    nobody = PersonAtTerminal(None, None, output)
     with pytest.raises(ConfigurationError, match="--login"):
         nobody.name("codes")
     with pytest.raises(ConfigurationError, match="--secret FILE"):
@@ -144,4 +144,4 @@ def test_secrets_come_from_files_or_from_a_terminal(tmp_path: Path, monkeypatch:
     for body in (b"", b"\xff\xfe", b"x" * 1001):
         path.write_bytes(body)
         with pytest.raises(ConfigurationError, match="--secret"):
-            PersonAtTerminal(LoginOptions(None, path), output).secret("code", "https://a.example")
+            PersonAtTerminal(None, path, output).secret("code", "https://a.example")

@@ -29,7 +29,7 @@ from minga.core.aio import Observers
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.changes import Change, Observer, Presence
+from minga.network.gossip.board import Change, Observer, Presence
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
@@ -162,7 +162,7 @@ class Camp(World):
         ids = [member.party.peer_id for member in self.members]
         for me, peer in enumerate(ids):
             rows = tuple(
-                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0, 1000)
+                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0)
                 for i, other in enumerate(ids)
                 if i != me
             )

@@ -221,7 +221,7 @@ def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.Dat
 
     def links(**numbers: Any) -> Links:
         keys = data.draw(st.lists(st.sampled_from([link_key(p) for p in order]), max_size=4))
-        rows = tuple(LinkRow(key, *(data.draw(_number) for _ in range(4)), data.draw(_percent), 0) for key in keys)
+        rows = tuple(LinkRow(key, *(data.draw(_number) for _ in range(4)), data.draw(_percent)) for key in keys)
         return Links(*(data.draw(_number) for _ in range(4)), rows=rows, **numbers)
 
     records = {peer: links() for peer in order if data.draw(st.booleans())}

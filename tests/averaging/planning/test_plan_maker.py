@@ -44,7 +44,7 @@ class Board:
                 int(rate),
                 int(rate),
                 rows=tuple(
-                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0, 1000)
+                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0)
                     for other in self._upload
                     if other != peer
                 ),
@@ -206,7 +206,7 @@ async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_faul
 
     def row(peer: PeerId, other: PeerId) -> LinkRow:
         apart = not any({peer, other} <= half for half in halves)
-        return LinkRow(link_key(other), *[int(slow if apart else rate)] * 4, 10 if apart else 0, 1000)
+        return LinkRow(link_key(other), *[int(slow if apart else rate)] * 4, 10 if apart else 0)
 
     links = {
         peer: Links(int(rate), int(rate), rows=tuple(row(peer, other) for other in PEERS if other != peer))

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.averaging.apportionment import NoAggregatorError, apportion
-from minga.averaging.solver.baselines import equal_parts, parameter_server
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates, usable
-from minga.averaging.solver.flat import flat_shares, predict
-from minga.averaging.solver.lower_bound import shortest_round
+from minga.averaging.solver.flat import equal_parts, flat_shares, parameter_server, predict
 from minga.averaging.solver.planner import FEW_S, MIN_PART_BYTES, divide
+from minga.planner.lower_bound import shortest_round
 from tests.worlds.planner_swarms import (
     FAST,
     GBIT,

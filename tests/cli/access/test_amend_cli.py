@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from minga.access.standing_orders import StandingOrders
-from minga.cli.access import amend, stop
+from minga.cli.access import amend
 from minga.cli.access.amend import parse_changes
+from minga.cli.commands import AmendCommand
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, PublicOrder
@@ -38,11 +38,11 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
             made = last_json(run("amend", link, "optimizer.learning_rate=0.01", "--at-step", "2", *desk).stdout)
             assert (made["ok"], made["number"], made["told"]) == (True, 1, True)
             assert guest.wait_for("run.amended")["changes"] == "optimizer.learning_rate = 0.01"
-            assert last_json(run("pause", link, *desk).stdout)["changes"] == {"paused": "true"}
+            assert last_json(run("amend", link, "pause", *desk).stdout)["changes"] == {"paused": "true"}
             guest.wait_for("run.paused", paused=True)
             status = last_json(run("status", link, *LOCAL, "--directory", str(tmp_path / "look"), "--json").stdout)
             assert (status["paused"], [each["number"] for each in status["amendments"]]) == (True, [1, 2])
-            assert last_json(run("resume", link, *desk).stdout)["from_step"] == 0
+            assert last_json(run("amend", link, "resume", *desk).stdout)["from_step"] == 0
             guest.wait_for("run.paused", paused=False)
             banned = last_json(run("ban", link, me, *desk).stdout)
             assert (banned["in_force"], banned["range"]) == (True, None)
@@ -51,10 +51,10 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
         examined = last_json(run("doctor", link, *LOCAL, *own(tmp_path, "guest"), "--json").stdout)
         assert (examined["ok"], examined["failed"]) == (False, "access")
         assert "barred this peer from the run" in examined["detail"]
-        alone = last_json(run("resume", link, "--with-present", *desk).stdout)
+        alone = last_json(run("amend", link, "resume", "--with-present", *desk).stdout)
         assert (alone["in_force"], len(alone["members"])) == (True, 1)
         assert host.wait_for("run.regrouped", present=True)["members"] == 1
-        stopped = last_json(run("stop", link, *desk).stdout)
+        stopped = last_json(run("amend", link, "stop", *desk).stdout)
         assert (stopped["ok"], stopped["ended"]) == (True, False), "nobody trains any more: it does not wait for ever"
 
 
@@ -101,12 +101,12 @@ def test_a_stop_waits_only_while_a_peer_trains_and_not_for_ever(
 ) -> None:
     seen, now, lines = list(progress), [0.0], list[str]()
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(stop, "time", clock)
+    monkeypatch.setattr(amend, "time", clock)
     organiser = SimpleNamespace(progress=lambda: seen.pop(0) if len(seen) > 1 else seen[0])
     context = SimpleNamespace(output=SimpleNamespace(say=lines.append))
-    assert stop.wait_for_end(cast(Any, organiser), 10, cast(Any, context)) is ended
+    assert amend.wait_for_end(cast(Any, organiser), 10, cast(Any, context)) is ended
     assert lines[-1].startswith(said)
-    assert now[0] <= stop.WAIT_S + 1.0
+    assert now[0] <= amend.WAIT_S + 1.0
 
 
 class AtPeer(Organiser):
@@ -114,7 +114,7 @@ class AtPeer(Organiser):
 
     def __init__(self, spec: RunSpec, *steps: int, paused: bool = False) -> None:
         status = SimpleNamespace(step=30, paused=paused, peers=())
-        told = [SimpleNamespace(payload=Progress(step, 0, 0.0, "training", 1.0)) for step in (30, *steps)]
+        told = [SimpleNamespace(payload=Progress(step, 0, 0.0, "training")) for step in (30, *steps)]
         session = SimpleNamespace(board=SimpleNamespace(items=lambda _: told), ledger=None)
         peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function(), session=session)
         files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
@@ -133,17 +133,17 @@ class AtPeer(Organiser):
 
 
 def told_by(
-    desk: Organiser, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *first: object, **options: Any
+    desk: Organiser, monkeypatch: pytest.MonkeyPatch, *changes: str, **options: Any
 ) -> tuple[list[str], dict[str, object]]:
-    """What an organiser's command says at this desk, and its summary."""
-    monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
+    """What `minga amend` says at this desk, and its summary."""
+    monkeypatch.setattr(AmendCommand, "desk", lambda *_: contextlib.nullcontext(desk))
     lines, last = list[str](), dict[str, object]()
     context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lines.append, summary=last.update)))
-    command("", *first, amend.AmendOptions(**options), cast(Any, None), context)
+    amend.run_amend(AmendCommand(link="", changes=changes, **options), context)
     return lines, last
 
 
-RATE = {"optimizer.learning_rate": 0.1}
+RATE = "optimizer.learning_rate=0.1"
 PLAIN = RunSpec.from_mapping({"name": "plain"})
 
 
@@ -151,44 +151,44 @@ PLAIN = RunSpec.from_mapping({"name": "plain"})
 def test_a_run_that_is_complete_takes_no_order(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     ending = RunSpec.from_mapping({"name": "short", "training": {"stop_after_steps": 30}})
     desk = AtPeer(ending)
-    lines, last = told_by(desk, amend.run_stop, monkeypatch, **options)
+    lines, last = told_by(desk, monkeypatch, "stop", **options)
     assert lines == ["The run is complete: it has taken its last step, 30. There is nothing to stop."]
     assert last == {"ok": True, "step": 30, "ended": True}
-    for command, first in ((amend.run_amend, [RATE]), (amend.run_pause, []), (amend.run_resume, [])):
+    for change in (RATE, "pause", "resume"):
         with pytest.raises(ConfigurationError, match=r"its last step, 30\. Nothing is left to amend"):
-            told_by(desk, command, monkeypatch, *first, **options)
+            told_by(desk, monkeypatch, change, **options)
     assert not list(desk.ledger.amendments)
 
 
 def test_one_member_that_claims_a_later_step_keeps_no_order_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ending = RunSpec.from_mapping({"name": "long", "training": {"stop_after_steps": 1000}})
     desk = AtPeer(ending, 31, 10**6)
-    assert told_by(desk, amend.run_pause, monkeypatch)[1]["in_force"] is not None
+    assert told_by(desk, monkeypatch, "pause")[1]["in_force"] is not None
 
 
 def test_a_paused_run_is_not_paused_again_and_a_running_one_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = AtPeer(PLAIN, paused=True)
-    lines, last = told_by(desk, amend.run_pause, monkeypatch)
+    lines, last = told_by(desk, monkeypatch, "pause")
     assert lines == ["The run is paused already, at step 30."]
     assert last == {"ok": True, "step": 30, "paused": True}
     assert not list(desk.ledger.amendments)
-    assert told_by(desk, amend.run_resume, monkeypatch)[1]["in_force"], "a paused one is"
+    assert told_by(desk, monkeypatch, "resume")[1]["in_force"], "a paused one is"
 
     desk = AtPeer(PLAIN)
-    lines, last = told_by(desk, amend.run_resume, monkeypatch)
+    lines, last = told_by(desk, monkeypatch, "resume")
     assert lines == ["The run is not paused."]
     assert last == {"ok": True, "step": 30, "paused": False}
     assert not list(desk.ledger.amendments)
-    assert told_by(desk, amend.run_pause, monkeypatch)[1]["from_step"] == 33
-    assert told_by(desk, amend.run_resume, monkeypatch)[1]["in_force"], "the pause is still ahead"
-    assert told_by(desk, amend.run_resume, monkeypatch)[0] == ["The run is not paused."]
+    assert told_by(desk, monkeypatch, "pause")[1]["from_step"] == 33
+    assert told_by(desk, monkeypatch, "resume")[1]["in_force"], "the pause is still ahead"
+    assert told_by(desk, monkeypatch, "resume")[0] == ["The run is not paused."]
 
 
 def test_an_amendment_of_a_paused_run_says_when_it_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "The run is paused, at step 30: it takes effect once the run goes on."
-    assert told_by(AtPeer(PLAIN, paused=True), amend.run_amend, monkeypatch, RATE)[0][0].endswith(said)
-    assert said not in told_by(AtPeer(PLAIN), amend.run_amend, monkeypatch, RATE)[0][0]
-    resumed = told_by(AtPeer(PLAIN, paused=True), amend.run_amend, monkeypatch, {"paused": False})
+    assert told_by(AtPeer(PLAIN, paused=True), monkeypatch, RATE)[0][0].endswith(said)
+    assert said not in told_by(AtPeer(PLAIN), monkeypatch, RATE)[0][0]
+    resumed = told_by(AtPeer(PLAIN, paused=True), monkeypatch, "paused=false")
     assert said not in resumed[0][0]
 
 
@@ -208,12 +208,10 @@ def test_a_stop_ends_a_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return 7 if not self.ledger.amendments.due(10) else 10
 
     desk, ledger = desk_of(spec, Desk)
-    monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
-    context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lambda _: None, summary=lambda **_: None)))
-    options, orders = amend.AmendOptions(), StandingOrders(spec, ledger)
-    amend.run_pause("", options, cast(Any, None), context)
+    orders = StandingOrders(spec, ledger)
+    told_by(desk, monkeypatch, "pause")
     assert orders.is_paused(7)
-    amend.run_stop("", options, cast(Any, None), context)
+    told_by(desk, monkeypatch, "stop")
     assert not orders.is_paused(7)
     assert orders.spec(orders.due(9)).training.stop_after_steps == 10
 

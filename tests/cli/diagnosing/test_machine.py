@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from minga.cli.diagnosing.machine import PYTORCH_BYTES, Accelerators, accelerator, from_outside, needed_bytes, room
+from minga.cli.diagnosing.machine import PYTORCH_BYTES, Accelerators, Needs, accelerator, from_outside, model_of, room
 from minga.core.spec.run_spec import RunSpec
 
 
@@ -35,32 +35,34 @@ def test_what_leads_here_from_outside() -> None:
 
 def test_a_model_that_does_not_fit_is_told_with_the_figures() -> None:
     gib = 1 << 30
-    assert room(2 * gib, gib, 4 * gib, 4 * gib)[0]
-    assert room(2 * gib, gib, None, 4 * gib)[0]
-    assert "memory" in room(8 * gib, gib, 4 * gib, 4 * gib)[2]
-    assert "--directory" in room(2 * gib, 8 * gib, 4 * gib, 4 * gib)[2]
-    assert not room(8 * gib, gib, 4 * gib, 4 * gib)[0]
-    assert not room(2 * gib, 8 * gib, 4 * gib, 4 * gib)[0]
+    assert room(Needs(2 * gib, 0, gib), 4 * gib, 4 * gib)[0]
+    assert room(Needs(2 * gib, 0, gib), None, 4 * gib)[0]
+    assert "memory" in room(Needs(8 * gib, 0, gib), 4 * gib, 4 * gib)[2]
+    assert "--directory" in room(Needs(2 * gib, 0, 8 * gib), 4 * gib, 4 * gib)[2]
+    assert not room(Needs(8 * gib, 0, gib), 4 * gib, 4 * gib)[0]
+    assert not room(Needs(2 * gib, 0, 8 * gib), 4 * gib, 4 * gib)[0]
+
+
+def needs_of(spec: RunSpec) -> Needs:
+    model = model_of(spec)
+    assert model is not None
+    return Needs.of(spec, model)
 
 
 def test_what_a_run_needs_is_counted_on_its_recipe() -> None:
     spec = RunSpec.from_mapping({"name": "x", "recipe": {"albert": {"size": "tiny"}}})
-    needed = needed_bytes(spec)
-    assert needed is not None
-    memory, disk = needed
-    vectors = memory - PYTORCH_BYTES  # what the process takes without a model is counted, too
-    assert vectors > disk // (spec.checkpoints.keep + 1) > 4 * 100_000  # more vectors than in one checkpoint
-    assert needed_bytes(RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}})) is None
+    needs = needs_of(spec)
+    vectors = needs.memory - PYTORCH_BYTES  # what the process takes without a model is counted, too
+    assert vectors > needs.state > 4 * 100_000  # more vectors than in one checkpoint
+    assert needs.disk == needs.state * (spec.checkpoints.keep + 1)
+    assert model_of(RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}})) is None
 
 
 def test_what_a_run_needs_is_that_of_its_largest_strategy_and_of_moments_as_they_are_kept() -> None:
     model = {"name": "x", "recipe": {"albert": {"size": "tiny"}}}
-    plain = needed_bytes(RunSpec.from_mapping(model))
+    plain = needs_of(RunSpec.from_mapping(model))
     changing = {"training": {"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}}
-    later = needed_bytes(RunSpec.from_mapping({**model, **changing}))
-    coded = needed_bytes(RunSpec.from_mapping({**model, "optimizer": {"state_bits": 8}}))
-    assert plain is not None
-    assert later is not None
-    assert coded is not None
-    assert later[0] > plain[0] > coded[0]
-    assert later[1] == plain[1] > coded[1]
+    later = needs_of(RunSpec.from_mapping({**model, **changing}))
+    coded = needs_of(RunSpec.from_mapping({**model, "optimizer": {"state_bits": 8}}))
+    assert later.memory > plain.memory > coded.memory
+    assert later.state == plain.state > coded.state

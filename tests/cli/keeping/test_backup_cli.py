@@ -25,17 +25,25 @@ def test_another_machine_goes_on_with_the_run_of_one_that_burnt(tmp_path: Path) 
         with Running("join", link["link"], *WORK, *guest) as volunteer:
             while host.wait_for("checkpoint.uploaded")["step"] == 0:
                 pass  # the run's first state is kept, too
-            backup = ("backup", link["directory"], "--out", str(tmp_path / "kept"), "--passphrase-file", str(words))
+            backup = (
+                "runs",
+                "backup",
+                link["directory"],
+                "--out",
+                str(tmp_path / "kept"),
+                "--passphrase-file",
+                str(words),
+            )
             told = run(*backup, "--identity", str(tmp_path / "old.json"), "--json")
             made = last_json(told.stdout)
             assert made.get("step", 0) >= 4, told.stdout + told.stderr
             volunteer.wait_for("step.applied", step=made["step"] + 2)  # so that the backup is old
             host.process.kill()
             new = ("--identity", str(tmp_path / "new.json"), "--directory", str(tmp_path / "new"))
-            restore = ("restore", str(tmp_path / "kept"), *new, "--passphrase-file", str(words), "--json")
+            restore = ("runs", "restore", str(tmp_path / "kept"), *new, "--passphrase-file", str(words), "--json")
             restored = last_json(run(*restore).stdout)
             assert (restored["run_id"], restored["step"]) == (link["run_id"], made["step"])
-            with Running("host", "--resume", restored["directory"], *WORK, "--identity", restored["identity"]) as again:
+            with Running("host", restored["directory"], *WORK, "--identity", restored["identity"]) as again:
                 assert again.wait_for("link")["run_id"] == link["run_id"]
                 joined = again.told("sync.finished")["step"]  # before the link or after it
                 assert joined >= made["step"], "the volunteer trained on, and the new host takes over its state"
@@ -52,8 +60,10 @@ def test_another_machine_goes_on_with_the_run_of_one_that_burnt(tmp_path: Path) 
 def test_a_wrong_passphrase_and_a_foreign_key_are_said_so(tmp_path: Path) -> None:
     (tmp_path / "words").write_text("correct horse battery")
     (tmp_path / "kept").write_bytes(b"something else")
-    told = run("restore", str(tmp_path / "kept"), "--passphrase-file", str(tmp_path / "words"))
+    told = run("runs", "restore", str(tmp_path / "kept"), "--passphrase-file", str(tmp_path / "words"))
     assert (told.returncode != 0, "no backup of minga" in told.stderr) == (True, True)
-    told = run("backup", str(tmp_path), "--out", str(tmp_path / "out"), "--passphrase-file", str(tmp_path / "words"))
+    told = run(
+        "runs", "backup", str(tmp_path), "--out", str(tmp_path / "out"), "--passphrase-file", str(tmp_path / "words")
+    )
     assert told.returncode != 0
     assert "run-spec.signed" in told.stderr or "no run" in told.stderr

@@ -11,10 +11,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
-from minga.recipes import RECIPES, new_model
+from minga.recipes import RECIPES
 from minga.recipes.exported import MAX_BYTES, PROVENANCE_FILE, Provenance
-from tests.worlds.cli_run import last_json, run
-from tests.worlds.swav_world import small_run
+from tests.worlds.cli_run import run
 
 
 def said_by(recipe: str, folder: Path) -> str:
@@ -31,24 +30,10 @@ def test_the_help_names_the_tasks_of_all_recipes() -> None:
     assert all(task in shown for task in tasks)
 
 
-def test_a_model_of_pictures_is_probed_unless_told_otherwise(tmp_path: Path) -> None:
-    case, files = small_run(tmp_path / "files")
-    recipe = case.recipe()
-    recipe.export(new_model(recipe), files, tmp_path / "model", recipe.provenance(3))
-    done = run("evaluate", str(tmp_path / "model"), "--runs", "1", "--examples", "300", "--json")
-    assert done.returncode == 0, done.stderr
-    found = last_json(done.stdout)
-    assert (found["task"], found["data"], found["examples"], found["runs"]) == ("linear-probe", "digits", 300, 1)
-    assert set(found["trained"]) == set(found["from_scratch"]) == set(found["raw"]) == {"accuracy"}
-    shown = run("evaluate", str(tmp_path / "model"), "--task", "knn", "--runs", "1").stdout
-    assert "from scratch" in shown
-    assert "20 nearest" in shown
-
-
 @pytest.mark.parametrize(
     ("recipe", "task", "words"),
     [
-        ("swav", "ner", "--task ner: a model of the recipe swav has linear-probe and knn"),
+        ("swav", "ner", "of the recipe swav, for which there are no tasks"),
         ("albert", "knn", "--task knn: a model of the recipe albert has ner and ncc"),
         ("causal-lm", "knn", "--task knn: a model of the recipe causal-lm has ner and ncc"),
         ("text-to-image", "ner", "of the recipe text-to-image, for which there are no tasks"),
@@ -64,7 +49,7 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("albert", "the folder of a run, and no model yet; type minga export --directory"),
+        ("albert", "the folder of a run, and no model yet; type minga export"),
         ("text-to-image", "it is judged by its heldout_image_loss: minga join LINK --evaluate shows it"),
         ("custom", "the program that trains it has to evaluate it"),
     ],

@@ -1,4 +1,4 @@
-"""`minga receipts`: show, export, verify, without a run."""
+"""`minga runs receipts` and `minga runs verify`, without a run."""
 
 from __future__ import annotations
 
@@ -38,55 +38,55 @@ def folder(tmp_path: Path) -> Path:
 
 def test_receipts_are_shown_exported_and_verified(folder: Path) -> None:
     out = str(folder / "receipts.bin")
-    shown = last_json(run("receipts", "show", str(folder), "--json").stdout)
+    shown = last_json(run("runs", "receipts", str(folder), "--json").stdout)
     assert [peer["samples"] for _, peer in sorted(shown["peers"].items())] == [
         2 * (100 + index) for _, index in sorted((peer, index) for index, peer in enumerate(IDS[:3]))
     ]
-    exported = last_json(run("receipts", "export", str(folder), "--out", out, "--json").stdout)
+    exported = last_json(run("runs", "receipts", str(folder), "--out", out, "--json").stdout)
     own = {IDS[0]: {"samples": 200, "steps": 8, "reduced_bytes": 4 << 20, "claims_counted": 2, "claims": 2}}
     assert exported["peers"] == own
-    told = run("receipts", "verify", out, "--run", LINK, "--json")
+    told = run("runs", "verify", out, "--of", LINK, "--json")
     proven = last_json(told.stdout)
     assert (told.returncode, proven["ok"], proven["peers"]) == (0, True, own)
     assert (proven["attesters"], proven["seen_by_organiser"], proven["counts"]) == (3, 2, 2)
-    assert last_json(run("receipts", "verify", out, "--run", str(folder), "--json").stdout)["ok"]
-    words = run("receipts", "verify", out).stdout
+    assert last_json(run("runs", "verify", out, "--of", str(folder), "--json").stdout)["ok"]
+    words = run("runs", "verify", out).stdout
     assert SPEC.run_id in words
     assert "anybody can make keys" in words
 
 
 def test_others_and_all_can_be_exported(folder: Path) -> None:
     out = str(folder / "receipts.bin")
-    exported = last_json(run("receipts", "export", str(folder), "--out", out, "--all", "--json").stdout)
+    exported = last_json(run("runs", "receipts", str(folder), "--out", out, "--all", "--json").stdout)
     assert exported["peers"].keys() == set(IDS[:3])
-    told = run("receipts", "export", str(folder), "--out", out, "--peer", IDS[1][:8], "--json")
+    told = run("runs", "receipts", str(folder), "--out", out, "--peer", IDS[1][:8], "--json")
     assert last_json(told.stdout)["peers"].keys() == {IDS[1]}
-    told = run("receipts", "export", str(folder), "--out", out, "--peer", "zz")
+    told = run("runs", "receipts", str(folder), "--out", out, "--peer", "zz")
     assert told.returncode != 0
     assert "no peer" in told.stderr
 
 
 def test_an_archived_checkpoint_says_which_run_it_should_be(folder: Path) -> None:
     out, archive = str(folder / "receipts.bin"), folder / "archive"
-    run("receipts", "export", str(folder), "--out", out)
+    run("runs", "receipts", str(folder), "--out", out)
     archive.mkdir()
     record = ArchiveRecord(SPEC.run_id, "kept", 20, "cd" * 32, None, 1.7e9, ORGANISER.peer_id)
     write_record(archive, record, ORGANISER)
-    assert last_json(run("receipts", "verify", out, "--run", str(archive), "--json").stdout)["ok"]
+    assert last_json(run("runs", "verify", out, "--of", str(archive), "--json").stdout)["ok"]
     other = Identity.from_seed(bytes(32))
     write_record(archive, ArchiveRecord("ab" * 32, "kept", 20, "cd" * 32, None, 1.7e9, other.peer_id), other)
-    told = run("receipts", "verify", out, "--run", str(archive), "--json")
+    told = run("runs", "verify", out, "--of", str(archive), "--json")
     assert (told.returncode, last_json(told.stdout)["ok"]) == (1, False)
 
 
 def test_what_cannot_be_checked_is_said(folder: Path) -> None:
     (folder / "nonsense").write_bytes(b"minga receipts 1\nno")
-    told = run("receipts", "verify", str(folder / "nonsense"))
+    told = run("runs", "verify", str(folder / "nonsense"))
     assert told.returncode == 1
     assert "proves nothing" in told.stdout
-    told = run("receipts", "verify", str(folder / "missing"))
+    told = run("runs", "verify", str(folder / "missing"))
     assert "cannot be read" in told.stderr
     (folder / "empty").mkdir()
-    told = run("receipts", "show", str(folder / "empty"))
+    told = run("runs", "receipts", str(folder / "empty"))
     assert "no peer has kept receipts here" in told.stderr
     assert "a monitor keeps none" in " ".join(told.stderr.split())

@@ -75,7 +75,7 @@ def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path
 
 def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     name = folders[0].name
-    refused = run("runs", "--remove", name)
+    refused = run("runs", "remove", name)
     assert refused.returncode == 2, "without a terminal"
     assert f"add --yes to delete {folders[0]} (one, no checkpoint yet, " in refused.stderr
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
@@ -83,12 +83,12 @@ def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pyt
     questions = list[str]()
     for answer, is_there in ((False, True), (True, False)):
         monkeypatch.setattr(typer, "confirm", lambda said, answer=answer, **_: questions.append(said) or answer)
-        done = run("runs", "--remove", name)
+        done = run("runs", "remove", name)
         assert (done.returncode, folders[0].exists()) == (0, is_there)
         assert ("Nothing was deleted" in done.stdout) is is_there
     assert len(questions) == 2
     assert str(folders[0]) in questions[0]
-    assert run("runs", "--remove", folders[1].name, "--yes").returncode == 0
+    assert run("runs", "remove", folders[1].name, "--yes").returncode == 0
     assert len(questions) == 2
     assert not folders[1].exists()
 
@@ -108,16 +108,16 @@ def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[
     )
     assert len(told["runs"]) == 2
     for folder in left:
-        refused = run("runs", "--remove", folder.name[:12])
+        refused = run("runs", "remove", folder.name[:12])
         assert f"add --yes to delete {folder} (without a run spec, changed " in refused.stderr
-        assert run("runs", "--remove", folder.name[:12], "--yes").returncode == 0
+        assert run("runs", "remove", folder.name[:12], "--yes").returncode == 0
         assert not folder.exists()
     assert (base / "photos").exists()
 
 
 def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders: list[Path]) -> None:
     with HostLock.take(folders[0]):
-        refused = run("runs", "--remove", folders[0].name, "--yes")
+        refused = run("runs", "remove", folders[0].name, "--yes")
     assert refused.returncode == 2
     assert f"takes part in a run from {folders[0]}: end that process before you remove it" in refused.stderr
     assert "minga join" not in refused.stderr
@@ -127,14 +127,14 @@ def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders:
 @pytest.mark.parametrize(
     "command",
     [
-        ("backup", "ID", "--out", "OUT"),
-        ("export", "--directory", "ID", "--out", "OUT"),
-        ("host", "--resume", "ID", "--role", "trainer"),
-        ("split", "serve", "--resume", "ID"),
-        ("receipts", "show", "ID"),
-        ("receipts", "export", "ID", "--out", "OUT"),
-        ("status", "--history", "ID"),
-        ("evidence", "ID"),
+        ("runs", "backup", "ID", "--out", "OUT"),
+        ("export", "ID", "--out", "OUT"),
+        ("host", "ID", "--role", "trainer"),
+        ("split", "serve", "ID"),
+        ("runs", "receipts", "ID"),
+        ("runs", "receipts", "ID", "--out", "OUT"),
+        ("status", "ID"),
+        ("runs", "verify", "ID"),
     ],
 )
 def test_commands_take_the_id_of_a_run(folders: list[Path], tmp_path: Path, command: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""`minga sample` with a model that makes pictures: one sheet, equal for equal seeds, ranked if there is a ranker."""
+"""`minga sample` with a model that makes pictures: one sheet, equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from minga.cli.commands import SampleCommand
 from minga.cli.keeping import sample
-from minga.cli.keeping.sample import Pictures, run_sample
+from minga.cli.keeping.sample import run_sample
 from minga.cli.terminal.context import make_context
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import StorageError
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions
 from minga.recipes.running.trained_model import TrainedModel
-from minga.training.join import PeerOptions
 from tests.worlds.recipe_pictures import picture_recipe, write_pictures
 
-PROMPTS = ["a red apple on a blue background", "wolf on a red background, small, left"]
+PROMPTS = ("a red apple on a blue background", "wolf on a red background, small, left")
 
 
 @pytest.fixture
@@ -32,9 +32,8 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     # A watch for Ctrl-C lasts to the end of the process, which here is that of the tests.
     monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
 
-    def drawn(pictures: Pictures, **options: Any) -> None:
-        context = make_context(json_output=False)
-        run_sample(str(tmp_path), PROMPTS, SampleOptions(**options), pictures, PeerOptions(), context)
+    def drawn(**options: Any) -> None:
+        run_sample(SampleCommand(run=str(tmp_path), prompts=PROMPTS, **options), make_context(json_output=False))
 
     return drawn
 
@@ -44,45 +43,21 @@ def test_pictures_go_to_one_sheet_and_equal_seeds_give_equal_pixels(
 ) -> None:
     sheets = []
     for name, seed in (("one.png", 3), ("two.png", 3), ("three.png", 4)):
-        draw(Pictures(tmp_path / "sheets" / name), count=3, seed=seed)
+        draw(out=tmp_path / "sheets" / name, n=3, seed=seed)
         with Image.open(tmp_path / "sheets" / name) as sheet:
             assert sheet.text["seed"] == str(seed)  # type: ignore[attr-defined]
             sheets.append(np.asarray(sheet))
     assert np.array_equal(sheets[0], sheets[1])
     assert not np.array_equal(sheets[0], sheets[2])
     assert "6 pictures by the model after step 7" in capsys.readouterr().out
-    draw(Pictures())
+    draw()
     assert (tmp_path / "samples.png").is_file()
 
 
 def test_a_sheet_that_cannot_be_written_is_explained(draw: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        draw(Pictures(tmp_path / "file" / "grid.png"))
-
-
-class FirstIsBest:
-    """Likes the first of 128 pictures, then the last."""
-
-    def best(self, text: str, pictures: list[np.ndarray], count: int) -> list[int]:
-        assert len(pictures) == 128
-        return [0, 127][:count]
-
-
-def test_a_ranker_keeps_the_best_of_many_and_its_absence_is_said(
-    draw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(source: str) -> None:
-        raise ConfigurationError(f"no CLIP model at {source!r}")
-
-    monkeypatch.setattr(sample, "ClipRanker", missing)
-    draw(Pictures(clip="nowhere"))
-    said = capsys.readouterr().out
-    assert "Pictures are not ranked: no CLIP model at 'nowhere'" in said
-    assert "2 pictures" in said
-    monkeypatch.setattr(sample, "ClipRanker", lambda source: FirstIsBest())
-    draw(Pictures(clip="here"), count=2)
-    assert "4 pictures" in capsys.readouterr().out
+        draw(out=tmp_path / "file" / "grid.png")
 
 
 def test_a_model_that_makes_texts_writes_no_sheet(tmp_path: Path) -> None:

@@ -14,15 +14,13 @@ import minga.cli
 from minga.averaging.links import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.cli.planning.plan import _is_link
-from minga.cli.planning.plan_view import plan_table
+from minga.cli.planning.plan import _is_link, plan_table
 from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import read_swarm_file
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
@@ -77,10 +75,10 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1,000,000,000"),
-        (HEAD, "peers: missing; there must be at least one [[peers]] table"),
+        (HEAD, "peers: missing; it must be 1 to 1000 tables, each under its own [[peers]]"),
         ("target_batch_size = 1\n" + HOME, "give either parameters or vector_bytes"),
         ("vector_bytes = 5\n" + HEAD + HOME, "give either parameters or vector_bytes"),
-        ("batch = 1\n" + HEAD + HOME, "batch: unknown key; there are: target_batch_size"),
+        ("batch_size = 1\n" + HEAD + HOME, "batch_size: unknown key; did you mean target_batch_size?"),
         (HEAD + HOME.replace('"20Mbit"', "20"), "[[peers]] number 1: upload = 20: must be a rate such as"),
         (HEAD + HOME.replace('"20Mbit"', '"0Mbit"'), "[[peers]] number 1: upload = '0Mbit'"),
         (HEAD + HOME.replace('"20Mbit"', '"-5Mbit"'), "[[peers]] number 1: upload = '-5Mbit'"),
@@ -97,7 +95,7 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
         (HEAD + HOME + "[[paths]]\nbetween = []\nrate = 'none'\n", "[[paths]] number 1: between"),
         (HEAD + HOME + "[[paths]]\nbetween = ['x']\nrate = 'none'\n", "'x' is no name or site of [[peers]]"),
         (HEAD + HOME + "[[paths]]\nbetween = ['home']\nrate = 'never'\n", "[[paths]] number 1: rate = 'never'"),
-        (HEAD + "[peers]\nname = 'x'\n", "peers: must be tables, each under its own [[peers]]"),
+        (HEAD + "[peers]\nname = 'x'\n", ": must be 1 to 1000 tables, each under its own [[peers]]"),
         (HEAD + HOME + "site = 'cloud'\n" + CLOUD, "'cloud' is the name of a site and of other peers"),
         ("target_batch_size = ", "not valid TOML"),
     ],
@@ -215,11 +213,11 @@ def test_who_should_rest_is_told() -> None:
 def test_rates_of_a_board() -> None:
     async def main() -> None:
         swarm = Swarm()
-        trainer = Progress(3, 10, 12.5, "training", 0.0)
-        helper = swarm.peer(AddressInfo("auxiliary"), Progress(3, 0, 0.0, "training", 0.0))
-        hidden = swarm.peer(AddressInfo("client"), Progress(3, 5, 4.0, "averaging", 0.0, client=True))
+        trainer = Progress(3, 10, 12.5, "training")
+        helper = swarm.peer(AddressInfo("auxiliary"), Progress(3, 0, 0.0, "training"))
+        hidden = swarm.peer(AddressInfo("client"), Progress(3, 5, 4.0, "averaging", client=True))
         measured = swarm.peer(AddressInfo("trainer"), trainer, Links(upload_cap=1_000_000))
-        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing"))
         swarm.peer(AddressInfo("monitor"))
         live = live_rates(swarm.board)
         found = dict(zip(live.peers, live.rates.peers, strict=True))
@@ -247,10 +245,10 @@ def test_rates_of_a_board() -> None:
 def test_the_size_of_the_vector_is_what_most_tell(told: list[int], agreed: int) -> None:
     async def main() -> None:
         swarm = Swarm()
-        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=5))
-        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0, vector_bytes=5))
+        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", vector_bytes=5))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", vector_bytes=5))
         for size in told:
-            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=size))
+            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", vector_bytes=size))
         assert live_rates(swarm.board).vector_bytes == agreed
 
     asyncio.run(main())

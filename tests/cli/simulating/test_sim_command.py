@@ -1,4 +1,4 @@
-"""`minga sim` and `minga replay`: what they show, JSON, sweeps, bad input, Ctrl-C."""
+"""`minga sim`: what they show, JSON, sweeps, bad input, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -88,27 +88,27 @@ def test_json_and_replay(small: str, tmp_path: Path, capfd: pytest.CaptureFixtur
     for key in ("peers", "steps", "wall_s", "virtual_s", "participation", "log_digest"):
         assert summary[key] is not None
 
-    assert call("replay", log) == 0
+    assert call("sim", "--replay", log) == 0
     said = capfd.readouterr().out
     for words in ("small: 3 steps, 3 peers", "Step 2 at", "led by home-", "█", "bound by:", "stall home-3"):
         assert words in said
-    assert call("replay", log, "--step", "2", "--json") == 0
+    assert call("sim", "--replay", log, "--step", "2", "--json") == 0
     out = capfd.readouterr().out
     (step,) = [line for line in lines_of(out) if line.get("event") == "step"]
     assert {key: step[key] for key in steps[1] if key != "t"} == {k: v for k, v in steps[1].items() if k != "t"}
     assert last_json(out)["is_complete"] is True
-    assert call("replay", log, "--step", "9") == 2
+    assert call("sim", "--replay", log, "--step", "9") == 2
     assert "has no step 9; there are steps 1 to 3" in capfd.readouterr().err
 
 
 def test_a_damaged_log_is_refused_in_words(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"minga_log": 1}\n{"t": 1.0, "kind": "round.begun", "peer": "x"}\n', "utf-8")
-    assert call("replay", str(log)) == 2
+    assert call("sim", "--replay", str(log)) == 2
     assert "something was changed" in capsys.readouterr().err
-    assert call("replay", small) == 2
+    assert call("sim", "--replay", small) == 2
     assert "line 1: not JSON" in capsys.readouterr().err
-    assert call("replay", str(tmp_path / "absent")) == 2
+    assert call("sim", "--replay", str(tmp_path / "absent")) == 2
 
 
 def test_names_in_a_log_cannot_command_the_terminal(
@@ -119,7 +119,7 @@ def test_names_in_a_log_cannot_command_the_terminal(
     names = log.read_text("utf-8").replace("home-1", r"\u001b[2Jhome\ud800")
     log.write_text(names, "utf-8")
     capsys.readouterr()
-    assert call("replay", str(log)) == 0
+    assert call("sim", "--replay", str(log)) == 0
     said = capsys.readouterr().out
     assert "\N{REPLACEMENT CHARACTER}[2Jhome\N{REPLACEMENT CHARACTER} joins as trainer" in said
     assert "cut off or changed" in said
@@ -140,16 +140,15 @@ def test_a_sweep_makes_a_table_and_lines(small: str, capfd: pytest.CaptureFixtur
 
 
 def test_the_shipped_scenarios_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("sim", "--list") == 0
+    assert call("sim") == 0
     assert "sahajbert" in capfd.readouterr().out
-    assert call("sim", "--list", "--json") == 0
+    assert call("sim", "--json") == 0
     assert "thousand" in last_json(capfd.readouterr().out)["scenarios"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name a scenario, such as home-150"),
         (("absent",), "neither a file nor a scenario that comes with minga"),
         (
             ("home-150", "--set", "peers.home.count=0"),
@@ -194,7 +193,7 @@ def test_without_stdout_json_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_output_that_the_disk_refuses() -> None:
-    code = "import minga.cli; minga.cli.main(['sim', '--list'])"
+    code = "import minga.cli; minga.cli.main(['sim'])"
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False

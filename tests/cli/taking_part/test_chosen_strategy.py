@@ -36,7 +36,7 @@ def test_it_is_kept_in_the_folder_and_shown_by_status(tmp_path: Path) -> None:
         there = run("status", link["link"], *LOCAL, "--seconds", "1", "--directory", str(tmp_path / "other"), "--json")
         assert "strategy_reason" not in last_json(there.stdout), "another machine does not know it"
     (Path(link["directory"]) / "history.jsonl").write_text('{"t": 1.0, "event": "step", "step": 3}\n')
-    later = run("status", "--history", link["directory"], "--json")
+    later = run("status", link["directory"], "--json")
     assert later.returncode == 0, later.stderr
     assert last_json(later.stdout)["strategy_reason"] == chosen["reason"]
 

@@ -14,21 +14,22 @@ import typer
 import minga
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.cli.commands import JoinCommand
 from minga.cli.diagnosing.hops import packages
 from minga.cli.taking_part import first_screen
 from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.availability import TrafficLimit
-from minga.network.probing.streams import MAX_PHASE_BYTES
+from minga.network.probing import MAX_PHASE_BYTES
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates
 from tests.worlds.cli_run import ALONE, SPEC, Running, last_json, run
 
-WORK = WorkOptions("cpu", None, 1)
+WORK = JoinCommand(device="cpu", threads=1)
+AGREED = replace(WORK, yes=True)
 MBIT = 1e6 / 8
 NOBODY = LiveRates((), SwarmRates(()), 0)
 TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT, 10.0),) * 2), 4_000_000)
@@ -130,7 +131,7 @@ def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_sm
     output = Output(json_output=False)
 
     def ask(limit: str, peer: minga.PeerOptions) -> None:
-        show_and_ask(prospect(), peer, WORK, output, yes=True, max_files=2**31, limit=TrafficLimit.parse(limit))
+        show_and_ask(prospect(), peer, AGREED, output, max_files=2**31, limit=TrafficLimit.parse(limit))
 
     with pytest.raises(ConfigurationError, match=r"takes 105 kB, so .* never train with 200 kB a day: .* 500kB/day"):
         ask("200KB/day", minga.PeerOptions())
@@ -141,17 +142,20 @@ def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_sm
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (WorkOptions("banana", None, 1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
-        (WorkOptions("cuda", None, 1), "--device cuda: "),
-        (WorkOptions("cpu", None, 1, precision="float8"), "--precision float8: choose"),
-        (WorkOptions("cpu", 65, 1), "--micro-batch 65: it must be from 1 to the run's target batch size, 64"),
+        (JoinCommand(device="banana"), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
+        (JoinCommand(device="cuda"), "--device cuda: "),
+        (JoinCommand(device="cpu", precision="float8"), "--precision float8: choose"),
+        (
+            JoinCommand(device="cpu", micro_batch=65),
+            "--micro-batch 65: it must be from 1 to the run's target batch size, 64",
+        ),
     ],
 )
-def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions, said: str) -> None:
+def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: JoinCommand, said: str) -> None:
     if work.device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigurationError) as refused:
-        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
+        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), max_files=2**31)
     assert str(refused.value).startswith(said)
     if work.device == "cuda" and torch.version.cuda is None:
         assert "install another one" in str(refused.value)
@@ -159,8 +163,8 @@ def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions,
 
 def test_a_micro_batch_without_room_in_memory_is_said_before_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
-        work = WorkOptions("cpu", 64, 1)
-        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
+        work = JoinCommand(device="cpu", micro_batch=64, yes=True)
+        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), max_files=2**31)
 
     ask()
     for here, advice in ((20_500_000, "20.5 MB; choose at most [1-9]"), (18_000_000, "18 MB; that is too little")):
@@ -185,10 +189,10 @@ def test_on_a_terminal_the_owner_is_asked_once(
 
     monkeypatch.setattr(typer, "confirm", confirm)
     if taken:
-        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
+        show_and_ask(prospect(), minga.PeerOptions(), replace(WORK, yes=yes), output, max_files=2**31)
     else:
         with pytest.raises(typer.Exit):
-            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
+            show_and_ask(prospect(), minga.PeerOptions(), replace(WORK, yes=yes), output, max_files=2**31)
     assert len(asked) == (not yes)
 
 
@@ -200,7 +204,7 @@ def test_without_a_terminal_it_goes_on_and_says_so(
     output.interactive = not at_stdin
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: at_stdin))
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: pytest.fail("nobody is there to answer"))
-    show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
+    show_and_ask(prospect(), minga.PeerOptions(), replace(WORK, yes=yes), output, max_files=2**31)
     assert ("There is no terminal to ask, so this machine takes part." in capsys.readouterr().out) is not yes
 
 
@@ -225,8 +229,8 @@ def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they
     output = Output(json_output=False)
     output.interactive = False
     with pytest.raises(ConfigurationError, match=r"10.7 GB, more than the 2 GB .*--max-files 11GB allows it"):
-        show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=2e9)
-    show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=11e9)
+        show_and_ask(large, minga.PeerOptions(role="monitor"), AGREED, output, max_files=2e9)
+    show_and_ask(large, minga.PeerOptions(role="monitor"), AGREED, output, max_files=11e9)
 
 
 def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:

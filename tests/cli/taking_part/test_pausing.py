@@ -13,10 +13,9 @@ from typing import Any, cast
 import pytest
 
 import minga.authority
+from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
-from minga.cli.taking_part.join import JoinOptions, _Joining
-from minga.cli.taking_part.login import LoginOptions
-from minga.cli.terminal.peer_options import WorkOptions
+from minga.cli.taking_part.join import _Joining
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
 from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
@@ -44,9 +43,9 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
             guest.wait_for("step.applied")
             paused = last_json(run("join", link, "--pause", "--directory", str(tmp_path / "guest"), "--json").stdout)
             assert (paused["paused"], paused["changed"], paused["peers"]) == (True, True, 1)
-            assert "--resume" in guest.wait_for("paused")["why"]
+            assert "--unpause" in guest.wait_for("paused")["why"]
             away = host.wait_for("step.applied", members=1)["step"]
-            run("join", link, "--resume", "--directory", str(tmp_path / "guest"))
+            run("join", link, "--unpause", "--directory", str(tmp_path / "guest"))
             guest.wait_for("resumed")
             assert guest.wait_for("sync.finished")["step"] >= away
             back = host.wait_for("step.applied", members=2)["step"]
@@ -59,7 +58,7 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
         (folder / "joined-1").touch()  # as a peer leaves it that was killed
         alone = run("join", link, "--pause", "--directory", str(tmp_path / "guest")).stdout
         assert "No `minga join` of this machine takes part in the run now." in alone
-        run("join", link, "--resume", "--directory", str(tmp_path / "guest"))
+        run("join", link, "--unpause", "--directory", str(tmp_path / "guest"))
         assert not list(folder.glob("joined-*"))
         with Running("join", link, *WORK, *own, "--leave-after-steps", "4") as guest:
             done = guest.summary()
@@ -116,11 +115,10 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
 
     monkeypatch.setattr(joining, "show_and_ask", ask)
     monkeypatch.setattr(joining, "_Joining", lambda *_: SimpleNamespace(run=lambda: False))
-    for name in ("require_recipe", "tell_cautions", "wire"):
+    for name in ("require_recipe", "tell_cautions"):
         monkeypatch.setattr(joining, name, lambda *_: None)
     monkeypatch.setattr(RunLog, "begin", lambda *_: None)
-    context = cast(Any, SimpleNamespace(output=SimpleNamespace(interactive=True, say=lambda _: None)))
-    options = JoinOptions(LoginOptions(), yes=yes)
-    peer = minga.PeerOptions(directory=tmp_path)
-    joining.run_join(str(LINK), peer, WorkOptions(), options, context)
+    output = SimpleNamespace(interactive=True, say=lambda _: None)
+    context = cast(Any, SimpleNamespace(output=output, wire=lambda _: None))
+    joining.run_join(JoinCommand(link=str(LINK), yes=yes, directory=tmp_path), context)
     assert said == (["waited", "asked", "joined"] if yes else ["asked", "waited", "joined"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._dashboard_swarm import MadeUpRun
-from minga.cli.taking_part.status import StatusOptions, _how_few, _show_history, last_figures
+from minga.cli.taking_part.status import _how_few, _show_history, last_figures
 from minga.cli.terminal.output import Output
 from minga.dashboard.model.documents import peer_row
 from minga.monitor.history import FILE_NAME, Entry, History
@@ -51,7 +51,7 @@ def test_a_history_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixtur
     history = History(tmp_path / FILE_NAME)
     for entry in TOLD:
         history.put(entry)
-    _show_history(StatusOptions(history=tmp_path), Output(json_output=False))
+    _show_history(tmp_path, None, Output(json_output=False))
     lines = capsys.readouterr().out.splitlines()
     assert "seconds: 33 min 20 s" in lines
     assert "total samples: 24,704" in lines

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from minga.cli.terminal.cautions import tell_cautions
+from minga.cli.terminal.context import tell_cautions
 from minga.cli.terminal.output import Output
 from minga.core.spec.run_spec import RunSpec
 

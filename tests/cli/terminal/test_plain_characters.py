@@ -68,4 +68,4 @@ def test_a_command_says_all_where_the_locale_is_ascii() -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"0 done - 1 a check" in b" ".join(done.stdout.split())
+    assert b"0 done - 2 a wrong option" in b" ".join(done.stdout.split())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal import output as output_module
-from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker
+from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker, View
 from minga.core.errors import ConfigurationError
 
 
@@ -34,44 +32,42 @@ class Clock:
         return self.now >= self._end
 
 
-def printed(
-    seconds: float, lines: Callable[[float], list[str]], monkeypatch: pytest.MonkeyPatch, **news: Any
-) -> list[str]:
-    """What a run prints in `seconds` if `lines` are what can be said of each second."""
+def printed(seconds: float, view: Callable[[float], View], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a run prints in `seconds` if `view` is what can be said of each second."""
     clock, said = Clock(seconds), list[str]()
     monkeypatch.setattr(output_module, "time", clock)
     output = Output(json_output=False)
     output.interactive = False
     monkeypatch.setattr(output, "say", said.append)
-    ticker = Ticker(output, lambda: clock.now - 1000.0, str, lines, **news)
+    ticker = Ticker(output, lambda: view(clock.now - 1000.0))
     monkeypatch.setattr(ticker, "_stop", clock)
     ticker._loop(None)
     return said
 
 
 def test_a_run_that_changes_tells_it_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = printed(60.0, lambda now: [f"step {now:.0f}"], monkeypatch)
+    said = printed(60.0, lambda now: View([], lines=[f"step {now:.0f}"]), monkeypatch)
     assert 60.0 / (PLAIN_PERIOD_S + 2 * REFRESH_S) <= len(said) <= 60.0 / PLAIN_PERIOD_S + 2
 
 
 def test_an_idle_run_prints_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = printed(10 * IDLE_PERIOD_S, lambda _: ["step 0"], monkeypatch)
+    said = printed(10 * IDLE_PERIOD_S, lambda _: View([], lines=["step 0"]), monkeypatch)
     assert said == ["step 0"] * len(said)
     assert 9 <= len(said) <= 11
 
 
-def test_trouble_is_told_though_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lines(now: float) -> Iterator[str]:
-        yield "step 0"
-        if now > 30.0 and next(once, False):
-            yield "trouble"
+def test_a_notice_is_said_once_for_each_of_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    def view(now: float) -> View:
+        rests, number = 20.0 < now < 40.0, 1 if now < 30.0 else 2
+        notices = {"resting": (rests, "rests" if rests else "no longer"), "trouble": (number, f"[b]trouble {number}")}
+        return View([], lines=["step 0"], notices=notices)
 
-    once = itertools.repeat(True, 1)
-    assert "trouble" in printed(IDLE_PERIOD_S, lambda now: list(lines(now)), monkeypatch)
+    said = printed(IDLE_PERIOD_S, view, monkeypatch)
+    assert said == ["step 0", r"\[b]trouble 1", "rests", r"\[b]trouble 2", "no longer"], "a bracket is no markup"
 
 
 def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = printed(IDLE_PERIOD_S, lambda now: [f"sent {now:.0f} bytes"], monkeypatch, news=lambda _: "step 0")
+    said = printed(IDLE_PERIOD_S, lambda now: View([], lines=[f"sent {now:.0f} bytes"], news="step 0"), monkeypatch)
     assert len(said) <= 2
 
 
@@ -122,7 +118,7 @@ def test_last_words_and_errors_break_at_spaces_and_a_command_stays_one_line(monk
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", errors)
-    command = "minga host --resume /a/folder/with/a/long/name"
+    command = "minga host /a/folder/with/a/long/name"
     monkeypatch.setattr(exit_codes, "farewells", [lambda _: f"This host has left at step 7. To go on:\n{command}"])
     monkeypatch.setattr(exit_codes, "interrupts_told", [])
     exit_codes.report_interrupt(json_output=False)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import minga
+from documentation.events import TYPES, event_page
 from minga.cli.terminal.output import QUIET_EVENTS
 from minga.core.errors import ConfigurationError
 from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event, EventBus
 from minga.core.events.catalogue import CATALOGUE, FIELDS, MODULES, fields_of, kinds_of
-from minga.core.events.page import TYPES, event_page
 from minga.core.events.training import StepApplied
 from minga.simulation.recorder import KEPT
 from minga.simulation.timeline import INCIDENTS

@@ -29,7 +29,7 @@ from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
 pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
 
 ARTEFACTS = Path(__file__).parents[3] / "build" / "dashboard"
-PAGES = ("run", "peers", "leaderboard", "plan", "join")
+PAGES = ("run", "peers", "leaderboard", "join")
 SLOW = ("--max-upload", "400kbit")
 """Rounds of a second, in which nothing is computed: this test is not about speed."""
 PATIENCE_MS = 40_000.0
@@ -105,7 +105,6 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
             assert opened.hosts == {urlsplit(url).netloc}
         take_pictures(chromium, url, "live")
         shows_the_time_before_it_came(start("dashboard", link, "--listen", "127.0.0.1:0", name="monitor", own=LOCAL))
-        pause_and_resume(chromium, told["organiser_url"])
 
 
 def shows_the_time_before_it_came(monitor: Running) -> None:
@@ -121,30 +120,6 @@ def shows_the_time_before_it_came(monitor: Running) -> None:
     assert run["series"]["loss"]["columns"]["t"][0] < came["t"] - 1.0
     assert "lost" in [mark["event"] for mark in run["journals"]["marks"]["entries"]]
     assert run["journals"]["rounds"]["total"] > 0
-
-
-def pause_and_resume(launched: Any, organiser_url: str) -> None:
-    """The organiser's page has buttons, each with a confirmation."""
-    with page(launched) as opened:
-        opened.goto(organiser_url)
-        assert "token" not in opened.url
-        opened.get_by_role("button", name="Pause …").click()
-        opened.get_by_role("button", name="Cancel").click()
-        opened.locator("dialog").wait_for(state="detached")
-        opened.get_by_role("button", name="Pause …").click()
-        opened.get_by_role("button", name="Pause the run").click()
-        wait_for_text(opened, "dialog [role=status]", "paused = true")
-        opened.get_by_role("button", name="Close").click()
-        wait_for_text(opened, "#state", "paused")
-        opened.get_by_role("button", name="Resume …").click()
-        opened.get_by_role("button", name="Go on").click()
-        wait_for_text(opened, "dialog [role=status]", "paused = false")
-        wait_for_text(opened, "#state", "training")
-        opened.get_by_role("button", name="Close").click()
-        opened.get_by_role("button", name="Amend …").click()
-        opened.get_by_label("Setting and value").fill("training.seed=4")
-        opened.get_by_role("button", name="Sign and send").click()
-        wait_for_text(opened, "dialog [role=status]", "It was not done")
 
 
 @pytest.fixture(scope="module")
@@ -208,14 +183,6 @@ def test_where_nobody_looked_the_curve_has_a_hole(chromium: Any, crowd: tuple[Ma
             [5, 4, 3, None, 2, 1],
         ]
         assert opened.evaluate(f"({held_out})().then((found) => found[1][1] === undefined)")
-
-
-def test_the_plan_says_what_limits_the_run(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
-    _, url = crowd
-    with page(chromium) as opened:
-        opened.goto(address_of(url, "plan"))
-        opened.get_by_text("it waits for the upload of").wait_for(timeout=PATIENCE_MS)
-        assert opened.locator("tbody tr").count() == 3
 
 
 def test_the_way_in_is_one_command(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:

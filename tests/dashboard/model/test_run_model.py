@@ -78,16 +78,6 @@ def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() ->
     msgspec.json.encode(model.series["loss"].document())
 
 
-def test_the_pace_is_that_of_steps_as_they_come_whatever_pause_or_regroup_lies_between() -> None:
-    model = RunModel()
-    assert model.pace() is None
-    model.take(entry("step", step=1, loss=1.0))
-    assert model.pace() is None
-    for step, time_s in ((2, 4.0), (3, 8.0), (4, 3600.0), (5, 3604.0), (4, 3700.0), (5, 3704.0), (6, 3708.0)):
-        model.take(entry("step", BEGIN_S + time_s, step=step, loss=1.0))
-    assert model.pace() == 0.25
-
-
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1" + 1000 * "0"])
 def test_numbers_that_nothing_in_a_run_has_are_none(number: str) -> None:
     assert parse_entry(f'{{"t": {number}, "event": "step"}}'.encode()) is None

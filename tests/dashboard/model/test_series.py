@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.dashboard.model.journal import TAIL, Journal
-from minga.dashboard.model.series import Series
+from minga.dashboard.model.series import TAIL, Journal, Series
 from minga.dashboard.model.speed_by_peer import SHOWN, SpeedByPeer, fastest
 
 

@@ -164,7 +164,7 @@ def test_orders_that_came_into_force_are_written_once(run: MadeUpRun) -> None:
 def test_of_a_cut_model_the_peers_with_a_part_are_counted_and_the_speed_of_all_clients(run: MadeUpRun) -> None:
     look = run.advance(1.0)
     first, second, third = (peer.peer_id for peer in look.status.peers[:3])
-    split = SplitRunStatus((first,), (), (second, third), 7, 448, 0, 1.0, 64.0)
+    split = SplitRunStatus((first,), (second, third), 7, 448, 0, 1.0, 64.0)
     history = History(None)
     RunRecorder(history, "me").on_look(look._replace(status=with_split(look.status, split)))
     (swarm,) = swarm_entries(history)

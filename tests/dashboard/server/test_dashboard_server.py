@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: who may ask, what is answered, live messages, orders, the end, a new start."""
+"""The dashboard over HTTP: who may ask, what is answered, live messages, the end, a new start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.client
 import json
-import math
 import socket
 import threading
 import time
@@ -31,13 +30,11 @@ from minga.core.wheel import own_wheel
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
 from minga.dashboard.joining import JoinFacts
-from minga.dashboard.server import connection
+from minga.dashboard.server import web_server as connection
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.identity.access.orders import Amendment
 from minga.monitor.history import RECORD_FILE
 from minga.receipts.book import PeerTotals
-from minga.training.organiser import Organiser
 
 
 class Answer(NamedTuple):
@@ -69,36 +66,6 @@ def settle(dashboard: Dashboard) -> None:
     assert done.wait(10.0)
 
 
-class FakeDesk:
-    """Signs nothing; remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.in_force = True
-        self.is_complete = False
-
-    def amend(self, changes: dict[str, Any], from_step: int | None) -> Amendment:
-        if "training.seed" in changes:
-            raise ConfigurationError("training.seed cannot change")
-        self.asked.append(("amend", changes, from_step))
-        texts = tuple((key, json.dumps(value)) for key, value in changes.items())
-        return cast(Amendment, SimpleNamespace(number=1, from_step=from_step or 7, changes=texts))
-
-    def check_goes_on(self) -> None:
-        if self.is_complete:
-            raise ConfigurationError("the run is complete")
-
-    def put_in_force(self, order: Amendment) -> tuple[Amendment, bool]:
-        return order, self.in_force
-
-    def step_ahead(self, seconds: float) -> int:
-        return 12
-
-    def bar(self, key: str, reason: str) -> bool:
-        self.asked.append(("bar", key, reason))
-        return True
-
-
 @pytest.fixture(scope="module")
 def run() -> Iterator[MadeUpRun]:
     made = MadeUpRun(6)
@@ -107,13 +74,8 @@ def run() -> Iterator[MadeUpRun]:
 
 
 @pytest.fixture(scope="module")
-def desk() -> FakeDesk:
-    return FakeDesk()
-
-
-@pytest.fixture(scope="module")
-def dashboard(run: MadeUpRun, desk: FakeDesk) -> Iterator[Dashboard]:
-    served = run.serve(None, desk=lambda: cast(Organiser, desk))
+def dashboard(run: MadeUpRun) -> Iterator[Dashboard]:
+    served = run.serve(None, is_organisers=True)
     for _ in range(12):
         run.advance(1.0)
     settle(served)
@@ -124,7 +86,7 @@ def dashboard(run: MadeUpRun, desk: FakeDesk) -> Iterator[Dashboard]:
 # ---- what is answered
 
 
-@pytest.mark.parametrize("path", ["/", "/peers", f"/peers/{'a' * 64}", "/leaderboard", "/join", "/plan"])
+@pytest.mark.parametrize("path", ["/", "/peers", f"/peers/{'a' * 64}", "/leaderboard", "/join"])
 def test_each_page_comes_with_the_policy(dashboard: Dashboard, path: str) -> None:
     answer = ask(dashboard, path)
     assert answer.status == 200
@@ -166,7 +128,7 @@ def test_the_run_is_answered_as_json(dashboard: Dashboard, run: MadeUpRun) -> No
     assert found["journals"]["rounds"]["total"] == run.step
     anatomy = found["journals"]["rounds"]["entries"][-1]
     assert all(anatomy[f"{phase}_s"] is not None for phase in ("compute", "wait", "communicate", "apply"))
-    assert set(ask(dashboard, "/api/v1").json()["endpoints"]) >= {"run", "peers", "leaderboard", "join", "plan"}
+    assert set(ask(dashboard, "/api/v1").json()["endpoints"]) >= {"run", "peers", "leaderboard", "join"}
 
 
 def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
@@ -183,9 +145,9 @@ def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
 
 def test_every_field_of_the_answers_is_on_the_page_about_them(dashboard: Dashboard) -> None:
     page = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text("utf-8")
-    answers = [ask(dashboard, f"/api/v1/{name}").json() for name in ("run", "peers", "leaderboard", "session")]
-    run, peers, leaderboard, session = answers
-    fields = {*run, *run["now"], *run["series"], *run["journals"], *peers, *peers["peers"][0], *session}
+    answers = [ask(dashboard, f"/api/v1/{name}").json() for name in ("run", "peers", "leaderboard")]
+    run, peers, leaderboard = answers
+    fields = {*run, *run["now"], *run["series"], *run["journals"], *peers, *peers["peers"][0]}
     fields |= {*leaderboard, *leaderboard["rows"][0], *ask(dashboard, f"/api/v1/peers/{peer_id(3)}").json()}
     fields |= {column for series in run["series"].values() for column in series["columns"]}
     assert sorted(field for field in fields if f"`{field}`" not in page) == []
@@ -427,7 +389,7 @@ def replace_url(dashboard: Dashboard) -> Any:
 def test_newcomers_to_an_open_run_need_no_token_and_people_get_pages(admission: str) -> None:
     wheel, run = own_wheel(), MadeUpRun(3, admission=admission)
     assert wheel is not None
-    served = run.serve(None, desk=lambda: cast(Organiser, FakeDesk()), url="https://run.example.org")
+    served = run.serve(None, is_organisers=True, url="https://run.example.org")
     is_open, local = admission == "open", replace_url(served)
     run.advance(1.0)
     settle(served)
@@ -467,7 +429,7 @@ def test_newcomers_to_an_open_run_need_no_token_and_people_get_pages(admission: 
 def test_each_viewer_gets_the_address_by_which_others_come(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `Host` that one viewer made up is in no other viewer's commands, and 127.0.0.1 is in none."""
     monkeypatch.setattr("minga.dashboard.server.web_server.reachable_hosts", lambda host: ["192.0.2.7", "[fd00::7]"])
-    served = run.serve(None, host="0.0.0.0", desk=lambda: cast(Organiser, FakeDesk()))
+    served = run.serve(None, host="0.0.0.0", is_organisers=True)
     try:
         port = urlsplit(served.urls[0]).port
         token = f"/?token={served.settings.read_token}"
@@ -557,119 +519,9 @@ def test_a_server_that_fails_at_its_start_says_so() -> None:
         server.wait_until_started()
 
 
-# ---- orders
-
-
-def order(dashboard: Dashboard, body: dict[str, Any], **headers: str) -> Answer:
-    token = {"Authorization": f"Bearer {dashboard.settings.organiser_token}"}
-    return ask(
-        dashboard,
-        "/api/v1/orders",
-        "POST",
-        json.dumps(body),
-        **{"Content_Type": "application/json", **token, **headers},
-    )
-
-
-def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk, run: MadeUpRun) -> None:
-    desk.asked.clear()
-    step = run.step
-    assert "paused = true" in order(dashboard, {"action": "pause"}).json()["text"]
-    assert order(dashboard, {"action": "resume"}).status == 200
-    assert order(dashboard, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
-    assert order(dashboard, {"action": "ban", "peer": "ab" * 32, "reason": "spam"}).status == 200
-    assert desk.asked == [
-        ("amend", {"paused": True}, step + 3 + 1),
-        ("amend", {"paused": False}, 0),
-        ("amend", {"optimizer.learning_rate": 0.001}, step + 3 + 6),
-        ("bar", "ab" * 32, "spam"),
-    ]
-
-
-def test_an_order_of_a_dashboard_that_saw_no_step_yet_is_as_far_ahead_as_the_run_may_be_fast(desk: FakeDesk) -> None:
-    begun = MadeUpRun(64)
-    try:
-        served = begun.serve(None, desk=lambda: cast(Organiser, desk))
-        look = begun.advance(1.0)
-        settle(served)
-        desk.asked.clear()
-        assert order(served, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
-        fastest = look.status.samples_per_second / look.status.target_batch_size
-        assert desk.asked[0][2] == 3 + math.ceil(30.0 * fastest)
-        assert fastest > 0.5
-        served.close()
-    finally:
-        begun.close()
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"action": "explode"}, 400),
-        ({"action": "pause", "extra": 1}, 400),
-        ({}, 400),
-        ({"action": "ban", "peer": "short"}, 409),
-        ({"action": "amend"}, 409),
-        ({"action": "amend", "changes": ["no equals sign"]}, 409),
-        ({"action": "amend", "changes": ["training.seed=1"]}, 409),
-        ({"action": "ban", "reason": "x" * 400}, 400),
-        ({"action": "ban", "peer": "x" * 9000}, 413),
-    ],
-    ids=str,
-)
-def test_orders_that_make_no_sense_are_refused(
-    dashboard: Dashboard, desk: FakeDesk, body: dict[str, Any], status: int
-) -> None:
-    desk.asked.clear()
-    answer = order(dashboard, body)
-    assert (answer.status, desk.asked) == (status, [])
-    assert answer.json()["error"]
-
-
-def test_only_the_organisers_own_page_gives_orders(dashboard: Dashboard, desk: FakeDesk, run: MadeUpRun) -> None:
-    desk.asked.clear()
-    pause = {"action": "pause"}
-    assert order(dashboard, pause, Authorization="").status == 403
-    assert order(dashboard, pause, Authorization=f"Bearer {dashboard.settings.read_token}").status == 403
-    assert order(dashboard, pause, Origin="https://evil.example").status == 403
-    assert order(dashboard, pause, Content_Type="text/plain").status == 415
-    assert desk.asked == []
-    assert order(dashboard, pause, Origin=f"http://{urlsplit(dashboard.url).netloc}").status == 200
-    read_only = run.serve(None)
-    try:
-        assert order(read_only, pause).status == 403
-        assert ask(read_only, "/api/v1/session").json()["may_order"] is False
-    finally:
-        read_only.close()
-
-
-def test_an_order_that_more_organisers_have_to_sign_says_so(dashboard: Dashboard, desk: FakeDesk) -> None:
-    desk.in_force = False
-    try:
-        assert "More organisers have to sign" in order(dashboard, {"action": "pause"}).json()["error"]
-    finally:
-        desk.in_force = True
-
-
-def test_a_run_that_is_complete_takes_bans_alone(dashboard: Dashboard, desk: FakeDesk) -> None:
-    desk.asked.clear()
-    desk.is_complete = True
-    try:
-        for body in ({"action": "pause"}, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}):
-            answer = order(dashboard, body)
-            assert (answer.status, answer.json()["error"]) == (409, "the run is complete")
-        assert desk.asked == []
-        assert order(dashboard, {"action": "ban", "peer": "ab" * 32}).status == 200
-    finally:
-        desk.is_complete = False
-
-
-def test_the_organiser_enters_by_the_address_that_was_printed(dashboard: Dashboard) -> None:
-    assert dashboard.organiser_url is not None
-    entered = ask(dashboard, dashboard.organiser_url.split("/", 3)[3].join(("/", "")))
-    cookie = entered.headers["set-cookie"].split(";")[0]
-    assert ask(dashboard, "/api/v1/session", Cookie=cookie).json()["may_order"] is True
-    assert ask(dashboard, "/api/v1/session").json()["may_order"] is False
+def test_a_dashboard_is_only_read(dashboard: Dashboard) -> None:
+    for path in ("/", "/api/v1/run", "/api/v1/orders"):
+        assert ask(dashboard, path, "POST", "{}").status == 405
 
 
 def test_a_token_in_an_address_leads_to_this_server_alone(dashboard: Dashboard) -> None:
@@ -686,7 +538,7 @@ def hasty(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard
     """Looks after its connections 100 times as often, and has few."""
     monkeypatch.setattr(connection, "LOOK_S", 0.1)
     monkeypatch.setattr(connection, "MOST_OPEN", 3)
-    served = run.serve(None, desk=lambda: cast(Organiser, FakeDesk()))
+    served = run.serve(None, is_organisers=True)
     yield served
     served.close()
 

@@ -11,9 +11,8 @@ import pytest
 
 from minga.core.errors import RejectedError
 from minga.core.rate_cap import DailyWindow, RateCap
-from minga.network.bandwidth.access_link import AccessLink
+from minga.network.bandwidth.access_link import SMALLEST_PIECE_BYTES, AccessLink, TokenBucket
 from minga.network.bandwidth.meter import SETTLE_S
-from minga.network.bandwidth.token_bucket import SMALLEST_PIECE_BYTES, TokenBucket
 from minga.network.rpc.keepalive import SILENCE_S
 from tests.worlds.link_world import FRAME_BYTES, MB, LinkWorld
 from tests.worlds.swarm_tools import virtually

@@ -14,10 +14,9 @@ from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change, Presence
-from minga.network.gossip.peer_records import RECORDS_PER_SECOND
+from minga.network.gossip.board import Board, Change, Presence
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
+from minga.network.gossip.record_store import RECORDS_PER_SECOND
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.run_clock import RunClock
@@ -76,7 +75,7 @@ class World:
 
 
 def progress(step: int, samples: int = 0) -> Progress:
-    return Progress(step, samples, 1.0, "training", EPOCH_S)
+    return Progress(step, samples, 1.0, "training")
 
 
 def test_what_a_peer_says_is_read_by_type() -> None:
@@ -108,7 +107,7 @@ def test_own_records_are_read_like_others_and_their_versions_grow() -> None:
     assert all(records_module.is_genuine(record, "r") for record in w.signed)
 
 
-@pytest.mark.parametrize("payload", [progress(-1), Progress(1, 1, math.nan, "training", 1.0), Payload()])
+@pytest.mark.parametrize("payload", [progress(-1), Progress(1, 1, math.nan, "training"), Payload()])
 def test_what_is_not_valid_is_not_published(payload: Payload) -> None:
     w = World()
     with pytest.raises(ConfigurationError):

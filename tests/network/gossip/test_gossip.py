@@ -16,8 +16,8 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
-from minga.network.gossip.peer_records import PeerRecords, StoredRecord
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
+from minga.network.gossip.record_store import PeerRecords, StoredRecord
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
@@ -33,7 +33,7 @@ STRANGER = Identity.from_seed(b"stranger" * 4)
 
 
 def progress(step: int) -> Progress:
-    return Progress(step, 0, 1.0, "training", 1.0)
+    return Progress(step, 0, 1.0, "training")
 
 
 def in_swarm(
@@ -402,7 +402,7 @@ def test_traffic_stays_within_what_the_documentation_says() -> None:
 
 def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: list[tuple[PeerId, PeerId]] = []
-    links = Links(1000, 1000, rows=(LinkRow(bytes(8), 1, 1, 1, 1, 1, 1),))
+    links = Links(1000, 1000, rows=(LinkRow(bytes(8), 1, 1, 1, 1, 1),))
 
     async def scenario(swarm: Swarm) -> None:
         await asyncio.sleep(20.0)  # nobody gets to know another neighbour now

@@ -11,12 +11,11 @@ import pytest
 
 from minga.core.events.bus import EventBus
 from minga.identity.keys.keys import Identity
-from minga.network.gossip import anti_entropy, opaque_records, records
+from minga.network.gossip import anti_entropy, record_store, records
 from minga.network.gossip.anti_entropy import Detail, Held
 from minga.network.gossip.board import Board
-from minga.network.gossip.opaque_records import MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES
-from minga.network.gossip.peer_records import MAX_DROPPED, PeerRecords
 from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, RecordKinds
+from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES, PeerRecords
 from minga.network.gossip.records import Record, Verdict
 from minga.network.interface import PeerId
 from minga.network.rpc.run_clock import RunClock
@@ -139,7 +138,7 @@ def test_records_come_through_peers_that_cannot_read_them() -> None:
         await asyncio.sleep(12.0)  # until their connection is lost
         for step in range(50):
             ends[0].board.put(Weather(step))
-            ends[0].board.put(Progress(step, 0, 1.0, "training", 1.0))
+            ends[0].board.put(Progress(step, 0, 1.0, "training"))
             await swarm.until(
                 lambda: (
                     ends[1].board.get(ends[0].peer_id, Weather) == Weather(step)  # noqa: B023
@@ -224,7 +223,7 @@ def test_what_was_dropped_is_not_fetched_again() -> None:
 
 
 def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 100_000)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 100_000)
     w = World()
     assert w.tell(12, 100, BOB) is Verdict.NEW
     verdicts = set()
@@ -272,7 +271,7 @@ def test_a_peer_with_more_room_does_not_send_in_each_exchange_what_another_one_d
 
 def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boards that forget that they dropped a record would send one another a flood for as long as it is valid."""
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 20_000)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 20_000)
     other, holder = World(), World()
     flood = []
     for number in range(20):
@@ -280,7 +279,7 @@ def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkey
         holder.now_s = other.now_s = other.now_s + 1.0
         flood.append(other.record(20, bytes(3500), flooder))
         other.board.receive(flood[-1], PeerId(ANN.peer_id))
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 1 << 20)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 1 << 20)
     for record in flood:
         assert holder.board.receive(record, PeerId(ANN.peer_id)) is Verdict.NEW
     other.board.sweep()
@@ -316,7 +315,7 @@ def test_what_a_stranger_claims_of_dropped_records_has_to_be_signed_and_is_bound
 def test_fields_of_any_shape_that_nobody_here_knows_are_no_offence_and_break_nothing(seed: int) -> None:
     """Deep nests, keys of thousands of characters, the same key a hundred times, numbers where words are due."""
     rng, w = random.Random(seed), World()
-    known = RUN_KINDS.encode(Progress(1, 2, 3.0, "training", 4.0))
+    known = RUN_KINDS.encode(Progress(1, 2, 3.0, "training"))
     fields = msgspec.msgpack.decode(known)
     deep = b"\x91" * 3000 + b"\xc0"
     hostile = [

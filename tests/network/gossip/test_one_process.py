@@ -103,7 +103,7 @@ def test_a_process_that_was_stopped_gets_its_place_back() -> None:
     async def main() -> None:
         swarm = await settled_swarm(4)
         entry, first, *others = swarm.peers
-        first.board.put(Progress(7, 0, 1.0, "training", 1.0))
+        first.board.put(Progress(7, 0, 1.0, "training"))
         swarm.internet.stall(first.network)
         await asyncio.sleep(5.0)
         copy = copy_of(first, swarm)

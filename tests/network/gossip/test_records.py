@@ -18,34 +18,33 @@ from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 KEY = Identity.from_seed(b"k" * 32)
 OTHER = Identity.from_seed(b"o" * 32)
 NOW_MS = 1_800_000_000_000
-PROGRESS = Progress(3, 40, 12.5, "training", 1.8e9)
+PROGRESS = Progress(3, 40, 12.5, "training")
 
 VALID: list[Payload] = [
     AddressInfo("trainer", ("10.0.0.1:4433", "[::1]:1"), "https://relay.example/"),
     AddressInfo("client"),
     PROGRESS,
-    Progress(2**53, 2**53, 1e18, "averaging", 1e11, client=True, vector_bytes=2**53),
+    Progress(2**53, 2**53, 1e18, "averaging", client=True, vector_bytes=2**53),
     StateInfo(7, "ab" * 32),
     Metrics(7, -3.5, 10, 2, 3, 4),
     Beat(),
     Left("done"),
     Links(),
-    Links(10**9, 10**6, 0, 10**6, (LinkRow(b"12345678", 1, 2, 3, 4, 5, 6),) * 64),
+    Links(10**9, 10**6, 0, 10**6, (LinkRow(b"12345678", 1, 2, 3, 4, 5),) * 64),
 ]
 
 INVALID: list[Payload] = [
-    Progress(-1, 0, 1.0, "training", 1.0),
-    Progress(1, -1, 1.0, "training", 1.0),
-    Progress(1, 2**60, 1.0, "training", 1.0),
-    Progress(1, 1, -1.0, "training", 1.0),
-    Progress(1, 1, math.nan, "training", 1.0),
-    Progress(1, 1, math.inf, "training", 1.0),
-    Progress(1, 1, 1.0, "Sleeping\n", 1.0),
-    Progress(1, 1, 1.0, "training", math.nan),
-    Progress("1", 1, 1.0, "training", 1.0),  # type: ignore[arg-type]
-    Progress(2**70, 1, 1.0, "training", 1.0),
-    Progress(1, 1, 1.0, "training", 1.0, vector_bytes=-1),
-    Progress(1, 1, 1.0, "training", 1.0, vector_bytes=2**60),
+    Progress(-1, 0, 1.0, "training"),
+    Progress(1, -1, 1.0, "training"),
+    Progress(1, 2**60, 1.0, "training"),
+    Progress(1, 1, -1.0, "training"),
+    Progress(1, 1, math.nan, "training"),
+    Progress(1, 1, math.inf, "training"),
+    Progress(1, 1, 1.0, "Sleeping\n"),
+    Progress("1", 1, 1.0, "training"),  # type: ignore[arg-type]
+    Progress(2**70, 1, 1.0, "training"),
+    Progress(1, 1, 1.0, "training", vector_bytes=-1),
+    Progress(1, 1, 1.0, "training", vector_bytes=2**60),
     AddressInfo("k" * 33),
     AddressInfo("trainer", ("10.0.0.1:1\n",)),
     AddressInfo("trainer", ("x" * 81,)),
@@ -59,12 +58,12 @@ INVALID: list[Payload] = [
     Links(10**15 + 1),
     Links(0, 1.5),  # type: ignore[arg-type]
     Links(upload_cap=math.nan),  # type: ignore[arg-type]
-    Links(rows=(LinkRow(b"1234567", 1, 2, 3, 4, 5, 6),)),
-    Links(rows=(LinkRow(b"123456789", 1, 2, 3, 4, 5, 6),)),
-    Links(rows=(LinkRow(b"12345678", -1, 2, 3, 4, 5, 6),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 101, 6),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, -6),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6),) * 65),
+    Links(rows=(LinkRow(b"1234567", 1, 2, 3, 4, 5),)),
+    Links(rows=(LinkRow(b"123456789", 1, 2, 3, 4, 5),)),
+    Links(rows=(LinkRow(b"12345678", -1, 2, 3, 4, 5),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 101),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, -5),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5),) * 65),
 ]
 
 
@@ -119,7 +118,7 @@ def test_types_that_no_record_carries_are_refused() -> None:
 
 
 def test_an_integer_given_for_a_float_is_published_as_a_float() -> None:
-    encoded = RUN_KINDS.encode(Progress(1, 1, 4, "training", 5))
+    encoded = RUN_KINDS.encode(Progress(1, 1, 4, "training"))
     assert msgspec.msgpack.decode(encoded)["samples_per_second"] == 4.0
     assert isinstance(msgspec.msgpack.decode(encoded)["samples_per_second"], float)
 
@@ -137,7 +136,6 @@ PROGRESS_FIELDS = {
     "samples": 1,
     "samples_per_second": 4.0,
     "status": "training",
-    "time": 1.0,
     "client": False,
     "vector_bytes": 0,
     "target_batch_size": 0,
@@ -158,13 +156,13 @@ def test_payloads_of_another_form_are_refused_though_signed(body: object) -> Non
 
 
 def test_fields_of_later_versions_are_ignored_and_missing_ones_take_their_defaults() -> None:
-    expected = Progress(1, 1, 4.0, "training", 1.0)
+    expected = Progress(1, 1, 4.0, "training")
     earlier = {key: value for key, value in PROGRESS_FIELDS.items() if key not in ("client", "target_batch_size")}
     for body in ({**PROGRESS_FIELDS, "x": [1, {"y": 2}]}, earlier, dict(reversed(PROGRESS_FIELDS.items()))):
         assert opened(record(raw=msgspec.msgpack.encode(body))) == expected
-    row = [b"12345678", 1, 2, 3, 4, 5, 6, "later"]
+    row = [b"12345678", 1, 2, 3, 4, 5, "later"]
     links = opened(record(Links(), raw=msgspec.msgpack.encode({"upload": 5, "rows": [row]})))
-    assert links == Links(5, rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6),))
+    assert links == Links(5, rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5),))
     assert opened(record(raw=msgspec.msgpack.encode({**PROGRESS_FIELDS, "status": "resting"}))) is not None
 
 

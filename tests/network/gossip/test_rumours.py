@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from minga.network.gossip import rumours
-from minga.network.gossip.peer_records import StoredRecord
+from minga.network.gossip.record_store import StoredRecord
 from minga.network.gossip.records import Record, Verdict, genuine
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId
@@ -25,7 +25,7 @@ from tests.worlds.swarm_tools import virtually
 
 
 def progress(step: int) -> Progress:
-    return Progress(step, 0, 1.0, "training", 1.0)
+    return Progress(step, 0, 1.0, "training")
 
 
 def in_swarm(size: int, scenario: Callable[[Swarm], Coroutine[Any, Any, None]], *, seed: int, **host: Any) -> Swarm:

@@ -15,11 +15,12 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.albert.model import albert_logits
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.albert.sizes import albert_config
+from minga.recipes.data.hold_out import content_rank
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, StreamPosition
 from minga.recipes.registry import load_recipe
-from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, heldout_rank, unpack_documents
-from minga.recipes.text.given_tokenizer import TOKENIZER_FILE
+from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, unpack_documents
+from minga.recipes.text.tokenizer import TOKENIZER_FILE
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.replica.build_optimizer import build_optimizer
 from tests.worlds.recipe_text import ALICE, BOB, GENESIS, small_recipe, small_spec, write_files
@@ -287,7 +288,7 @@ def test_streamed_run(tmp_path, monkeypatch):
     assert set(files) == {TOKENIZER_FILE, HELDOUT_FILE}
     heldout = list(unpack_documents(files[HELDOUT_FILE]))
     assert heldout
-    assert all(heldout_rank(document) < 0.2 for document in heldout)
+    assert all(content_rank(document) < 0.2 for document in heldout)
     assert "heldout_mlm_loss" in recipe.evaluate(recipe.build_model(), files)
     batches = [list(itertools.islice(recipe.batches(files, StreamPosition(p), 8), 4)) for p in (ALICE, ALICE, BOB)]
     assert torch.equal(batches[0][3]["input_ids"], batches[1][3]["input_ids"])

@@ -124,7 +124,7 @@ def test_with_a_data_set_of_the_hub_the_other_sources_travel_and_each_peer_mixes
 ) -> None:
     texts = [f"hub {number}{D} " + " ".join(sentences(number, 10)) for number in range(150)]
     hub = datasets.Dataset.from_dict({"text": texts}).to_iterable_dataset(3)
-    monkeypatch.setattr("minga.recipes.mixture.open_sources.open_dataset", lambda *_: hub)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: hub)
     table = settings(folder)
     table["data"]["sources"][0] = {"source": "hub", "name": "owner/name", "weight": 0.77}
     made = recipe(table)

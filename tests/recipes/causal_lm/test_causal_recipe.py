@@ -16,15 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import Recipe, SampleOptions, load_recipe, new_model
-from minga.recipes.causal_lm import token_losses as losses_module
-from minga.recipes.causal_lm.evaluation import evaluate_model, heldout_rows
-from minga.recipes.causal_lm.token_losses import PLAIN_HEADS, token_losses
+from minga.recipes.causal_lm import evaluation as losses_module
+from minga.recipes.causal_lm.evaluation import PLAIN_HEADS, evaluate_model, heldout_rows, token_losses
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.special_tokens import END_OF_TEXT
-from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
-from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens
+from minga.recipes.text.packing import TOKENS_FILE, StoredTokens
+from minga.recipes.text.tokenizer import END_OF_TEXT, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS

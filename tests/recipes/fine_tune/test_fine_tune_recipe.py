@@ -21,9 +21,8 @@ from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions, StreamPosition
 from minga.recipes.registry import load_recipe, published
-from minga.recipes.text.special_tokens import CAUSAL_TOKENS
-from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
-from minga.recipes.writing.by_language import WRITINGS
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, read_tokenizer, train_tokenizer
+from minga.recipes.text.writing import WRITINGS
 from minga.training.replica.replica import Replica
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")

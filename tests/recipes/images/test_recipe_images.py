@@ -9,19 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    PreTrainedTokenizerFast,
-)
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.grid import grid_png
 from minga.recipes.images.loading import open_picture, square
-from minga.recipes.images.ranking import ClipRanker
 
 
 def png(picture: Image.Image) -> bytes:
@@ -68,26 +60,3 @@ def test_a_sheet_has_every_picture_with_its_caption_and_notes() -> None:
     assert {tuple(pixels[y, x]) for x in (70, 206) for y in (70, 245, 420)} >= {(40 * n, 0, 0) for n in range(5)}
     with pytest.raises(ValueError, match="needs pictures"):
         grid_png([], [])
-
-
-def test_a_model_ranks_pictures_and_is_missed_with_a_reason(tmp_path: Path) -> None:
-    text = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    vision = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2}
-    special = {"bos_token_id": 1, "eos_token_id": 2}
-    torch.manual_seed(0)
-    config = CLIPConfig(text_config={**text, **heads, **special}, vision_config={**vision, **heads}, projection_dim=8)
-    CLIPModel(config).save_pretrained(tmp_path)
-    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "</s>": 2, "wolf": 3}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
-    random = np.random.default_rng(0)
-    pictures = list(random.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8))
-    ranker = ClipRanker(str(tmp_path))
-    scores = ranker.scores("a wolf </s>", pictures)
-    assert scores.sum() == pytest.approx(1)
-    assert ranker.best("a wolf </s>", pictures, 2) == np.argsort(-scores)[:2].tolist()
-    assert ranker.best("a wolf </s>", pictures[::-1], 1) == [5 - int(scores.argmax())]
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(ConfigurationError, match="no CLIP model at"):
-        ClipRanker(str(tmp_path))

@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from minga.cli.diagnosing.machine import needed_bytes
+from minga.cli.diagnosing.machine import model_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
-from minga.recipes.language import config_guard, resolution, shape
+from minga.recipes.language import config_guard, shape
+from minga.recipes.language import shape as resolution
 from minga.recipes.language.config_guard import check_memory
 from minga.recipes.registry import check_published
 from tests.worlds.language_models import SMALL, TEXT, language_recipe, prepared
@@ -229,4 +230,4 @@ def test_nothing_that_a_received_spec_names_is_looked_up(
     received = spec("causal-lm", **settings)
     with pytest.raises(ConfigurationError, match="spell out the shape"):
         check_published(received)
-    assert needed_bytes(received) is None
+    assert model_of(received) is None

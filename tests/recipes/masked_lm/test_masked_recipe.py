@@ -15,12 +15,11 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
 from minga.recipes import Recipe, new_model
 from minga.recipes.interface import StreamPosition
-from minga.recipes.masked_lm.gaps import GAP
+from minga.recipes.masked_lm.evaluation import GAP
 from minga.recipes.masked_lm.heads import HEADS, masked_and_order_scores, masked_scores
 from minga.recipes.registry import RECIPES
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.special_tokens import CAUSAL_TOKENS
-from minga.recipes.text.tokenizer import train_tokenizer
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 from minga.testing import RecipeCase
 from minga.training.replica.build_optimizer import build_optimizer

@@ -16,7 +16,7 @@ from minga.optim.arithmetic import forbid_rounded_products
 from minga.recipes import load_recipe, new_model
 from minga.recipes.running.micro_batch import passes
 from minga.recipes.running.precision import choose_precision
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from minga.security.protocol.rules import HONEST_ERROR
 from minga.security.verification.gradient_match import gradient_error
 from tests.worlds.extension_world import hosted
@@ -91,7 +91,7 @@ def limit_memory(mebibytes: int) -> None:
 def test_the_micro_batch_is_as_large_as_the_gpu_has_memory_for(tmp_path: Path) -> None:
     with hosting(tmp_path, 1 << 16, 2) as peer:
         limit_memory(96)
-        run = RecipeRun(peer, device="cuda")
+        run = RecipeRun(peer, Work("cuda"))
         assert run.precision.name == "bfloat16"
         try_out = passes(run.recipe, run.model, run.device, run.precision)
         assert try_out(run.micro_batch_size) > 0.0
@@ -102,7 +102,7 @@ def test_the_micro_batch_is_as_large_as_the_gpu_has_memory_for(tmp_path: Path) -
 
 def test_a_gpu_that_runs_out_of_memory_goes_on_with_half_the_micro_batch(tmp_path: Path) -> None:
     with hosting(tmp_path, 1 << 11, 2) as peer:
-        run = RecipeRun(peer, device="cuda")
+        run = RecipeRun(peer, Work("cuda"))
         before = run.micro_batch_size
         torch.cuda.reset_peak_memory_stats()
         own = torch.cuda.memory_allocated()
@@ -119,7 +119,7 @@ def test_a_gpu_that_runs_out_of_memory_goes_on_with_half_the_micro_batch(tmp_pat
 def test_a_gpu_learns_in_each_number_format(precision: str, tmp_path: Path) -> None:
     losses: list[float] = []
     with hosting(tmp_path, 16, 50) as peer:
-        run = RecipeRun(peer, device="cuda", micro_batch_size=16, precision=precision)
+        run = RecipeRun(peer, Work("cuda", micro_batch=16, precision=precision))
         run.train(lambda _: False, lambda step, samples, loss: losses.append(loss))
         assert (run.precision.name, run.step) == (precision, 50)
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])

@@ -16,7 +16,8 @@ import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.running import devices, local_ranks
 from minga.recipes.running.devices import choose_devices, machine_name
-from minga.recipes.running.local_ranks import Work, open_run
+from minga.recipes.running.local_ranks import open_run
+from minga.recipes.running.run import Work
 from tests.worlds import forked
 from tests.worlds.extension_world import hosted
 from tests.worlds.recipe_text import prepared_genesis, small_spec

@@ -17,7 +17,7 @@ from minga.recipes.running.micro_batch import (
     largest_fit,
     passes,
 )
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from minga.training.replica.accelerator import is_out_of_memory
 from tests.worlds.extension_world import hosted, install_extras
 
@@ -111,7 +111,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any) -> None:
-    run = RecipeRun(peer, device="cpu")
+    run = RecipeRun(peer, Work("cpu"))
     before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     torch.manual_seed(5)
     drawn = torch.rand(1)
@@ -138,7 +138,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, run: RecipeRun, room: int, 
 def test_a_device_that_runs_out_of_memory_goes_on_with_half_as_much(
     peer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RecipeRun(peer, device="cpu")
+    run = RecipeRun(peer, Work("cpu"))
     short_of_memory(monkeypatch, run, room=4, after=5)
     sizes: list[int] = []
     with caplog.at_level(logging.WARNING):
@@ -157,7 +157,7 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_half_as_much(
 def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
     peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RecipeRun(peer, device="cpu")
+    run = RecipeRun(peer, Work("cpu"))
     short_of_memory(monkeypatch, run, room=8, after=2)
     seen: list[torch.Tensor] = []
     backward = run._backward
@@ -178,7 +178,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
     peer: Any, monkeypatch: pytest.MonkeyPatch, role: str, found: int
 ) -> None:
     """One that others cannot dial computes as well as any. The sum of the gradients is there, too, if it fits."""
-    run, sums = RecipeRun(peer, device="cpu"), list[int]()
+    run, sums = RecipeRun(peer, Work("cpu")), list[int]()
     rooms = iter([0, 37])
 
     def passes(*_: Any, beside: int) -> Device:
@@ -194,7 +194,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
 
 
 def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RecipeRun(peer, device="cpu", micro_batch_size=8)
+    run = RecipeRun(peer, Work("cpu", micro_batch=8))
     short_of_memory(monkeypatch, run, room=4, after=2)
     with pytest.raises(minga.ConfigurationError, match=r"too little memory for a micro-batch of 8 samples; try .* 4"):
         run.train(lambda _: False, lambda *_: None)

@@ -14,7 +14,7 @@ import torch
 import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.running.precision import Precision, choose_precision
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from tests.worlds.extension_world import hosted, install_extras
 from tests.worlds.recipe_text import prepared_genesis, small_spec
 
@@ -86,7 +86,7 @@ def trained(folder: Path, precision: str) -> tuple[RecipeRun, float]:
     options = minga.PeerOptions(identity=folder / "key", directory=folder / precision, host="127.0.0.1")
     losses: list[float] = []
     with minga.host(hosted(spec.model_dump(mode="json")), options, files=dict(prepared_genesis())) as peer:
-        run = RecipeRun(peer, device="cpu", precision=precision, micro_batch_size=16)
+        run = RecipeRun(peer, Work("cpu", micro_batch=16, precision=precision))
         run.train(lambda _: False, lambda step, samples, loss: losses.append(loss))
         return run, sum(losses[-10:]) / 10
 
@@ -144,7 +144,7 @@ def test_a_micro_batch_that_overflowed_is_left_out_and_the_run_goes_on(
     )
     options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
     with minga.host(spec, options) as peer:
-        run = RecipeRun(peer, device="cpu", precision="float16", micro_batch_size=16)
+        run = RecipeRun(peer, Work("cpu", micro_batch=16, precision="float16"))
         loss, seen = run.recipe.loss, SimpleNamespace(batches=0)
 
         def steep(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from minga.recipes.swav.assignment import EmbeddingQueue, assign, sinkhorn
+from minga.recipes.swav.model import EmbeddingQueue
+from minga.recipes.swav.objective import assign, sinkhorn
 
 
 def scores(samples: int, prototypes: int, seed: int = 0) -> torch.Tensor:

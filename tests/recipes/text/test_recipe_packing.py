@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.interface import StreamPosition
-from minga.recipes.text.packing import NumberedRows, endless_rows, pack_rows
-from minga.recipes.text.tokens import StoredTokens, Tokens, pack_tokens
+from minga.recipes.text.packing import NumberedRows, StoredTokens, Tokens, endless_rows, pack_rows, pack_tokens
 from tests.worlds.recipe_text import ALICE, BOB
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -117,6 +116,6 @@ def test_files_of_tokens_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_tokens_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minga.recipes.text.tokens.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("minga.recipes.text.packing.MAX_FILE_BYTES", 100)
     with pytest.raises(ConfigurationError, match="too much to travel"):
         pack_tokens(documents([30]))

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.data.order import epoch_seed
 from minga.recipes.interface import StreamPosition
-from minga.recipes.order import epoch_seed
-from minga.recipes.text.document_stream import StoredCorpus, StreamedCorpus, instances
 from minga.recipes.text.sentence_pairs import (
     EncodedDocument,
     Instance,
+    StoredCorpus,
+    StreamedCorpus,
     encode_documents,
+    instances,
     make_instances,
     truncated_lengths,
 )
@@ -122,7 +124,7 @@ def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(
 def test_epoch_seeds_are_pinned():
     # Another value on another machine, or after a restart, would mean another order.
     assert epoch_seed(3, StreamPosition(ALICE, 1, 40), 2) == PINNED
-    code = "from minga.recipes.order import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
+    code = "from minga.recipes.data.order import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert int(done.stdout) == PINNED
 

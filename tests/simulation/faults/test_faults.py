@@ -64,14 +64,13 @@ def test_every_form_is_understood() -> None:
         ("kill pe/er", "at `pe/er`: the name"),
         ("kill peer-1 peer-2", "at `peer-2`: `at`, `when` or `for`"),
         ("kill peer-1 at", "at its end: a time such as 10s"),
-        ("kill peer-1 at 10", "at `10`: a time such as 10s must stand here; units are ms, s, min"),
-        ("kill peer-1 at -1s", "at `-1s`: a time"),
-        ("kill peer-1 at 1e9s", "at `1e9s`: must be at least zero and at most 1e\\+06"),
-        ("kill peer-1 at 1e999s", "must be at least zero"),
+        ("kill peer-1 at 10", "at `10`: duration = '10' is not a duration: write ms, s, min, h or d"),
+        ("kill peer-1 at -1s", "at `-1s`: duration = '-1s' is not a duration"),
+        ("kill peer-1 at 9999999999s", "at `9999999999s`: duration = '9999999999s' is out of range"),
         ("kill peer-1 at nans", "at `nans`"),
         ("kill peer-1 at 1s at 2s", "at `at`: `at`, `when` or `for`"),
         ("kill peer-1 for 3s", "at `for`: kill has no duration"),
-        ("stall peer-1 for 0s", "at `0s`: must be more than zero"),
+        ("stall peer-1 for 0s", "at `0s`: must be more than 0"),
         ("stall peer-1 for 1s at 2s", "at `at`: nothing more was expected"),
         ("kill peer-1 when", "at its end: the kind of an event"),
         ("kill peer-1 when plan.resting c", "at `c`: a condition such as step=3"),
@@ -89,8 +88,8 @@ def test_every_form_is_understood() -> None:
         ("drop_link peer-1 peer-1", "at `peer-1`: a link joins two different peers"),
         ("slow_link peer-1 at 3s", "at `at`: `to` and a rate"),
         ("slow_link peer-1", "at its end: `to` and a rate"),
-        ("slow_link peer-1 to 3s", "at `3s`: a rate such as 100kbit"),
-        ("slow_link peer-1 to 0bit", "at `0bit`: must be more than zero"),
+        ("slow_link peer-1 to 3s", "at `3s`: rate = '3s' is not a rate: write bits or bytes per second"),
+        ("slow_link peer-1 to 0bit", "at `0bit`: rate = '0bit' is out of range: it must be more than 0"),
         ("lie peer-1 at 3s", "at `at`: what the lie is"),
         ("kill " + "x" * 500, "at `x{60}`: the name"),
         ("#" * 70_000, "a fault script of 70000 characters exceeds 65536"),
@@ -112,7 +111,7 @@ def names_of(kind: str) -> list[str]:
 
 seconds = st.floats(1e-3, 1e6)
 triggers = st.one_of(
-    st.builds(AtTime, st.floats(0, 1e6)),
+    st.builds(AtTime, st.just(0.0) | seconds),
     st.sampled_from(sorted(CATALOGUE)).flatmap(
         lambda kind: st.builds(
             AtEvent,

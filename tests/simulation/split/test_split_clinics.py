@@ -25,7 +25,7 @@ def test_clinics_come_and_go_and_each_batch_is_applied_exactly_once(tmp_path: Pa
     told, incidents = outcome.summary()["split"], outcome.summary()["incidents"]
     print(told, incidents)
     assert told["exactly_once"]
-    assert (told["clients"], told["applied"]) == (8, outcome.ledger.last_step)
+    assert (told["clients"], told["applied"]) == (8, outcome.timeline.last_step)
     assert told["answered"] + told["unanswered"] == told["applied"]
     assert incidents["split.retried"] >= 4, "the server stood still for some seconds, and links failed"
     kinds = [(entry["kind"], entry.get("how")) for entry in Log(tmp_path / "log.jsonl")]
@@ -43,7 +43,7 @@ def test_equal_seeds_of_clinics_give_equal_logs() -> None:
     first, again, other = (clinics("stop.steps=40", f"seed={seed}") for seed in (3, 3, 4))
     assert first.log_digest == again.log_digest
     assert first.log_digest != other.log_digest
-    assert first.ledger.last_step == 40
+    assert first.timeline.last_step == 40
 
 
 def tally(*entries: tuple[str, int]) -> BatchTally:

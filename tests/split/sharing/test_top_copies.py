@@ -11,9 +11,8 @@ import torch
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
 from minga.split.computing.applying import BatchWork
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.parts import ModelPart
-from minga.split.sharing.top_copies import TopCopies
+from minga.split.computing.parts import ModelPart, cross_entropy
+from minga.split.sharing.splitfed import TopCopies
 from minga.split.wire.messages import BatchPlace
 from tests.worlds.sharing_world import two_parts
 from tests.worlds.split_world import WIDTH, values
@@ -38,9 +37,15 @@ def copies(section: OptimizerSection, **settings: Any) -> TopCopies:
     return TopCopies(ModelPart([two_parts()[1]], None, section), cross_entropy, **settings)
 
 
+def averaged(top: TopCopies) -> dict[str, torch.Tensor]:
+    """The state at the end of the round, by name."""
+    top.settle()
+    return {entry.name: tensor for entry, tensor in top.part.capture().named_tensors()}
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_average_has_the_state_of_the_optimizer_and_goes_on_elsewhere(name: str) -> None:
-    """With one client for all samples it is as if there were no copies; a standby goes on from the same bytes."""
+    """With one client for all samples it is as if there were no copies."""
     alone, one_copy = ModelPart([two_parts()[1]], None, OPTIMIZERS[name]), copies(OPTIMIZERS[name])
     plain = TopCopies(alone, cross_entropy)
     for number in range(6):
@@ -51,8 +56,7 @@ def test_the_average_has_the_state_of_the_optimizer_and_goes_on_elsewhere(name: 
     assert torch.allclose(values(*plain.part.modules), values(*one_copy.part.modules), atol=1e-6)
     assert plain.part.capture().scalars == one_copy.part.capture().scalars
     elsewhere = copies(OPTIMIZERS[name])
-    elsewhere.check(one_copy.capture())
-    elsewhere.restore(one_copy.capture())
+    elsewhere.part.restore(one_copy.part.capture())
     assert elsewhere.steps == one_copy.steps == 6
     for each in (one_copy, elsewhere):
         each.apply(work("a", 6, 4, 3))
@@ -69,16 +73,13 @@ def test_moments_are_averaged_by_samples_and_counts_are_those_of_the_copy_with_m
     for client, number, samples in (("a", 0, 2), ("b", 1, 9), ("a", 2, 2)):
         served.apply(work(client, number, samples, 0))
         singles[client].apply(work(client, number, samples, 0))
-    found = {entry.name: tensor for entry, tensor in served.capture().named_tensors()}
-    of_a, of_b = (
-        {entry.name: tensor for entry, tensor in singles[client].capture().named_tensors()} for client in "ab"
-    )
+    assert torch.equal(values(*served.part.modules), values(two_parts()[1])), "until the round ends"
+    found, of_a, of_b = (averaged(each) for each in (served, singles["a"], singles["b"]))
     for name, tensor in found.items():
         is_count = name.endswith("/step")
         expected = of_a[name] if is_count else of_a[name] * (4 / 13) + of_b[name] * (9 / 13)
         assert torch.allclose(tensor, expected, atol=1e-7), name
     assert served.steps == 3
-    assert torch.equal(values(*served.part.modules), values(two_parts()[1])), "until the round ends"
 
 
 def test_a_round_that_a_client_makes_up_ends_no_more_than_the_present_one() -> None:

@@ -12,10 +12,9 @@ from torch import nn
 
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.halves import converse
-from minga.split.computing.loss import cross_entropy
+from minga.split.computing.parts import cross_entropy
 from minga.split.server.service import SplitService
-from minga.split.sharing.handed_part import WrongPartError, pack, unpack
-from minga.split.sharing.turn_half import TurnHalf
+from minga.split.sharing.round_robin import TurnHalf, WrongPartError, pack, unpack
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec, two_parts
 from tests.worlds.split_world import SplitPeer, SplitWorld, batch, values

@@ -1,9 +1,8 @@
-"""Each variant as real peers on this machine: what `serve`, `stand_by` and `Client` do with the run spec's variant."""
+"""Each variant as real peers on this machine: what `serve` and `Client` do with the run spec's variant."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from torch import nn
 import minga
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event
-from minga.identity.keys.keys import Identity
-from minga.split import Client, serve, stand_by
+from minga.split import Client, serve
 from tests.worlds.sharing_world import two_parts
 from tests.worlds.split_world import batch, values
 
@@ -119,40 +117,33 @@ def test_clients_in_turns_hand_over_also_at_their_end(options: Callable[[str], m
         assert distance < 0.5, "each was the other's, two batches before the end"
 
 
-def test_blocks_of_features_and_a_standby(options: Callable[..., minga.PeerOptions], tmp_path: Path) -> None:
+def test_blocks_of_features(options: Callable[..., minga.PeerOptions]) -> None:
     torch.manual_seed(1)
-    bottoms, tops = [nn.Linear(3, 4) for _ in range(2)], [nn.Linear(8, 3) for _ in range(2)]
-    keys = [Identity.load_or_create(tmp_path / f"key {index}") for index in range(2)]
-    spec = spec_of("vertical", blocks=2, standby_every=1, servers=[each.peer_id for each in keys])
-    names = [options(f"server {i}", ephemeral=False, identity=tmp_path / f"key {i}") for i in range(2)]
+    bottoms, top = [nn.Linear(3, 4) for _ in range(2)], nn.Linear(8, 3)
     losses: list[list[float | None]] = [[], []]
-    server = serve(spec, tops[0], optimizer=sgd, options=names[0])
-    link = server.link
-    with stand_by(link, tops[1], optimizer=sgd, options=names[1]) as standby:
-        changed = threading.Barrier(3)
+    with serve(spec_of("vertical", blocks=2), top, optimizer=sgd, options=options("server")) as server:
+        link = server.link
 
         def train(block: int) -> None:
             with Client(link, bottoms[block], optimizer=sgd, block=block, options=options(f"client {block}")) as client:
                 with pytest.raises(ConfigurationError):
                     Client(client.peer, bottoms[block], optimizer=sgd)
-                for number in range(12):
-                    if number == 6:
-                        changed.wait(60)
-                        changed.wait(60)
+                for number in range(6):
                     inputs, labels = batch(number)
                     mine = inputs[:, 3 * block : 3 * block + 3]
                     losses[block].append(client.train(mine, labels if block else None, sample_set=number + 1))
 
-        def change() -> None:
-            changed.wait(60)
-            while standby.status.steps < 6:
-                time.sleep(0.02)
-            server.close()
-            changed.wait(60)
-
-        together(partial(train, 0), partial(train, 1), change)
+        together(partial(train, 0), partial(train, 1))
         assert losses[0] == losses[1]
         assert all(loss is not None for loss in losses[0])
-        status = standby.status
-        assert not status.stands_by
-        assert status.steps == 12
+        assert server.status.steps == 6
+
+
+def test_who_is_not_the_server_of_the_run_is_told_so(options: Callable[[str], minga.PeerOptions]) -> None:
+    _, top = two_parts()
+    with (
+        serve(spec_of("vanilla"), top, optimizer=sgd, options=options("server")) as server,
+        minga.join(server.link, options("other")) as peer,
+        pytest.raises(ConfigurationError, match=r"split\.server"),
+    ):
+        serve(peer, top, optimizer=sgd)

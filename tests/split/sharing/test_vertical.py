@@ -13,8 +13,8 @@ from torch import nn
 from minga.core.errors import ConfigurationError, RejectedError
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.halves import converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.sharing.block_half import BlockHalf
+from minga.split.computing.parts import cross_entropy
+from minga.split.sharing.vertical import BlockHalf
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec
 from tests.worlds.split_world import CLASSES, SplitPeer, SplitWorld, batch, values

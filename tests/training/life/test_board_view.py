@@ -75,7 +75,7 @@ def test_conclusions_follow_every_change(seed: int) -> None:
             if not teller.network.state.gone:
                 status, step = rng.choice(STATUSES), rng.randrange(3, 6)
                 lineage, client = Lineage(epoch=int(rng.random() < 0.1)), rng.random() < 0.2
-                teller.board.put(Progress(step, 1, 1.0, status, 0.0, client=client, lineage=lineage))
+                teller.board.put(Progress(step, 1, 1.0, status, client=client, lineage=lineage))
             if rng.random() < 0.05:
                 teller.board.put(AddressInfo(rng.choice(("monitor", "trainer")), teller.network.address.direct))
             if round_number in (40, 70):
@@ -104,9 +104,9 @@ def test_who_came_in_while_another_entered_is_not_waited_for() -> None:
         swarm = Swarm(seed=6)
         await swarm.grow(3)
         view, newcomer = BoardView(swarm.peers[0].board, swarm.peers[0].node), swarm.peers[1]
-        newcomer.board.put(Progress(3, 0, 0.0, "syncing", 0.0))
+        newcomer.board.put(Progress(3, 0, 0.0, "syncing"))
         await swarm.until(lambda: bool(view.syncing()))
-        newcomer.board.put(Progress(3, 0, 0.0, "training", 0.0))
+        newcomer.board.put(Progress(3, 0, 0.0, "training"))
         await swarm.add()
         await asyncio.sleep(1.0)
         assert view.active()[newcomer.peer_id].status == "training"
@@ -123,7 +123,7 @@ async def test_a_goodbye_is_told_from_a_death_also_if_it_comes_late() -> None:
     view = BoardView(swarm.peers[0].board, swarm.peers[0].node)
     killed, cut = swarm.peers[1:]
     for peer in (killed, cut):
-        peer.board.put(Progress(3, 0, 0.0, "training", 0.0))
+        peer.board.put(Progress(3, 0, 0.0, "training"))
     await swarm.until(lambda: len(view.active()) == 2)
     swarm.internet.kill(killed.network)
     swarm.internet.cut(cut.network, swarm.peers[0].network)

@@ -103,7 +103,7 @@ def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
 
 
 def progress(step: int, status: Status) -> Progress:
-    return Progress(step, 0, 0.0, status, 0.0)
+    return Progress(step, 0, 0.0, status)
 
 
 def test_the_time_that_is_spent_fetching_adds_up() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.run_spec import RunSpec
-from minga.simulation.advice.auto_choice import with_chosen_strategy
+from minga.planner.auto_choice import with_chosen_strategy
 from minga.training.plugins_of_run import with_origins
 
 TEXT = (Path(__file__).parents[3] / "docs" / "strategies.md").read_text("utf-8")

@@ -7,6 +7,5 @@ Read: sample_quota (what the leader knows of each member, and where each one sto
 samples), limits (the leader tells better ones while the step is computed), batch_size (B of each step: the smallest
 that leaves enough time to compute), standby (resting at the request of a plan, as long as that pays).
 
-Called by matchmaking; simulation/forecast and simulation/advice use its arithmetic. What it sends goes through the
-leader.
+Called by matchmaking; the room planner uses its arithmetic. What it sends goes through the leader.
 """

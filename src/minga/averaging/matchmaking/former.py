@@ -43,7 +43,7 @@ from minga.core.events.averaging import GroupLeaderLost
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
-from minga.network.gossip.changes import Change, Presence
+from minga.network.gossip.board import Change, Presence
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MAX_MESSAGE_BYTES, MessageStream

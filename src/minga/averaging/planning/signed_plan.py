@@ -22,9 +22,8 @@ from minga.averaging.election import Electorate
 from minga.averaging.links import Links
 from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, MAX_PLAN_BYTES, GroupMember, Join, Part, Plan, SignedPlan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
-from minga.averaging.solver.baselines import equal_parts
 from minga.averaging.solver.division import Division
-from minga.averaging.solver.flat import predict
+from minga.averaging.solver.flat import equal_parts, predict
 from minga.averaging.solver.two_level import LARGE, most_ways
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError

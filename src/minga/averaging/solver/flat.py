@@ -17,12 +17,21 @@ Slow paths need the linear programme of `share_lp.py`, in which every way is a r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.division import Binding, BoolArray, CleanRates, Division, FloatArray, SwarmRates, usable
+from minga.averaging.solver.division import (
+    Binding,
+    BoolArray,
+    CleanRates,
+    Division,
+    FloatArray,
+    PartShare,
+    SwarmRates,
+    usable,
+)
 from minga.averaging.solver.loads import AggregationTree, Indices, loads
 
 LARGEST_PROGRAMME: Final = 128
@@ -174,3 +183,29 @@ def _binding(busiest: int, count: int, paths: list[int]) -> Binding:
         return Binding("upload" if busiest < count else "download", busiest % count)
     peer, other = divmod(paths[busiest - 2 * count], count)
     return Binding("path", peer, other)
+
+
+# ---- The plans that need no planner, to compare with: equal parts for all, and one server for everybody.
+
+
+def equal_parts(rates: SwarmRates) -> Division:
+    """Every peer that aggregates reduces as much as the others, as in an ordinary all-reduce.
+
+    Auxiliaries, which have no gradients, are left out unless nobody else can be reached.
+    """
+    able = [index for index, peer in enumerate(rates.peers) if peer.aggregates]
+    roots = [index for index in able if rates.peers[index].sends] or able
+    return Division(tuple(PartShare(1.0 / len(roots), root) for root in roots))
+
+
+def divide_equally(rates: SwarmRates, vector_bytes: float) -> Division:
+    """Equal parts, with the time that they are expected to take, in place of the planner's `divide`."""
+    division = equal_parts(rates)
+    return replace(division, predicted_s=predict(division, rates, vector_bytes).seconds)
+
+
+def parameter_server(rates: SwarmRates, vector_bytes: float) -> Division:
+    """One peer reduces everything: that which does it fastest."""
+    able = [index for index, peer in enumerate(rates.peers) if peer.aggregates]
+    servers = [Division((PartShare(1.0, index),)) for index in able]
+    return min(servers, key=lambda server: predict(server, rates, vector_bytes).seconds)

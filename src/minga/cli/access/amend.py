@@ -1,36 +1,27 @@
-"""`minga amend`, `minga pause`, `minga resume`, `minga stop`: settings that change while a run goes on."""
+"""`minga amend`: settings that change while a run goes on, a pause, the end of the run."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, Final
 
 from minga.access.access_files import read_order, write_order
 from minga.access.standing_orders import PAUSED, STOP
-from minga.cli.access.members import NOT_TOLD, OrganiserOptions
-from minga.cli.access.stop import WAIT_S, wait_for_end
+from minga.cli.access.members import MORE_SIGN, NOT_TOLD, pass_on
+from minga.cli.commands import AmendCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.files import parse_value, split_setting
 from minga.identity.access.orders import MAX_AMENDED_STEP, Amendment, Regroup
-from minga.identity.links.links import Link
-from minga.training.organiser import PAUSE_LEAD_S, Organiser, organiser_desk
+from minga.training.organiser import PAUSE_LEAD_S, Organiser
 
-
-@dataclass(frozen=True)
-class AmendOptions:
-    """From which step on (None: soon), and the file that several organisers pass around to sign. `waits`: the command
-    stays until the run has ended.
-    """
-
-    at_step: int | None = None
-    file: Path | None = None
-    waits: bool = False
+WAIT_S: Final = 120.0
+POLL_S: Final = 0.5
+NOBODY_TRAINS: Final = (
+    "No peer trains now. If the run is complete, nothing is left to stop; if not, this step is not taken before a peer "
+    "joins. To end the run without it, end each `minga host` by Ctrl-C."
+)
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
@@ -39,96 +30,92 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     return {key: parse_value(value) for key, value in settings}
 
 
-def run_amend(
-    link: str, changes: Mapping[str, Any], options: AmendOptions, desk: OrganiserOptions, context: Context
-) -> None:
-    """Change settings of a running run, or add a signature to the file of an amendment."""
-    if not changes and options.file is None:
+def run_amend(options: AmendCommand, context: Context) -> None:
+    """Change settings of a running run, pause, resume or stop it, or add a signature to the file of an order."""
+    if not options.changes and options.order is None:
         raise ConfigurationError("name what changes, such as optimizer.learning_rate=0.001")
     if options.at_step is not None and not 0 <= options.at_step <= MAX_AMENDED_STEP:
         raise ConfigurationError(f"--at-step {options.at_step}: from 0 to {MAX_AMENDED_STEP}")
-    with _enter_going_on(link, desk, context) as organiser:
-        if changes:
-            order = organiser.amend(changes, options.at_step)
-        elif options.file is not None:
-            order = read_order(options.file, Amendment)
-        step = None if PAUSED in dict(order.changes) else organiser.paused_step()
-        effect = "" if step is None else f"The run is paused, at step {step}: it takes effect once the run goes on."
-        _issue(organiser, order, options, context, effect)
+    actions = {"pause": _pause, "resume": _resume, "stop": _stop}
+    named = [each for each in options.changes if each in actions]
+    if named and len(options.changes) > 1:
+        raise ConfigurationError(f"{named[0]}: alone, without further changes")
+    if options.with_present and named != ["resume"]:
+        raise ConfigurationError("--with-present: only with resume")
+    if options.at_step is not None and named == ["resume"]:
+        raise ConfigurationError("--at-step: a run that is paused takes no step, so it resumes at once")
+    if not options.wait and named != ["stop"]:
+        raise ConfigurationError("--no-wait: only with stop")
+    act = _regroup if options.with_present else actions[named[0]] if named else _amend
+    with options.desk(context) as organiser:
+        act(organiser, options, context)
 
 
-def run_pause(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+def _amend(organiser: Organiser, options: AmendCommand, context: Context) -> None:
+    _check_goes_on(organiser)
+    if options.changes:
+        order = organiser.amend(parse_changes(options.changes), options.at_step)
+    elif options.order is not None:
+        order = read_order(options.order, Amendment)
+    step = None if PAUSED in dict(order.changes) else organiser.paused_step()
+    effect = "" if step is None else f"The run is paused, at step {step}: it takes effect once the run goes on."
+    _issue(organiser, order, options, context, effect)
+
+
+def _pause(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """Let the run hold its state, with its members connected and no rounds."""
-    with _enter_going_on(link, desk, context) as organiser:
-        if (paused := organiser.paused_step()) is not None:
-            _nothing_to_do(f"The run is paused already, at step {paused}.", context, step=paused, paused=True)
-            return
-        step = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
-        _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
+    _check_goes_on(organiser)
+    if (paused := organiser.paused_step()) is not None:
+        _nothing_to_do(f"The run is paused already, at step {paused}.", context, step=paused, paused=True)
+        return
+    step = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
+    _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
 
 
-def run_resume(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
-    """Let a paused run go on."""
-    with _enter_going_on(link, desk, context) as organiser:
-        if not organiser.may_be_paused():
-            step, _ = organiser.progress()
-            _nothing_to_do("The run is not paused.", context, step=step, paused=False)
-            return
-        _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context, "The run goes on.")
+def _resume(organiser: Organiser, options: AmendCommand, context: Context) -> None:
+    _check_goes_on(organiser)
+    if not organiser.may_be_paused():
+        step, _ = organiser.progress()
+        _nothing_to_do("The run is not paused.", context, step=step, paused=False)
+        return
+    _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context, "The run goes on.")
 
 
-def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+def _regroup(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """Let a run that lost its majority at once go on with the members that are present."""
     output = context.output
-    with _enter(link, desk, context) as organiser:
-        is_passed_on = options.file is not None and options.file.exists()
-        order = read_order(options.file, Regroup) if is_passed_on and options.file is not None else organiser.regroup()
-        order, in_force = organiser.put_in_force(order)
-        told = organiser.is_connected
-    if not in_force and options.file is None:
-        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
-    if not in_force and options.file is not None:
-        write_order(options.file, order)
-        output.say(
-            f"More organisers have to sign: each runs `minga resume LINK --with-present --order {options.file}`."
-        )
+    is_passed_on = options.order is not None and options.order.exists()
+    order = read_order(options.order, Regroup) if is_passed_on and options.order is not None else organiser.regroup()
+    order, in_force = organiser.put_in_force(order)
+    if not in_force:
+        write_order(pass_on(options.order), order)
+        output.say(f"{MORE_SIGN}: each runs `minga amend LINK resume --with-present --order {options.order}`.")
     else:
         output.say(f"The run goes on from step {order.step} with the members that are present, {len(order.members)}:")
         for peer in order.present:
             output.say(f"  {peer}")
         output.say("All other peers drop what they did since, and fetch the state of these when they are back.")
-    output.summary(ok=True, step=order.step, members=list(order.present), in_force=in_force, told=told)
+    output.summary(
+        ok=True, step=order.step, members=list(order.present), in_force=in_force, told=organiser.is_connected
+    )
 
 
-def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+def _stop(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
-    with _enter(link, desk, context) as organiser:
-        organiser.hear()
-        if (step := organiser.completed_step()) is not None:
-            said = f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
-            _nothing_to_do(said, context, step=step, ended=True)
-            return
-        last = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
-        last = max(1, last)
-        effect = f"The run ends when its trainers have taken step {last}."
-
-        def wait() -> dict[str, bool]:
-            return {"ended": wait_for_end(organiser, last, context, wait_s=WAIT_S if options.waits else 0.0)}
-
-        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect, wait)
+    organiser.hear()
+    if (step := organiser.completed_step()) is not None:
+        said = f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
+        _nothing_to_do(said, context, step=step, ended=True)
+        return
+    last = max(1, organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step)
+    effect = f"The run ends when its trainers have taken step {last}."
+    _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect, last)
 
 
-def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:
-    return organiser_desk(Link.parse(link), desk.peer, desk.identity, lambda joined: wire(context, joined))
-
-
-@contextlib.contextmanager
-def _enter_going_on(link: str, desk: OrganiserOptions, context: Context) -> Iterator[Organiser]:
-    """The desk in a run that takes further steps. Raises `ConfigurationError` if it is complete."""
-    with _enter(link, desk, context) as organiser:
-        organiser.hear()
-        organiser.check_goes_on()
-        yield organiser
+def _check_goes_on(organiser: Organiser) -> None:
+    """Raise `ConfigurationError` if the run takes no further steps."""
+    organiser.hear()
+    organiser.check_goes_on()
 
 
 def _nothing_to_do(said: str, context: Context, **facts: int) -> None:
@@ -140,29 +127,28 @@ def _nothing_to_do(said: str, context: Context, **facts: int) -> None:
 def _issue(
     organiser: Organiser,
     order: Amendment,
-    options: AmendOptions,
+    options: AmendCommand,
     context: Context,
     effect: str = "",
-    then: Callable[[], dict[str, bool]] = dict,
+    last: int | None = None,
 ) -> None:
-    """Put it in force and say so; `effect` says in plain words what it does. What `then` returns, once members know of
-    it, is told as well.
+    """Put it in force and say so; `effect` says in plain words what it does. If it ends the run at step `last`: wait
+    for that, where that is wanted.
     """
     output = context.output
     order, in_force = organiser.put_in_force(order)
-    if not in_force and options.file is None:
-        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
-    if not in_force and options.file is not None:
-        write_order(options.file, order)
     said = ", ".join(f"{key} = {text}" for key, text in order.changes)
     if not in_force:
-        output.say(f"More organisers have to sign: each runs `minga amend LINK --order {options.file}`.")
+        write_order(pass_on(options.order), order)
+        output.say(f"{MORE_SIGN}: each runs `minga amend LINK --order {options.order}`.")
     elif not organiser.is_connected:
         output.say(NOT_TOLD)
     else:
         when = f"from step {order.from_step} on" if order.from_step else "as soon as it reaches them"
         output.say(f"Amendment {order.number}: {said}. All members go by it {when}. {effect}".rstrip())
-    further = then() if in_force and organiser.is_connected else {}
+    further = {}
+    if last is not None and in_force and organiser.is_connected:
+        further = {"ended": wait_for_end(organiser, last, context, wait_s=WAIT_S if options.wait else 0.0)}
     output.summary(
         ok=True,
         number=order.number,
@@ -172,3 +158,24 @@ def _issue(
         told=organiser.is_connected,
         **further,
     )
+
+
+def wait_for_end(organiser: Organiser, last: int, context: Context, *, wait_s: float = WAIT_S) -> bool:
+    """Whether the run has taken its last step; waits for that while some peer trains, for `wait_s` at most."""
+    output, deadline = context.output, time.monotonic() + wait_s
+    step, trainers = organiser.progress()
+    if trainers and wait_s:
+        output.say(
+            f"Waiting up to {wait_s:.0f} s for step {last}; the run is at {step}. Ctrl-C ends this command only."
+        )
+    while step < last and trainers and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        now, trainers = organiser.progress()
+        step = max(step, now)
+    if step >= last:
+        output.say(f"The run has ended with step {last}.")
+    elif not trainers:
+        output.say(NOBODY_TRAINS)
+    elif wait_s:
+        output.say(f"Step {step} is taken now. The run ends by itself; `minga status LINK` shows how far it is.")
+    return step >= last

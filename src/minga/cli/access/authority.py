@@ -6,11 +6,10 @@ import asyncio
 import logging
 import re
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minga.authority.server.codes import hashed, new_code
+from minga.cli.commands import AuthorityCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.core.urls import parse_listen
@@ -23,21 +22,12 @@ from minga.training.join import PeerOptions
 MAX_INPUT_CHARACTERS = 100_000
 
 
-@dataclass(frozen=True)
-class AuthorityOptions:
-    """Options of the command; `identity` is an organiser's key file, with which it can bar, or None."""
-
-    allow: Path
-    roster: Path | None
-    listen: str
-    url: str | None
-    certificate: Path | None
-    key: Path | None
-    identity: Path | None
-
-
-def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, context: Context) -> None:
-    """Serve until Ctrl-C."""
+def run_authority(options: AuthorityCommand, context: Context) -> None:
+    """Serve until Ctrl-C, or make a code for a person."""
+    link, allow = options.link, options.allow
+    if options.new_code is not None or link is None or allow is None:
+        _new_code(str(options.new_code), context)
+        return
     try:
         from minga.authority.server.app import AuthorityServer, AuthoritySettings
         from minga.authority.server.revocation import barring
@@ -53,8 +43,8 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
         raise ConfigurationError("--cert and --key belong together")
     settings = AuthoritySettings(
         parsed,
-        options.allow,
-        options.roster or options.allow.with_suffix(".roster.json"),
+        allow,
+        options.roster or allow.with_suffix(".roster.json"),
         host,
         port,
         options.url,
@@ -62,6 +52,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
         options.key,
     )
     logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
+    peer = PeerOptions(role="monitor", ephemeral=True, directory=options.directory, host=options.bind)
     bar = None if options.identity is None else barring(parsed, peer, options.identity)
 
     def tell(kind: str, **fields: Any) -> None:
@@ -99,7 +90,7 @@ def _handouts(url: str, link: Link) -> list[tuple[str, bytes, str]]:
     return handouts if wheel is None else [*handouts, (f"/{wheel.name}", wheel.data, "application/octet-stream")]
 
 
-def run_new_code(name: str, context: Context) -> None:
+def _new_code(name: str, context: Context) -> None:
     """Print a code, and the lines for the list."""
     if not re.match(LOGIN_NAME, name):
         raise ConfigurationError(f"{name[:70]!r}: a name has letters, digits and . _ @ + -, at most 64 of them")

@@ -4,57 +4,27 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from string import hexdigits
 
 from minga.access.access_files import read_order, write_order
+from minga.cli.commands import AdmitCommand, BanCommand, MembersCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, parse_duration
 from minga.identity.access.orders import MAX_USES, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import Link
-from minga.training.join import PeerOptions
-from minga.training.organiser import Organiser, organiser_desk
+from minga.training.organiser import Organiser
 
 MAX_VALID_S = 10 * 366 * 86_400.0
-
-
-@dataclass(frozen=True)
-class OrganiserOptions:
-    """How the desk enters the run: `peer` without a role or key, and the organiser's key file."""
-
-    peer: PeerOptions
-    identity: Path | None
-
-
-@dataclass(frozen=True)
-class TransferOptions:
-    """Who follows in the organisers' role, how many of them have to sign, and the file that is passed around."""
-
-    organisers: Sequence[str] = ()
-    needed: int = 1
-    file: Path | None = None
-
-
-@dataclass(frozen=True)
-class BanOptions:
-    """What to bar: a peer's id or an invitation's, or the beginning of one, or an invitation link; an address range, or
-    both; the range for a time.
-    """
-
-    who: str | None
-    addresses: str | None = None
-    valid: str = "7d"
-    reason: str = ""
 
 
 SHORT_ID = re.compile("[0-9a-fA-F]{8,63}", re.ASCII)
 """The beginning of an id, as displays show it."""
 
+MORE_SIGN = "More organisers have to sign"
 NOT_TOLD = "Nobody answers. The order is kept here, and takes effect when you start the host again."
 WORTH_KEY = (
     "This run is open to every peer that has its link, so the ban costs its target no more than a new key: it stops a "
@@ -67,17 +37,17 @@ WORTH_RANGE = (
 )
 
 
-def run_admit(link: str, peer: str | None, uses: int, valid: str, desk: OrganiserOptions, context: Context) -> None:
+def run_admit(options: AdmitCommand, context: Context) -> None:
     """Print an invitation, a link for one peer's key, or a link with one more organiser's signature."""
-    parsed = Link.parse(link)
-    valid_s = parse_duration(valid, "--valid")
+    parsed, peer, uses = Link.parse(options.link), options.peer, options.uses
+    valid_s = parse_duration(options.valid, "--valid")
     if not 60.0 <= valid_s <= MAX_VALID_S:
-        raise ConfigurationError(f"--valid {valid}: between 1 minute and 10 years")
+        raise ConfigurationError(f"--valid {options.valid}: between 1 minute and 10 years")
     if not 1 <= uses <= MAX_USES:
         raise ConfigurationError(f"--uses {uses}: between 1 and {MAX_USES}")
     if peer is not None and not is_peer_id(peer):
         raise ConfigurationError(f"{peer[:70]!r} is no peer id, which has 64 lower-case hexadecimal digits")
-    with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
+    with options.desk(context) as organiser:
         if parsed.access is not None and peer is None:
             made = organiser.add_signature(parsed.access)
         else:
@@ -113,9 +83,9 @@ def _show_link(link: Link, desk: Organiser, context: Context) -> None:
     )
 
 
-def run_ban(link: str, ban: BanOptions, desk: OrganiserOptions, context: Context) -> None:
+def run_ban(ban: BanCommand, context: Context) -> None:
     """Bar a peer's key, or an invitation with all peers that came by it, and perhaps an address range for a time."""
-    parsed, output = Link.parse(link), context.output
+    output = context.output
     if ban.who is None and ban.addresses is None:
         raise ConfigurationError("name a peer id, an invitation link, or an address range with --range")
     is_short = ban.who is not None and SHORT_ID.fullmatch(ban.who) is not None
@@ -123,7 +93,7 @@ def run_ban(link: str, ban: BanOptions, desk: OrganiserOptions, context: Context
     valid_s = parse_duration(ban.valid, "--for")
     if not 60.0 <= valid_s <= MAX_VALID_S:
         raise ConfigurationError(f"--for {ban.valid}: between 1 minute and 10 years")
-    with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
+    with ban.desk(context) as organiser:
         key = organiser.whole_id(key) if key is not None and is_short else key
         in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
         if ban.addresses is not None:
@@ -156,12 +126,12 @@ def _invitation_of(text: str) -> str:
     return access.grant.subject.hex()
 
 
-def run_members(link: str, transfer: TransferOptions, desk: OrganiserOptions, context: Context) -> None:
+def run_members(options: MembersCommand, context: Context) -> None:
     """Show who is in and who is barred, by whole ids, which `minga ban` takes; or hand the organisers' role over."""
-    parsed, output = Link.parse(link), context.output
-    with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
-        if transfer.organisers or transfer.file is not None:
-            _hand_over(organiser, transfer, context)
+    output = context.output
+    with options.desk(context) as organiser:
+        if options.transfer or options.order is not None:
+            _hand_over(organiser, options, context)
             return
         members, ledger = organiser.members(), organiser.ledger
         for view in members:
@@ -190,23 +160,26 @@ def run_members(link: str, transfer: TransferOptions, desk: OrganiserOptions, co
         )
 
 
-def _hand_over(desk: Organiser, options: TransferOptions, context: Context) -> None:
-    if wrong := [key for key in options.organisers if not is_peer_id(key)]:
+def _hand_over(desk: Organiser, options: MembersCommand, context: Context) -> None:
+    if wrong := [key for key in options.transfer if not is_peer_id(key)]:
         raise ConfigurationError(f"--transfer {wrong[0][:70]!r}: a key has 64 lower-case hexadecimal digits")
-    if options.organisers:
-        order = desk.propose_transfer(options.organisers, options.needed)
-    elif options.file is not None:
-        order = read_order(options.file, Transfer)
+    if options.transfer:
+        order = desk.propose_transfer(options.transfer, options.needed)
+    elif options.order is not None:
+        order = read_order(options.order, Transfer)
     order, in_force = desk.hand_over(order)
-    if not in_force and options.file is None:
-        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
-    if not in_force and options.file is not None:
-        write_order(options.file, order)
-    said = (
-        "The role is handed over." if in_force else f"More organisers have to sign: each runs this with {options.file}."
-    )
+    if not in_force:
+        write_order(pass_on(options.order), order)
+    said = "The role is handed over." if in_force else f"{MORE_SIGN}: each runs this with {options.order}."
     context.output.say(said)
     context.output.summary(ok=True, in_force=in_force, organisers=[key.hex() for key in order.organisers])
+
+
+def pass_on(order: Path | None) -> Path:
+    """The file that organisers pass around to sign. Raises `ConfigurationError` if none was named."""
+    if order is None:
+        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
+    return order
 
 
 def _date(unix_s: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from minga.cli.demo.report import DemoOutcome, draw_columns
 from minga.cli.demo.stage import Child, Stage
-from minga.cli.terminal.peer_options import apply_threads
+from minga.cli.terminal.context import apply_threads
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_size
 
@@ -98,7 +98,7 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
         "batches": {run.way: run.batches for run in runs},
         "bytes_sent": {run.way: [client.summary.get("bytes_sent", 0) for client in run.clients] for run in runs},
         "heldout_accuracy": accuracies,
-        "similarity": {way: found.similarity for way, found in seen.items()},
+        "rebuilt_share": {way: found.rebuilt_share for way, found in seen.items()},
         "distance_correlation": {way: found.correlation for way, found in seen.items()},
         "leftover_processes": left_over,
         "minutes": minutes,
@@ -133,7 +133,7 @@ def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> lis
         lines.append(
             f"  {run.way}: {trained}, {sent} sent; held-out digits recognised: {shares}. What is sent depends on the "
             f"pictures by {summary['distance_correlation'][run.way]:.2f} (distance correlation, 1 is wholly); an "
-            f"attacker's pictures resemble the originals by {summary['similarity'][run.way]:.2f} (1 is equal)."
+            f"attacker rebuilds {summary['rebuilt_share'][run.way]:.0%} of what tells the pictures apart."
         )
     lines += [
         "The attacker has the client's end of the model and other digits to learn from, which is more than a server "

@@ -15,10 +15,10 @@ import shutil
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minga.cli.commands import DemoCommand
 from minga.cli.demo.cut_model import play_cut_model
 from minga.cli.demo.report import (
     DemoFacts,
@@ -31,9 +31,7 @@ from minga.cli.demo.report import (
     write,
 )
 from minga.cli.demo.stage import Child, Stage
-from minga.cli.terminal.interrupt import Interruption
-from minga.cli.terminal.output import Output
-from minga.cli.terminal.peer_options import apply_threads
+from minga.cli.terminal.context import Context, apply_threads
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
@@ -45,23 +43,13 @@ STEPS_TO_THE_END = 2
 """How many steps ahead the common last step is chosen, so that every peer hears of it before."""
 
 
-@dataclass(frozen=True)
-class DemoOptions:
-    """`minutes` of training, counted from the first step of all `peers` trainers together."""
-
-    minutes: float = 3.0
-    peers: int = 3
-    recipe: str = USUAL_RECIPE
-    directory: Path | None = None
-
-
-def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -> int:
+def run_demo(options: DemoCommand, context: Context) -> int:
     """Run the demo; the exit code is 1 if something did not come out as promised."""
-    recipe = RECIPES.get(options.recipe)
+    recipe, output = RECIPES.get(options.recipe), context.output
     demo_run(options.recipe, recipe)  # raises before anything is made
-    directory = _result_directory(options.directory)
+    directory = _result_directory(options.out)
     stage = Stage(directory, output)
-    interruption.on_interrupt(stage.abandon)
+    context.interruption.on_interrupt(stage.abandon)
     try:
         stage.tell("The recipe makes what the demo begins from …")
         spec = demo_run(options.recipe, recipe, recipe.prepare_demo(directory / "peers"))
@@ -87,7 +75,7 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
 class _Together:
     """The demo of a recipe whose peers all have the whole model."""
 
-    def __init__(self, stage: Stage, options: DemoOptions, recipe: type[Recipe[Any]], spec: RunSpec) -> None:
+    def __init__(self, stage: Stage, options: DemoCommand, recipe: type[Recipe[Any]], spec: RunSpec) -> None:
         self.stage, self.options, self.recipe, self.spec = stage, options, recipe, spec
         self._told_step = 0
 
@@ -198,7 +186,7 @@ def _result_directory(wished: Path | None) -> Path:
         number += 1
         directory = Path(f"minga-demo-{number}")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"--directory {directory}: already there and not empty; choose another one")
+        raise ConfigurationError(f"--out {directory}: already there and not empty; choose another one")
     try:
         for folder in ("logs", "peers"):
             (directory / folder).mkdir(parents=True, exist_ok=True)

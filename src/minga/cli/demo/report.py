@@ -198,7 +198,7 @@ def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: Showing | None
     yield f"At the end the survivors {same}; {left} left over."
     files = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
     yield f"Results: {directory} ({files})"
-    yield f"The model for other programs: minga export --directory {directory / RUN_FOLDER} --out model"
+    yield f"The model for other programs: minga export {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {'; '.join(_missed(name, summary) for name in summary['failed'])}."
 

@@ -148,7 +148,7 @@ class Stage:
     def start(self, name: str, arguments: Sequence[str]) -> Child:
         """`minga ARGUMENTS` as a process with a home of its own."""
         slug = name.replace(" ", "-")
-        own = ["--directory", str(self.directory / "peers" / slug), "--host", "127.0.0.1"]
+        own = ["--directory", str(self.directory / "peers" / slug), "--bind", "127.0.0.1"]
         own += ["--ephemeral", "--threads", "1", "--leash", "--json"]
         child = Child(name, [*arguments, *own], self.directory / "logs" / f"{slug}.jsonl", self._inbox)
         self.children.append(child)

@@ -6,17 +6,17 @@ import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from minga.cli.diagnosing.hops import check_authority, check_entries
-from minga.cli.diagnosing.machine import Accelerators, Finding, accelerator, data_folder, from_outside
+from minga.cli.commands import DoctorCommand
+from minga.cli.diagnosing.hops import check_authority, check_entries, udp_loopback
+from minga.cli.diagnosing.machine import Accelerators, Check, Finding, accelerator, data_folder, from_outside
 from minga.cli.diagnosing.own_access import OwnAccess
-from minga.cli.diagnosing.udp import udp_loopback
+from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
-from minga.cli.terminal.output import Output
 from minga.core.errors import IdentityError, LinkError, MingaError
 from minga.core.units import counted, format_size
 from minga.core.urls import is_loopback
@@ -29,27 +29,15 @@ from minga.network.iroh.network import IrohNetwork, NetworkSettings
 LOW_DISK_BYTES = 2 << 30
 
 
-@dataclass(frozen=True)
-class Check:
-    """One hop: `ok` False with what to do in `advice`; `ok` True with an `advice` is a warning."""
-
-    name: str
-    ok: bool
-    detail: str
-    advice: str = ""
-
-
-def run_doctor(
-    link: str | None, identity: Path | None, directory: Path | None, host: str | None, output: Output
-) -> int:
+def run_doctor(options: DoctorCommand, context: Context) -> int:
     """Print every check; the exit code is 1 if one failed."""
-    checks: list[Check] = []
+    checks, output, link = list[Check](), context.output, options.link
 
     async def run() -> None:
-        async for check in _all_checks(link, identity, directory, host):
+        async for check in _all_checks(link, options.identity, options.directory, options.bind):
             checks.append(check)
             mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
-            output.event("check", **asdict(check))
+            output.event("check", **check._asdict())
             output.say(f"{mark} {check.name}: {check.detail.replace('[', chr(92) + '[')}")
             if check.advice:
                 output.say(f"       → {check.advice.replace('[', chr(92) + '[')}")
@@ -99,13 +87,13 @@ async def _all_checks(
         yield Check("link", False, str(error), "if that does not help, ask the organiser for the link once more")
         return
     yield Check("link", True, f"run {parsed.run_id[:10]}, {counted(len(parsed.entries), 'peer')} to enter by")
-    async for name, ok, detail, advice in check_authority(parsed):
-        yield Check(name, ok, detail, advice)
+    async for check in check_authority(parsed):
+        yield check
     if network.ok:
         works = True
-        async for name, ok, detail, advice in check_entries(parsed, host, own):
-            works = works and ok
-            yield Check(name, ok, detail, advice)
+        async for check in check_entries(parsed, host, own):
+            works = works and check.ok
+            yield check
         if works and (found := await asyncio.to_thread(_line, parsed, host)) is not None:
             yield Check("line against what the run needs", *found)
 

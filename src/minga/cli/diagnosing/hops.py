@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from minga.cli.diagnosing.machine import room_for
+from minga.cli.diagnosing.machine import Check, room_for
 from minga.cli.diagnosing.own_access import BANNED_ADVICE, OwnAccess
-from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCause, RefusalCode
@@ -27,10 +27,10 @@ from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
-SET_CLOCK = "set the clock of this machine; let it follow a time server"
+TIMEOUT_S = 1.0
+"""Seconds that a plain datagram may take."""
 
-Hop = tuple[str, bool, str, str]
-"""Name, whether it works, detail, advice."""
+SET_CLOCK = "set the clock of this machine; let it follow a time server"
 
 _REFUSALS = {
     RefusalCode.RUN: "the peer takes part in another run by now: ask the organiser for a fresh link",
@@ -49,7 +49,7 @@ _OTHER_REFUSALS = {
 }
 
 
-async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIterator[Hop]:
+async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIterator[Check]:
     """Try every entry at once, then say what that means for joining with the key and addresses of this machine."""
     doctor = Identity.ephemeral()
     relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
@@ -72,28 +72,28 @@ async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIt
         works = any(each.ok for each in outcomes)
         for entry, each in zip(link.entries, outcomes, strict=True):
             who = "organiser" if entry.peer_id == link.organiser else f"peer {entry.peer_id[:10]}"
-            yield f"entry by {who}", works, each.detail, each.advice
+            yield Check(f"entry by {who}", works, each.detail, each.advice)
         if not reached:
             return
         if all(peer != link.organiser for peer in reached):
-            yield "organiser", True, "does not answer, but the run goes on without", "nothing needs to be done"
+            yield Check("organiser", True, "does not answer, but the run goes on without", "nothing needs to be done")
         yield _clock(node)
         hop, spec = await _run_spec(node, link, reached)
         yield hop
         if spec is None:
             return
         ledger = AccessLedger.of_spec(link.run_id, spec, link.organiser)
-        yield "access", *await own.check(node, admission, ledger, reached)
+        yield Check("access", *await own.check(node, admission, ledger, reached))
         if spec.plugins:
             yield await asyncio.to_thread(packages, spec)
         if (found := await asyncio.to_thread(room_for, spec)) is not None:
-            yield "memory and disk for the run", *found
+            yield Check("memory and disk for the run", *found)
     finally:
         with contextlib.suppress(MingaError):
             await node.close()
 
 
-async def check_authority(link: Link) -> AsyncIterator[Hop]:
+async def check_authority(link: Link) -> AsyncIterator[Check]:
     """Ask the authority that the link names, if it names one, how people log in there."""
     if link.authority is None:
         return
@@ -103,9 +103,10 @@ async def check_authority(link: Link) -> AsyncIterator[Hop]:
     try:
         offer = await client.offer()
     except RemoteError as error:
-        yield "authority", False, error.message, "nobody can log in at present: try again later, or tell the organiser"
+        advice = "nobody can log in at present: try again later, or tell the organiser"
+        yield Check("authority", False, error.message, advice)
     else:
-        yield "authority", True, f"{link.authority} answers; people log in by {offer.provider}", ""
+        yield Check("authority", True, f"{link.authority} answers; people log in by {offer.provider}")
     finally:
         await client.close()
 
@@ -147,26 +148,27 @@ def _not_admitted(link: Link, own: OwnAccess) -> tuple[str, str]:
     return "answers. This machine is not admitted", f"send its id to the organiser: {own.identity.peer_id}"
 
 
-def _clock(node: Node) -> Hop:
+def _clock(node: Node) -> Check:
     offset_s = node.clock.correction_s
     right = abs(offset_s) <= MAX_CLOCK_OFFSET_S
     direction = "behind" if offset_s > 0 else "ahead of"
     detail = f"{format_duration(abs(offset_s))} {direction} the run's; up to {format_duration(MAX_CORRECTION_S)} work"
-    return "clock", right, detail if abs(offset_s) >= 1.0 else "agrees with the run's", "" if right else SET_CLOCK
+    told = detail if abs(offset_s) >= 1.0 else "agrees with the run's"
+    return Check("clock", right, told, "" if right else SET_CLOCK)
 
 
-def packages(spec: RunSpec) -> Hop:
+def packages(spec: RunSpec) -> Check:
     """Whether this machine has what the run takes from packages of other authors, in the versions of the run."""
     try:
         check_installed(spec)
         check_plugins(spec)
     except ConfigurationError as error:
-        return "packages of the run", False, str(error), "install it only if you trust its author: it is code"
+        return Check("packages of the run", False, str(error), "install it only if you trust its author: it is code")
     brought = sorted({str(origin) for origin in spec.plugins.values()})
-    return "packages of the run", True, f"{', '.join(brought)}: installed", ""
+    return Check("packages of the run", True, f"{', '.join(brought)}: installed")
 
 
-async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Hop, RunSpec | None]:
+async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Check, RunSpec | None]:
     name = "run spec"
     try:
         found: list[RunSpec] = []
@@ -174,7 +176,53 @@ async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Hop,
             node, reached, lambda signed, peer: found.append(signed.verify(link.run_id, link.organiser, peer=peer))
         )
     except ConfigurationError as error:
-        return (name, False, str(error), "update minga here, and start it again"), None
+        return Check(name, False, str(error), "update minga here, and start it again"), None
     except RemoteError as error:
-        return (name, False, str(error), "ask the organiser for a fresh link"), None
-    return (name, True, f"{found[-1].name}, readable by this version", ""), found[-1]
+        return Check(name, False, str(error), "ask the organiser for a fresh link"), None
+    return Check(name, True, f"{found[-1].name}, readable by this version"), found[-1]
+
+
+def udp_loopback() -> str | None:
+    """Send a datagram to oneself; what went wrong, or None."""
+    try:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        ):
+            receiver.bind(("127.0.0.1", 0))
+            receiver.settimeout(TIMEOUT_S)
+            sender.sendto(b"minga", receiver.getsockname())
+            received = receiver.recv(16)
+    except TimeoutError:
+        return "a datagram over loopback did not arrive"
+    except OSError as error:
+        return f"no UDP socket can be used: {error.strerror or error}"
+    return None if received == b"minga" else "a datagram over loopback arrived changed"
+
+
+def probe(endpoint: str) -> tuple[str, str]:
+    """What lies at an `ip:port` that did not answer, and what to do: (detail, advice).
+
+    A machine that is up but has nobody at the port usually says so; a firewall or a machine that is off says nothing.
+    """
+    host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]").split("%")[0]
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect((host, int(port)))
+            sock.send(b"minga")
+            sock.recv(16)
+    except ConnectionError:
+        return "the machine is there, but nothing listens at this port", (
+            "the peer has stopped or uses another port now: ask the organiser for a fresh link"
+        )
+    except TimeoutError:
+        return "packets vanish on the way", (
+            "the machine is off, or a firewall drops UDP: try from another network, or ask the organiser for a run "
+            "with relays"
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return f"no way there from this machine ({why})", "check the network connection of this machine"
+    return "something other than this peer answers there", "ask the organiser for a fresh link"

@@ -20,8 +20,8 @@ from minga.core.errors import MingaError
 from minga.core.units import format_duration, format_rate, format_size
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
-from minga.network.probing.prober import Prober
-from minga.simulation.forecast.explanation import explain
+from minga.network.probing import Prober
+from minga.planner.explanation import explain
 
 if TYPE_CHECKING:
     from minga.training.peer import Peer

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import platformdirs
 
@@ -20,9 +20,20 @@ if TYPE_CHECKING:
     import torch
 
     from minga.core.spec.run_spec import RunSpec
+    from minga.planner.model_facts import ModelFacts
 
 Finding = tuple[bool, str, str]
 """Whether it works, detail, advice."""
+
+
+class Check(NamedTuple):
+    """One hop: `ok` False with what to do in `advice`; `ok` True with an `advice` is a warning."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
 
 PYTORCH_BYTES = 600 << 20
 """Memory of a process with Python and PyTorch before it has a model; measured on Linux without a GPU."""
@@ -81,33 +92,52 @@ def from_outside(direct: Sequence[str]) -> Finding:
     )
 
 
-def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
-    """Bytes of memory and of disk that PyTorch, the model, its optimizer and its checkpoints take; None if unknown."""
-    from minga.averaging.strategy_choice import largest_strategy
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a run takes: of memory with PyTorch, the model and its optimizer, without activations; of its state;
+    and of disk, with its checkpoints.
+    """
+
+    memory: int
+    state: int
+    disk: int
+
+    @classmethod
+    def of(cls, spec: RunSpec, model: ModelFacts) -> Needs:
+        """What a run of this model takes."""
+        from minga.averaging.strategy_choice import largest_strategy
+        from minga.planner.device_memory import moment_bytes
+
+        size, moments = 4 * model.parameters, moment_bytes(model.tensors, spec.optimizer)
+        vectors = 3 + largest_strategy(spec).facts.vectors
+        state = size + moments
+        return cls(PYTORCH_BYTES + size * vectors + moments, state, state * (spec.checkpoints.keep + 1))
+
+
+def model_of(spec: RunSpec) -> ModelFacts | None:
+    """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
+    no model of these settings, which joining says.
+    """
+    from minga.planner.model_facts import facts_of_recipe
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.forecast.device_memory import moment_bytes
 
     if spec.model.recipe == CUSTOM:
         return None
     try:
-        recipe = load_recipe(spec)
-        recipe.check_received()
-        tensors = recipe.facts().tensors
+        load_recipe(spec).check_received()
+        return facts_of_recipe(spec, spec.model.recipe)
     except ConfigurationError:
-        return None  # not installed here, or no model of its settings can be made; joining says so
-    size, moments = 4 * sum(tensors), moment_bytes(tensors, spec.optimizer)
-    vectors = 3 + largest_strategy(spec).facts.vectors
-    return PYTORCH_BYTES + size * vectors + moments, (size + moments) * (spec.checkpoints.keep + 1)
+        return None
 
 
-def room(memory: int, disk: int, total_memory: int | None, free_disk: int) -> Finding:
+def room(needs: Needs, total_memory: int | None, free_disk: int) -> Finding:
     """Whether this machine has them; activations of a micro-batch come on top."""
-    detail = f"the run takes at least {format_size(memory)} of memory and {format_size(disk)} of disk"
+    detail = f"the run takes at least {format_size(needs.memory)} of memory and {format_size(needs.disk)} of disk"
     if total_memory is not None:
         detail += f"; here are {format_size(total_memory)} and {format_size(free_disk)} free"
-    if total_memory is not None and memory > total_memory:
+    if total_memory is not None and needs.memory > total_memory:
         return False, detail, "the model does not fit into the memory of this machine: use another one"
-    if disk > free_disk:
+    if needs.disk > free_disk:
         return False, detail, "free some disk, or join with --directory on another one"
     return True, detail, ""
 
@@ -122,8 +152,10 @@ def data_folder(directory: Path | None = None) -> Path:
 
 def room_for(spec: RunSpec) -> Finding | None:
     """Whether this machine has room for the run; None if nobody can tell."""
-    needed = needed_bytes(spec)
-    return None if needed is None else room(*needed, total_memory(), shutil.disk_usage(data_folder()).free)
+    model = model_of(spec)
+    if model is None:
+        return None
+    return room(Needs.of(spec, model), total_memory(), shutil.disk_usage(data_folder()).free)
 
 
 def total_memory(device: torch.device | None = None) -> int | None:

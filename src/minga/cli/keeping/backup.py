@@ -1,4 +1,4 @@
-"""`minga backup` and `minga restore`: a run and its organiser's key in one encrypted file."""
+"""`minga runs backup` and `minga runs restore`: a run and its organiser's key in one encrypted file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import typer
 
+from minga.cli.commands import RunsBackupCommand, RunsRestoreCommand
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.options import own_run
 from minga.core.errors import ConfigurationError
 from minga.core.files import read_line
 from minga.core.units import format_size
@@ -18,35 +20,37 @@ from minga.training.backup import restore_backup, write_backup
 MAX_PASSPHRASE_CHARACTERS = 1024
 
 
-def run_backup(run: Path, out: Path, identity: Path | None, passphrase: Path | None, context: Context) -> None:
-    """Write a backup of the run in the folder `run`; `identity` is the file of its organiser's key."""
+def run_backup(options: RunsBackupCommand, context: Context) -> None:
+    """Write a backup of a run."""
+    run, out = Path(own_run(options.run)), options.out
     signed = known_run(run).signed
-    keys = [key for key in Identity.stored(identity) if key.peer_id == signed.organiser]
+    keys = [key for key in Identity.stored(options.identity) if key.peer_id == signed.organiser]
     if not keys:
         raise ConfigurationError(
             f"the key of the organiser of this run, {signed.organiser[:10]}, is not on this machine: name its "
             "file with --identity"
         )
-    made = write_backup(run, out, keys[0], _passphrase(passphrase, is_new=True))
+    made = write_backup(run, out, keys[0], _passphrase(options.passphrase_file, is_new=True))
     at = "no checkpoint yet" if made.step is None else f"the checkpoint of step {made.step}"
     context.output.say(
         f"{out} ({format_size(made.size_bytes)}) holds {made.run.spec.name}: the organiser's key, the files of the "
         f"run, and {at}. Keep it on another machine, and the passphrase elsewhere. To go on with the run: "
-        f"minga restore {out.name}"
+        f"minga runs restore {out.name}"
     )
     context.output.summary(ok=True, run_id=signed.run_id, step=made.step, size_bytes=made.size_bytes, out=str(out))
 
 
-def run_restore(
-    file: Path, directory: Path | None, identity: Path | None, passphrase: Path | None, context: Context
-) -> None:
+def run_restore(options: RunsRestoreCommand, context: Context) -> None:
     """Make the run's folder and the organiser's key file out of a backup."""
+    file, passphrase = options.file, options.passphrase_file
     if not file.is_file():
         raise ConfigurationError(f"{file}: no such file")
-    restored = restore_backup(file, runs_folder(directory), identity, _passphrase(passphrase, is_new=False))
+    restored = restore_backup(
+        file, runs_folder(options.directory), options.identity, _passphrase(passphrase, is_new=False)
+    )
     run = restored.run
     context.output.say(f"{run.spec.name} is restored: {run.progress}. End the earlier host, if it lives; then type:")
-    context.output.say(f"minga host --resume {run.directory} --identity {restored.key}")
+    context.output.say(f"minga host {run.directory} --identity {restored.key}")
     context.output.summary(
         ok=True, run_id=run.signed.run_id, step=run.step, directory=str(run.directory), identity=str(restored.key)
     )

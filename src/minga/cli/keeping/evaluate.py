@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
+from minga.cli.commands import EvaluateCommand
+from minga.cli.terminal.context import Context, apply_threads
+from minga.cli.terminal.output import View, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.keeping.known_runs import known_run
@@ -16,20 +17,15 @@ from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
-NAMES: Final = {
-    "ner": "named entities",
-    "ncc": "classes of texts",
-    "linear-probe": "classes of pictures, by a linear classifier on the features",
-    "knn": "classes of pictures, by the 20 nearest features",
-}
+NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
 FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
 
-def run_evaluate(
-    model: str, task: str | None, data: str | None, runs: int, training_examples: int | None, context: Context
-) -> None:
+def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
+    apply_threads(options.threads)
+    model, task = options.model, options.task
     folder = Path(model).expanduser()
     provenance = read_provenance(folder)
     run = known_run(folder) if (folder / SPEC_FILE).is_file() else None
@@ -40,7 +36,7 @@ def run_evaluate(
             f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
         )
     if run is not None:
-        typed = f"minga export --directory {model} --out MODEL, and then minga evaluate MODEL"
+        typed = f"minga export {model} --out MODEL, and then minga evaluate MODEL"
         raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
     if chosen not in recipe.tasks:
@@ -49,13 +45,14 @@ def run_evaluate(
 
     transformers.logging.set_verbosity_error()  # it reports each new head as a parameter that is missing
     transformers.logging.disable_progress_bar()
-    report = recipe.judge(model, TaskOptions(chosen, data, runs, training_examples), context.output.say)
-    context.output.say(_table(report))
-    context.output.say(
-        f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
-        f"deviation of {counted(runs, 'run')}"
+    report = recipe.judge(
+        model, TaskOptions(chosen, options.data, options.repeat, options.examples), context.output.say
     )
-    context.output.summary(ok=True, **report.as_json())
+    basis = (
+        f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
+        f"deviation of {counted(options.repeat, 'run')}"
+    )
+    context.output.show(View([_table(report), basis], report.as_json()))
 
 
 def _else(recipe: type[Recipe[Any]] | None) -> str:
@@ -64,14 +61,12 @@ def _else(recipe: type[Recipe[Any]] | None) -> str:
         return "the program that trains it has to evaluate it, see minga.Peer.newest_checkpoint"
     return (
         f"it is judged by its {recipe.headline.name}: minga join LINK --evaluate shows it while the run goes on, and "
-        "minga status --history FOLDER what the host of the run had last"
+        "minga status FOLDER what the host of the run had last"
     )
 
 
 def _table(report: TaskReport) -> Any:
     beside = {"trained": report.trained, "from scratch": report.from_scratch}
-    if report.raw is not None:
-        beside["raw"] = report.raw
     table = plain_table("figure", *beside, left=["figure"])
     for name in report.trained:
         table.add_row(name, *(_shown(scores[name]) for scores in beside.values()))

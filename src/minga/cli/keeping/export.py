@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from minga.cli.commands import ExportCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.peer_options import wire
+from minga.cli.terminal.options import LookingOptions, folder_or_link
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.recipes.running.trained_model import TrainedModel, from_run_folder, with_state
-from minga.training.join import PeerOptions, join
+from minga.training.join import join
 from minga.training.peer import Peer
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
@@ -27,13 +27,12 @@ ATTEMPTS = 5
 RETRY_S = 1.0
 
 
-def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOptions, context: Context) -> None:
-    """Export from the newest checkpoint below `directory`, or from the peers of a live run."""
-    if (link is None) == (directory is None):
-        raise ConfigurationError("name either a LINK or a --directory with checkpoints of a run")
+def run_export(options: ExportCommand, context: Context) -> None:
+    """Export from the newest checkpoint in a run's folder, or from the peers of a live run."""
+    out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
-    with trained_model(link, directory, peer, context) as trained:
+    with trained_model(options.run, options, context) as trained:
         context.output.say("Writing the model, with its figures on held-out data …")
         provenance = trained.recipe.provenance(trained.step, trained.lineage)
         trained.recipe.export(trained.model, trained.files, out, provenance)
@@ -43,16 +42,15 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
 
 
 @contextmanager
-def trained_model(
-    link: str | None, directory: Path | None, peer: PeerOptions, context: Context
-) -> Iterator[TrainedModel]:
-    """The model of a run: of the newest checkpoint in its folder `directory`, or as its peers have it now."""
-    if directory is not None:
-        yield from_run_folder(directory)
+def trained_model(run: str, options: LookingOptions, context: Context) -> Iterator[TrainedModel]:
+    """The model of a run: of the newest checkpoint in its folder, or as the peers of its link have it now."""
+    folder = folder_or_link(run, options.directory)
+    if folder is not None:
+        yield from_run_folder(folder)
         return
     context.output.say("Looking for the run …")
-    with join(str(link), peer) as joined:
-        wire(context, joined)
+    with join(run, options.peer_options()) as joined:
+        context.wire(joined)
         yield with_state(joined.spec, joined.files, lambda replica: _from_swarm(joined, replica))
 
 

@@ -1,15 +1,15 @@
-"""`minga receipts`: what the members of a run attest of each other's contribution."""
+"""`minga runs receipts` and `minga runs verify`: what the members of a run attest of each other's contribution."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from minga.cli.commands import RunsReceiptsCommand, RunsVerifyCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
-from minga.cli.terminal.options import folder_or_link
+from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import plain_table
-from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.units import counted, format_size
@@ -26,16 +26,21 @@ from minga.receipts.document import (
     verify_document,
     write_document,
 )
-from minga.training.join import PeerOptions, join
+from minga.training.join import join
 
 
-def run_show(source: str, peer: PeerOptions, context: Context) -> None:
+def run_receipts(options: RunsReceiptsCommand, context: Context) -> None:
     """List the peers of a run by their samples: as the largest book in its folder has it, or as a member of the run
-    that a link names shows and proves it.
+    that a link names shows and proves it. Or write receipts of a folder to a file.
 
     Raises `ConfigurationError` if the folder has no book.
     """
-    folder = folder_or_link(source)
+    folder = folder_or_link(options.run, options.directory)
+    if options.out is not None:
+        if folder is None:
+            raise ConfigurationError("--out: only of a run on this machine, by its folder or id, which has receipts")
+        _write(folder, options.out, options, context)
+        return
     if folder is not None:
         path = _books(folder)[0]
         book = read_book(path)
@@ -46,8 +51,8 @@ def run_show(source: str, peer: PeerOptions, context: Context) -> None:
         )
     else:
         context.output.say("Looking for the run …")
-        with join(source, peer) as joined:
-            wire(context, joined)
+        with join(options.run, options.peer_options()) as joined:
+            context.wire(joined)
             totals = {PeerId(each): total for each, total in joined.receipts().items()}
         seen_by = "These are the rounds of which a member of the run has receipts; the signatures are right."
     _show(totals, context)
@@ -55,11 +60,11 @@ def run_show(source: str, peer: PeerOptions, context: Context) -> None:
     context.output.summary(ok=True, peers=_as_json(totals))
 
 
-def run_export(folder: Path, out: Path, peer: str | None, context: Context, *, everybody: bool) -> None:
+def _write(folder: Path, out: Path, options: RunsReceiptsCommand, context: Context) -> None:
     """Write the receipts of one peer, or of all. Raises `ConfigurationError` if there are none."""
     signed, _ = signed_spec(folder)
     paths = _books(folder)
-    wanted = None if everybody else peer or owner_digits(paths[0])
+    wanted = None if options.everybody else options.peer or owner_digits(paths[0])
     path = next((each for each in paths if wanted is not None and wanted.startswith(owner_digits(each))), paths[0])
     book = read_book(path)
     subject = None if wanted is None else _named(wanted, book)
@@ -70,12 +75,22 @@ def run_export(folder: Path, out: Path, peer: str | None, context: Context, *, e
         raise ConfigurationError(f"{out} cannot be written: {error}") from error
     totals = verify_document(data).totals
     _show(totals, context)
-    context.output.say(f"{out} ({format_size(len(data))}). To check it: minga receipts verify {out} --run LINK")
+    context.output.say(f"{out} ({format_size(len(data))}). To check it: minga runs verify {out} --of LINK")
     context.output.summary(ok=True, file=str(out), bytes=len(data), run_id=signed.run_id, peers=_as_json(totals))
 
 
-def run_verify(file: Path, run: str | None, context: Context) -> int:
-    """Check a file, and say what it proves and on whose word. Raises `ConfigurationError` if it cannot be read."""
+def run_verify(options: RunsVerifyCommand, context: Context) -> int:
+    """Check a file of receipts, and say what it proves and on whose word; or the evidence in a run's folder.
+
+    Raises `ConfigurationError` if there is neither.
+    """
+    file, run = Path(own_run(options.what)), options.of
+    if file.is_dir():
+        if run is not None:
+            raise ConfigurationError(f"--of: only for a file of receipts, and {file} is the folder of a run")
+        from minga.cli.keeping.evidence import run_evidence
+
+        return run_evidence(file, context)
     run_id, organiser = (None, None) if run is None else _reference(run)
     try:
         with file.open("rb") as opened:
@@ -110,7 +125,7 @@ def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
     (first, last), counts = proven.steps, counted(proven.counts, "count")
     lines = [f"{proven.spec.name}, steps up to {last}: {counts} from step {first} on, signatures right."]
     if not is_named:
-        lines.append(f"It says that it is of run {proven.run_id}, organised by {proven.organiser}; --run LINK tells.")
+        lines.append(f"It says that it is of run {proven.run_id}, organised by {proven.organiser}; --of LINK tells.")
     who = "keys that the organisers admitted" if proven.is_for_members else "keys; in an open run anybody can make keys"
     lines.append(f"It rests on the word of {proven.attesters} {who}.")
     if proven.strangers:

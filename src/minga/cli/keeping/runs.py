@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import typer
 from rich.markup import escape
 
+from minga.cli.commands import RunsCommand, RunsRemoveCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, plain_table
 from minga.core.errors import ConfigurationError
@@ -15,24 +15,26 @@ from minga.core.units import format_duration, format_size
 from minga.keeping.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
 
 
-def run_runs(directory: Path | None, remove: str | None, context: Context, *, yes: bool) -> None:
-    """List what peers left below `directory` (None: the user's data folder), or remove what `remove` names, unless
-    `yes` after a question.
+def run_remove(options: RunsRemoveCommand, context: Context) -> None:
+    """Remove the folder of a run, as a rule after a question.
 
     Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
     nobody can be asked.
     """
-    base, output = runs_folder(directory), context.output
+    base, output = runs_folder(options.directory), context.output
+    run = only_one(options.run, run_folders(base), base)
+    if not (options.yes or _confirmed(run, output)):
+        output.say("Nothing was deleted.")
+        raise typer.Exit
+    run.remove()
+    output.say(f"{run.directory} is removed: {run.name}, {run.progress}.")
+    output.summary(ok=True, removed=run.id)
+
+
+def run_runs(options: RunsCommand, context: Context) -> None:
+    """List what peers left on this machine."""
+    base, output = runs_folder(options.directory), context.output
     runs = run_folders(base)
-    if remove is not None:
-        run = only_one(remove, runs, base)
-        if not (yes or _confirmed(run, output)):
-            output.say("Nothing was deleted.")
-            raise typer.Exit
-        run.remove()
-        output.say(f"{run.directory} is removed: {run.name}, {run.progress}.")
-        output.summary(ok=True, removed=run.id)
-        return
     table = plain_table("run", "name", "step", "age", "size", left=["name"], wraps="name")
     for run in runs:
         step = str(run.step) if isinstance(run, KnownRun) and run.step is not None else ""
@@ -47,7 +49,7 @@ def run_runs(directory: Path | None, remove: str | None, context: Context, *, ye
     if len(known) < len(runs):
         output.say(
             "\nA folder without a run spec is of a peer that cannot come back, as one whose key was for one time only. "
-            "minga runs --remove RUN deletes it."
+            "minga runs remove RUN deletes it."
         )
     output.summary(
         ok=True,

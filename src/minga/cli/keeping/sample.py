@@ -3,87 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from minga.cli.commands import SampleCommand
 from minga.cli.keeping.export import trained_model
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.options import folder_or_link
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import StorageError
 from minga.core.files import write_atomically
 from minga.core.units import counted
 from minga.recipes.images.grid import grid_png
-from minga.recipes.images.ranking import CANDIDATES, ClipRanker
 from minga.recipes.interface import Sample, SampleOptions
-from minga.recipes.running.trained_model import TrainedModel
-from minga.training.join import PeerOptions
 
 USUAL_SHEET: Final = Path("samples.png")
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """What is done with pictures. `out` is the sheet; `clip` the CLIP model that chooses among more of them."""
-
-    out: Path | None = None
-    clip: str | None = None
-
-
-def run_sample(
-    source: str,
-    prompts: Sequence[str],
-    options: SampleOptions,
-    pictures: Pictures,
-    peer: PeerOptions,
-    context: Context,
-) -> None:
-    """Sample from the run in the folder `source`, or from the run that the link `source` names.
+def run_sample(given: SampleCommand, context: Context) -> None:
+    """Sample from a run, and write the pictures among the samples on one sheet.
 
     Raises `ConfigurationError` if the recipe of the run draws no samples, `StorageError` if the disk refuses the sheet.
     """
-    directory = folder_or_link(source)
-    link = source if directory is None else None
-    ranker = _ranker(pictures.clip, context)
+    options = SampleOptions(
+        given.n, given.temperature, given.top_k, given.top_p, given.guidance, given.length, given.seed
+    )
     output = context.output
-    with trained_model(link, directory, peer, context) as trained:
-        samples = _drawn(trained, prompts, options, ranker)
+    with trained_model(given.run, given, context) as trained:
+        samples = trained.recipe.sample(trained.model, trained.files, given.prompts, options)
     for sample in samples:
         output.event("sample", prompt=sample.prompt, text=sample.text)
         if not output.json_output and sample.image is None:
             output.console.print(f"{sample.text}\n", markup=False, soft_wrap=True)
-    sheet = _write_sheet(samples, options, pictures.out or USUAL_SHEET)
+    sheet = _write_sheet(samples, options, given.out or USUAL_SHEET)
     if sheet:
         output.say(f"{sheet}: {counted(len(samples), 'picture')} by the model after step {trained.step}")
-    elif pictures.out is not None:
-        output.say(f"The recipe {trained.recipe.context.recipe} makes no pictures: {pictures.out} is not written.")
+    elif given.out is not None:
+        output.say(f"The recipe {trained.recipe.context.recipe} makes no pictures: {given.out} is not written.")
     output.summary(ok=True, step=trained.step, samples=len(samples), out=sheet)
-
-
-def _ranker(clip: str | None, context: Context) -> ClipRanker | None:
-    """The CLIP model; without it, pictures come in the order in which they are drawn."""
-    if clip is None:
-        return None
-    try:
-        return ClipRanker(clip)
-    except ConfigurationError as error:
-        context.output.say(f"Pictures are not ranked: {error}")
-        return None
-
-
-def _drawn(
-    trained: TrainedModel, prompts: Sequence[str], options: SampleOptions, ranker: ClipRanker | None
-) -> list[Sample]:
-    if ranker is None:
-        return trained.recipe.sample(trained.model, trained.files, prompts, options)
-    many = replace(options, count=max(CANDIDATES, options.count))
-    best: list[Sample] = []
-    for prompt in prompts:
-        samples = trained.recipe.sample(trained.model, trained.files, [prompt], many)
-        images = [sample.image for sample in samples if sample.image is not None]
-        chosen = ranker.best(prompt, images, options.count) if len(images) == len(samples) else range(options.count)
-        best += [samples[number] for number in chosen]
-    return best
 
 
 def _write_sheet(samples: Sequence[Sample], options: SampleOptions, path: Path) -> str | None:

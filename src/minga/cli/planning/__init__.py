@@ -1,11 +1,12 @@
 """Commands that plan: what a run does, or would do.
 
-    plan (live run, file) ─▶ plan_view          forecast (--model, --peers) ─▶ forecast_view
-    memory (--model, --memory)          bench_device          recipes
+    plan (a live run, a file of peers)
+          ├─▶ forecast (--model, --peers) ─▶ forecast_view
+          ├─▶ memory (--memory: which micro-batch fits)
+          └─▶ measure (--measure: how fast this machine trains)
 
-Read: planning_app (options), plan (`minga plan` of a live run or a file), plan_view (how plans look), forecast (`minga
-plan --model`), forecast_view (how forecasts look), memory (`minga plan --memory`: which micro-batch fits), bench_device
-(`minga bench-device`), recipes (`minga recipes` and `minga new`: what can be trained), notebook (`minga notebook`).
+Read: plan (`minga plan`), forecast and forecast_view, memory, measure, new (`minga new`: what can be trained, a run
+spec, a notebook).
 
-Called by app; the arithmetic is in averaging/solver and simulation/forecast.
+Called by app; the arithmetic is in averaging/solver and planner.
 """

@@ -3,84 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from rich.markup import escape
-
+from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import View
 from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
-    from minga.simulation.advice.advised_batch import BatchLimits
-    from minga.simulation.advice.ways import TrainingWay
-    from minga.simulation.forecast.devices import Precision
-    from minga.simulation.forecast.model_facts import OptimizerName
-    from minga.simulation.forecast.planned_run import PlannedRun
+    from minga.planner.comparison import BatchLimits
+    from minga.planner.devices import Precision
+    from minga.planner.model_facts import OptimizerName
+    from minga.planner.planned_run import PlannedRun
+    from minga.planner.ways import TrainingWay
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("auto", "single", "half")
 
 
-@dataclass(frozen=True)
-class ForecastOptions:
-    """What was asked for; None where the model's run spec, or else the planner, decides."""
-
-    model: str
-    peers: str
-    target_batch_size: int | None = None
-    codec: str | None = None
-    strategy: str | None = None
-    optimizer: str | None = None
-    tokens: int | None = None
-    precision: str = "auto"
-
-
-def run_forecast(options: ForecastOptions, context: Context) -> None:
+def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
-    from minga.simulation.advice.advice import warnings
-    from minga.simulation.advice.comparison import best_of, compare
+    from minga.planner.advice import warnings
+    from minga.planner.comparison import best_of, compare
 
     setting, ways, auto = _asked(options)
     context.output.say("Planning …")
     compared = compare(setting, ways, auto)
     best = best_of(compared)
     found = warnings(best.forecast)
-    for table in forecast_table(best, compared):
-        context.output.say(table)
-    for line in forecast_text(best, compared, found, options.precision, auto):
-        context.output.say(escape(line))
-    context.output.summary(ok=True, **forecast_json(best, compared, found))
+    tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
+    context.output.show(View([*tables, *words], forecast_json(best, compared, found)))
 
 
-def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
+def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
     """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
     leaders do that.
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY
-    from minga.simulation.advice.ways import TrainingWay, compared_ways
-    from minga.simulation.forecast.device_memory import moment_bytes
-    from minga.simulation.forecast.devices import THIS, read_measurements
-    from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
-    from minga.simulation.forecast.peer_text import parse_peers
-    from minga.simulation.forecast.planned_run import PlannedRun
-    from minga.simulation.forecast.volunteers import resolve
+    from minga.planner.device_memory import moment_bytes
+    from minga.planner.devices import THIS, read_measurements
+    from minga.planner.model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.planner.peer_text import parse_peers
+    from minga.planner.planned_run import PlannedRun, resolve
+    from minga.planner.ways import TrainingWay, compared_ways
 
-    spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
+    name = str(options.model)
+    spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     named = options.strategy or _of(spec, "training", "strategy")
-    said_by = "--strategy" if options.strategy else f"{options.model}: training.strategy ="
+    said_by = "--strategy" if options.strategy else f"{name}: training.strategy ="
     strategy = _one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
-    auto = _limits_of(spec) if spec and options.target_batch_size is None else None
-    batch = options.target_batch_size or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
-    classes = parse_peers(options.peers)  # before the model, which takes seconds to import
-    model = model_facts(options.model, options.tokens)
+    auto = _limits_of(spec) if spec and options.target_batch is None else None
+    batch = options.target_batch or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
+    classes = parse_peers(str(options.peers))  # before the model, which takes seconds to import
+    model = model_facts(name, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     ways = compared_ways(strategy, codec)
@@ -95,7 +77,7 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:
     """Between which target batch sizes the leaders choose; None if there is only one."""
-    from minga.simulation.advice.advised_batch import BatchLimits
+    from minga.planner.comparison import BatchLimits
 
     training = spec.training
     least, most = training.batch_range

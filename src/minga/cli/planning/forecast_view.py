@@ -12,13 +12,11 @@ from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_number, format_size
-from minga.simulation.advice.advised_batch import BatchLimits, advised_batch
-from minga.simulation.advice.comparison import Compared, frugal_of
-from minga.simulation.advice.gaps import Gap
-from minga.simulation.forecast.forecast import Forecast
-from minga.simulation.forecast.memory import footprint
-from minga.simulation.forecast.plan_words import binding_text, seconds_json
-from minga.simulation.forecast.planned_run import Volunteers
+from minga.planner.comparison import BatchLimits, Compared, advised_batch, frugal_of
+from minga.planner.explanation import binding_text, seconds_json
+from minga.planner.forecast import Forecast, footprint
+from minga.planner.planned_run import Volunteers
+from minga.planner.ways import Gap
 
 
 def forecast_table(best: Compared, compared: Sequence[Compared]) -> Iterator[Table]:
@@ -109,7 +107,7 @@ def forecast_text(
         yield (
             f"Estimates, which may be off by a factor of two: the speed of {', '.join(estimated)} "
             f"({precision} precision; "
-            "`minga bench-device` measures, samples_per_s= says)."
+            "`minga plan --measure` measures, samples_per_s= says)."
         )
     yield f"The model: {setting.model.parameters:,} parameters, {setting.model.origin}."
     for warning in warnings:

@@ -3,69 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import View, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration, format_size, parse_size
 
 if TYPE_CHECKING:
-    from minga.simulation.forecast.device_memory import DeviceMemory
-    from minga.simulation.forecast.model_facts import ModelFacts
+    from minga.planner.device_memory import DeviceMemory
+    from minga.planner.model_facts import ModelFacts
 
 
-@dataclass(frozen=True)
-class MemoryOptions:
-    """What was asked for; None where the model's run spec decides, or what is usual.
-
-    `precision` "auto" is half, as accelerators compute that are fast in it.
-    """
-
-    model: str
-    memory: str
-    strategy: str | None = None
-    optimizer: str | None = None
-    state_bits: int | None = None
-    tokens: int | None = None
-    precision: str = "auto"
-    offload: bool = False
-    checkpoint_activations: bool = False
-
-
-def run_memory(options: MemoryOptions, context: Context) -> None:
+def run_memory(options: PlanCommand, context: Context) -> None:
     """Say what a device and its machine need, and the largest micro-batch. Raises `ConfigurationError` for a model or
     setting that does not exist.
     """
-    memory_bytes = parse_size(options.memory, "--memory")
+    memory_bytes = parse_size(str(options.memory), "--memory")
     context.output.say("Counting …")
     model, found, of_run = _count(options)
     largest = found.largest_micro_batch(memory_bytes)
-    context.output.say(_table(found, of_run or largest or 1))
-    for line in _sentences(model, found, memory_bytes, largest):
-        context.output.say(line)
+    words = list(_sentences(model, found, memory_bytes, largest))
     fits = largest is None or largest >= (of_run or 1)
     if of_run is not None:
         verb = "fit" if fits else "do not fit"
-        context.output.say(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
-    context.output.summary(ok=True, fits=fits, micro_batch_of_run=of_run, **_json(model, found, memory_bytes, largest))
+        words.append(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
+    values = {"fits": fits, "micro_batch_of_run": of_run, **_json(model, found, memory_bytes, largest)}
+    context.output.show(View([_table(found, of_run or largest or 1), *words], values))
 
 
-def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None]:
-    """The model, what it needs, and the micro-batch of all peers where samples are coupled."""
+def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
+    """The model, what it needs, and the micro-batch of all peers where samples are coupled. `precision` "auto" is half,
+    as accelerators compute that are fast in it.
+    """
     import torch
 
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
+    from minga.planner.device_memory import counted_passes, device_memory, estimated_passes
+    from minga.planner.model_facts import facts_of_recipe, model_facts, named_spec
     from minga.recipes.registry import load_recipe
-    from minga.simulation.forecast.device_memory import counted_passes, device_memory, estimated_passes
-    from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, named_spec
 
     if options.precision not in ("auto", "single", "half"):
         raise ConfigurationError(f"--precision {options.precision!r}: it must be one of auto, single, half")
-    half = options.precision != "single"
-    spec = named_spec(options.model, options.tokens)
+    name, half = str(options.model), options.precision != "single"
+    spec = named_spec(name, options.tokens)
     usual = RunSpec.from_mapping({"name": "plan", "model": {"recipe": "custom"}}) if spec is None else spec
     changes = {"name": options.optimizer, "state_bits": options.state_bits}
     settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
@@ -74,12 +57,12 @@ def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None
     if strategy.name not in STRATEGIES.names():
         raise ConfigurationError(f"--strategy {strategy.name!r}: it must be one of {', '.join(STRATEGIES.names())}")
     if spec is None:
-        model = model_facts(options.model, options.tokens)
+        model = model_facts(name, options.tokens)
         if options.checkpoint_activations:
             raise ConfigurationError("--checkpoint-activations: only a recipe says what a model keeps then")
         passes = estimated_passes(model, half=half)
     else:
-        model = facts_of_recipe(spec, options.model)
+        model = facts_of_recipe(spec, name)
         passes = counted_passes(
             spec,
             model,
@@ -107,7 +90,7 @@ def _sides(size: int, *, away: bool) -> tuple[str, str]:
 
 
 def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> Iterator[str]:
-    from minga.simulation.forecast.device_memory import FILLED, HOST_BYTES_PER_S
+    from minga.planner.device_memory import FILLED, HOST_BYTES_PER_S
 
     yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
     if largest is None:
@@ -126,7 +109,7 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
 
 
 def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
-    from minga.simulation.forecast.device_memory import HOST_BYTES_PER_S
+    from minga.planner.device_memory import HOST_BYTES_PER_S
 
     return {
         "model": model.name,

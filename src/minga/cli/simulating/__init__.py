@@ -2,7 +2,7 @@
 
     sim ─▶ log ─▶ replay
 
-Read: simulating_app (options), sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga replay`).
+Read: sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga sim --replay`).
 
 Called by app; the work is in simulation.
 """

@@ -1,4 +1,4 @@
-"""`minga replay`: the log of a simulation, step by step."""
+"""`minga sim --replay`: the log of a simulation, step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from minga.cli.commands import SimCommand
 from minga.cli.simulating.sim_view import bar, step_json
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
@@ -18,31 +19,36 @@ MAX_INCIDENTS = 12
 MAX_NAMES = 10
 
 
-def run_replay(path: Path, number: int | None, context: Context) -> None:
+def run_replay(options: SimCommand, context: Context) -> None:
     """Show each step of a log, or one of them with everything that happened in it."""
-    log, ledger = Log(path), Timeline()
+    path, number = Path(str(options.replay)), options.step
+    log, timeline = Log(path), Timeline()
     try:
         for entry in log:
-            ledger.add(entry)
-        steps = [step for step in ledger.finished() if number in (None, step.number)]
-        lines = list(_lines(log, ledger, steps, whole=number is not None))
+            timeline.add(entry)
+        steps = [step for step in timeline.finished() if number in (None, step.number)]
+        lines = list(_lines(log, timeline, steps, whole=number is not None))
         events = [{**step_json(step), "incidents": step.incidents} for step in steps]
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(f"{path}: not as `minga sim` writes it, something was changed: {error!r}") from error
     if not steps and number is not None:
-        raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {ledger.last_step}")
+        raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {timeline.last_step}")
     for event in events:
         context.output.event("step", **event)
     _show(lines, context)
     context.output.summary(
-        ok=True, steps=ledger.last_step, peers=len(ledger.peers), virtual_s=ledger.now_s, is_complete=log.is_complete
+        ok=True,
+        steps=timeline.last_step,
+        peers=len(timeline.peers),
+        virtual_s=timeline.now_s,
+        is_complete=log.is_complete,
     )
 
 
-def _lines(log: Log, ledger: Timeline, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
+def _lines(log: Log, timeline: Timeline, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
     scenario = log.head.get("scenario")
     name = scenario.get("name", "") if isinstance(scenario, dict) else ""
-    yield f"{name}: {counted(ledger.last_step, 'step')}, {counted(len(ledger.peers), 'peer')}"
+    yield f"{name}: {counted(timeline.last_step, 'step')}, {counted(len(timeline.peers), 'peer')}"
     if not log.is_complete:
         yield "The log was cut off or changed: its digest is missing or wrong."
     for step in steps:

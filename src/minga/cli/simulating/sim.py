@@ -7,13 +7,13 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.markup import escape
 
+from minga.cli.commands import SimCommand
 from minga.cli.simulating.sim_view import (
     progress_line,
     scenario_table,
@@ -22,10 +22,9 @@ from minga.cli.simulating.sim_view import (
     sweep_table,
 )
 from minga.cli.terminal import exit_codes
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context
+from minga.cli.terminal.context import Context, collect_again, tell_cautions
 from minga.cli.terminal.interrupt import ENDS, Interruption
-from minga.cli.terminal.output import Ticker
+from minga.cli.terminal.output import Ticker, View
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
@@ -33,24 +32,15 @@ from minga.simulation.scenario.scenario import Change, Scenario, changed, read_s
 from minga.simulation.timeline import StepRecord
 
 
-@dataclass(frozen=True)
-class SimOptions:
-    """What the command line says beside the scenario."""
-
-    changes: tuple[str, ...] = ()
-    sweep: tuple[str, ...] = ()
-    plot: Path | None = None
-    log: Path | None = None
-
-
-def list_scenarios(context: Context) -> None:
-    """Name the scenarios that come with minga."""
-    context.output.say(scenario_table(shipped()))
-    context.output.summary(ok=True, scenarios=shipped())
-
-
-def run_sim(source: str, options: SimOptions, context: Context) -> int:
-    """Run a scenario, or one for each combination of a sweep; the exit code."""
+def run_sim(options: SimCommand, context: Context) -> int:
+    """Run a scenario, or one for each combination of a sweep; the exit code. Without one, name those that come with
+    minga.
+    """
+    collect_again()
+    source = options.source
+    if source is None:
+        context.output.show(View([scenario_table(shipped())], {"scenarios": shipped()}))
+        return exit_codes.OK
     values = read_scenario(source)
     changes = [split_change(text, "--set") for text in options.changes]
     _check_places(source, options)
@@ -63,7 +53,7 @@ def run_sim(source: str, options: SimOptions, context: Context) -> int:
     return _run_all(list(zip(points, scenarios, strict=True)), options, context)
 
 
-def _check_places(source: str, options: SimOptions) -> None:
+def _check_places(source: str, options: SimCommand) -> None:
     """Refuse at once what could not be written in the end, or would overwrite the scenario.
 
     Raises `ConfigurationError` and `StorageError`.
@@ -82,7 +72,7 @@ def _check_places(source: str, options: SimOptions) -> None:
         raise StorageError(f"--plot {options.plot}: nothing can be written into this folder")
 
 
-def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
+def _run_one(scenario: Scenario, options: SimCommand, context: Context) -> int:
     def tell(outcome: Outcome) -> None:
         # Before the world is taken down, because after Ctrl-C there is little time left.
         for line in summary_text(outcome):
@@ -96,7 +86,7 @@ def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
     return _simulate(Simulation(scenario, options.log), context, tell)[1]
 
 
-def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions, context: Context) -> int:
+def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimCommand, context: Context) -> int:
     """One run after the other; what Ctrl-C leaves undone is left out of the table."""
     done: list[tuple[list[Change], Outcome]] = []
 
@@ -125,7 +115,7 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions,
 
 def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> tuple[Outcome, int]:
     """Run one simulation, showing how far it is; `tell` is called at its end. Returns the exit code, too."""
-    shown, said = 0, ""
+    shown = 0
 
     def tell_steps(steps: list[StepRecord]) -> None:
         nonlocal shown
@@ -133,18 +123,14 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             shown += 1
             context.output.event("step", **step_json(step))
 
-    def tick() -> str:
-        tell_steps(simulation.ledger.finished()[:-1])  # some members may still be at the newest one
-        return progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
-
-    def plain(line: str) -> list[str]:
-        nonlocal said
-        news, said = line != said, line
-        return [line] if news else []
+    def look() -> View:
+        tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
+        line = progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
+        return View([line], lines=[line])
 
     with contextlib.ExitStack() as display:
         signals = display.enter_context(_interrupting(simulation, context.interruption))
-        display.enter_context(Ticker(context.output, tick, escape, plain))
+        display.enter_context(Ticker(context.output, look))
 
         def end(outcome: Outcome) -> None:
             display.close()

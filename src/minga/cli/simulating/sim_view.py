@@ -37,12 +37,12 @@ def scenario_table(scenarios: Mapping[str, str]) -> Table:
     return table
 
 
-def progress_line(ledger: Timeline, stop: StopTable, virtual_s: float) -> str:
+def progress_line(timeline: Timeline, stop: StopTable, virtual_s: float) -> str:
     """How far a running simulation is."""
     of = f" of {stop.steps}" if stop.steps is not None else ""
     return (
-        f"step {ledger.last_step}{of} · {format_duration(virtual_s)} of virtual time · "
-        f"{counted(ledger.alive[-1][1], 'peer')} there"
+        f"step {timeline.last_step}{of} · {format_duration(virtual_s)} of virtual time · "
+        f"{counted(timeline.alive[-1][1], 'peer')} there"
     )
 
 
@@ -102,8 +102,8 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
 
 def _orders_text(outcome: Outcome) -> Iterator[str]:
     """What the organisers did, and whether the run is one history after all."""
-    if outcome.ledger.orders:
-        done = ", ".join(f"{count} {order}" for order, count in outcome.ledger.orders.items())
+    if outcome.timeline.orders:
+        done = ", ".join(f"{count} {order}" for order, count in outcome.timeline.orders.items())
         yield f"The organisers' acts: {done}."
     if (found := outcome.agreement) is not None:
         states = "equal states" if found.states == 1 else f"{found.states} different states"
@@ -119,7 +119,7 @@ def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator
     if attack is None:
         return
     if attack["attackers"]:
-        peers = counted(len(outcome.ledger.peers), "peer")
+        peers = counted(len(outcome.timeline.peers), "peer")
         yield (
             f"{attack['attackers']} of {peers} attacked ({', '.join(attack['behaviours'])}) "
             f"from step {attack['from_step'] + 1} on; {attack['attackers_banned']} of them were banned, and "
@@ -183,7 +183,7 @@ def sweep_table(runs: Sequence[tuple[list[Change], Outcome]]) -> Table:
         phases, losses = outcome.phases_s, outcome.losses()
         table.add_row(
             *(escape(value) for _, value in point),
-            str(outcome.ledger.last_step),
+            str(outcome.timeline.last_step),
             "-" if outcome.steps_per_hour is None else f"{outcome.steps_per_hour:.4g}",
             *(format_duration(phases[phase]) for phase in PHASES),
             _percent(outcome.utilisation),

@@ -1,9 +1,8 @@
-"""Commands of split learning: serve the end of a model, take part with own data, measure what activations tell.
+"""Commands of split learning: serve the end of a model, take part with own data.
 
-    split_app ─▶ serve, join, stand_by ─▶ recipes/split/taking_part
-             └─▶ leakage ─▶ split/leakage
+    serve, join ─▶ recipes/split/taking_part
 
-Read: split_app (the commands `minga split …` and their options), serve, join, stand_by, leakage.
+Read: serve (`minga split serve`), join (`minga split join`).
 
 Called by app.
 """

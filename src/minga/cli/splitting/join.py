@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from rich.console import RenderableType
 from rich.markup import escape
 
-from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, run_figures
-from minga.cli.terminal.context import Context, collect_again
-from minga.cli.terminal.output import Ticker
-from minga.cli.terminal.peer_options import apply_threads, wire
+from minga.cli.commands import SplitJoinCommand
+from minga.cli.taking_part.status_view import run_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.terminal.output import Ticker, View
 from minga.core.units import counted, format_size
 from minga.recipes.registry import check_published
 from minga.recipes.split.taking_part import ClientRun, split_recipe
-from minga.training.join import PeerOptions, join
-from minga.training.status.run_status import RunStatus
+from minga.training.join import join
 from minga.training.status.status_reader import StatusReader
 
 
-@dataclass(frozen=True)
-class SplitJoinOptions:
-    """Which samples this client has, how many make a batch, and after how many batches it leaves."""
-
-    part: int | None = None
-    data: tuple[str, ...] = ()
-    batch_size: int = 64
-    batches: int | None = None
-    threads: int | None = None
-
-
-def run_split_join(link: str, peer: PeerOptions, options: SplitJoinOptions, context: Context) -> None:
+def run_split_join(options: SplitJoinCommand, context: Context) -> None:
     """Train until Ctrl-C, or for so many batches."""
     output = context.output
     output.say("Looking for the run …")
-    with join(link, peer) as joined:
-        wire(context, joined)
+    with join(options.link, options.peer_options()) as joined:
+        context.wire(joined)
         check_published(joined.spec)
         split_recipe(joined.spec)
         apply_threads(options.threads)
-        run = ClientRun(joined, data=options.data, number=options.part, batch_size=options.batch_size)
+        run = ClientRun(joined, data=options.data, number=options.part, batch_size=options.batch)
         output.event(
             "split.joined", peer=joined.peer_id, samples=len(run.samples.labels), variant=joined.spec.split.variant
         )
         output.say(escape(_first_words(run)))
         collect_again()
-        reader, trouble = StatusReader(joined), PlainTrouble()
+        reader = StatusReader(joined)
 
-        def plain(status: RunStatus) -> Iterator[str]:
-            yield f"{headline(status)} · {_own(run)}"
-            yield from trouble.lines(status)
-
-        def draw(status: RunStatus) -> RenderableType:
-            return organiser_view(status, {})
-
-        def figures(status: RunStatus) -> dict[str, Any]:
-            return {**run_figures(status), "own": {"batches": run.batches, "loss": run.loss if run.batches else None}}
+        def look() -> View:
+            view = run_view(reader.look().status, own=f" · {_own(run)}")
+            own = {"batches": run.batches, "loss": run.loss if run.batches else None}
+            return replace(view, values={**view.values, "own": own})
 
         try:
-            with Ticker(output, lambda: reader.look().status, draw, plain, figures) as ticker:
+            with Ticker(output, look) as ticker:
 
                 def is_over() -> bool:
                     ticker.check()

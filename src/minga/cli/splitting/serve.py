@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.commands import SplitServeCommand
+from minga.cli.taking_part.status_view import run_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.terminal.options import own_run
 from minga.cli.terminal.output import Ticker
-from minga.cli.terminal.peer_options import apply_threads, wire
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
 from minga.monitor.history import FILE_NAME, History
@@ -18,29 +19,19 @@ from minga.monitor.watcher import Watcher
 from minga.recipes.registry import spelled_out
 from minga.recipes.split.taking_part import ServerRun, split_recipe
 from minga.training.host import host
-from minga.training.join import PeerOptions
 from minga.training.plugins_of_run import with_origins
 
 
-def run_serve(
-    path: Path | None,
-    folder: Path | None,
-    peer: PeerOptions,
-    context: Context,
-    *,
-    batches: int | None,
-    threads: int | None,
-) -> None:
-    """Begin the run of the spec in the file `path`, or go on with the one in `folder`, until Ctrl-C or for so many
-    batches.
-    """
-    output = context.output
-    spec = None if path is None else spelled_out(with_origins(RunSpec.from_file(path)), str(path))
+def run_serve(options: SplitServeCommand, context: Context) -> None:
+    """Begin the run of a spec, or go on with the one of a folder, until Ctrl-C or for so many batches."""
+    output, path = context.output, Path(own_run(str(options.run), options.directory))
+    folder = path if path.is_dir() else None
+    spec = None if folder is not None else spelled_out(with_origins(RunSpec.from_file(path)), str(path))
     if spec is not None:
         split_recipe(spec)
-    apply_threads(threads)
-    with host(spec, peer, resume=folder) as hosted:
-        wire(context, hosted)
+    apply_threads(options.threads)
+    with host(spec, options.peer_options(), resume=folder) as hosted:
+        context.wire(hosted)
         run = ServerRun(hosted)
         try:
             collect_again()
@@ -53,15 +44,8 @@ def run_serve(
             output.say(escape(f"minga split join {link}\n"))
             history = History(hosted.directory / FILE_NAME, most_remembered=0)
             watcher = Watcher(hosted, history, from_start=folder is None)
-            trouble = PlainTrouble()
-            with Ticker(
-                output,
-                watcher.look,
-                lambda status: organiser_view(status, {}),
-                lambda status: [*organiser_lines(status, {}), *trouble.lines(status)],
-                run_figures,
-            ) as ticker:
-                while not _is_over(run.server.status.steps, batches, context):
+            with Ticker(output, lambda: run_view(watcher.look())) as ticker:
+                while not _is_over(run.server.status.steps, options.batches, context):
                     ticker.check()
                     run.save_if_due()
                     time.sleep(0.1)

@@ -14,19 +14,18 @@ from rich.markup import escape
 
 from minga.averaging.solver.division import PeerRates
 from minga.averaging.strategy_choice import facts_of, largest_strategy
-from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
+from minga.cli.commands import JoinCommand
+from minga.cli.diagnosing.machine import Needs, data_folder, model_of, total_memory
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
-from minga.network.probing.prober import MAX_DAY_BYTES
-from minga.network.probing.streams import most_probe_bytes
-from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
-from minga.simulation.forecast.forecast import encoded_bytes
-from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
+from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
+from minga.planner.explanation import DAY_S, PeerTask, explain
+from minga.planner.forecast import encoded_bytes
+from minga.planner.model_facts import ModelFacts
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 
@@ -93,15 +92,15 @@ def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
     return limit is None or sum(most_probe_bytes(_rate(cap)) for cap in peer.caps()) <= ADVANCE * limit.limit_bytes
 
 
-def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
+def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
     from minga.recipes.running.devices import choose_devices, machine_name
     from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
-    model = _model(spec)
+    model = model_of(spec)
     parameters = None if model is None else model.parameters
-    needed = needed_bytes(spec)
+    needs = None if model is None else Needs.of(spec, model)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
     devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
@@ -115,9 +114,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     task = _task(prospect, own) if plans else None
     is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
     first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
-    state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
-    at_start = None if state is None else state + files
+    at_start = None if needs is None else needs.state + files
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
     least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)
@@ -129,9 +127,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         recipe=spec.model.recipe,
         parameters=parameters,
         device=machine_name(devices) if devices else "none",
-        memory_bytes=None if needed is None else needed[0],
+        memory_bytes=None if needs is None else needs.memory,
         memory_here=here,
-        disk_bytes=None if needed is None else needed[1],
+        disk_bytes=None if needs is None else needs.disk,
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
         download_bytes=at_start,
@@ -180,20 +178,19 @@ def require_recipe(spec: RunSpec) -> None:
 def show_and_ask(
     prospect: Prospect,
     peer: PeerOptions,
-    work: WorkOptions,
+    options: JoinCommand,
     output: Output,
     *,
-    yes: bool,
     max_files: float,
     limit: TrafficLimit | None = None,
 ) -> Costs:
-    """Show the costs, and return them; unless `yes`, ask once. To decline ends the command; without a terminal, as
-    under a service manager, it goes on and says so.
+    """Show the costs, and return them; unless the options say yes, ask once. To decline ends the command; without a
+    terminal, as under a service manager, it goes on and says so.
 
     Raises `ConfigurationError` if the files of the run take more than `max_files` bytes, or a start more than the
     budget of traffic is good for.
     """
-    costs = costs_of(prospect, peer, work, limit)
+    costs = costs_of(prospect, peer, options, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
         output.say(escape(line))
@@ -207,7 +204,7 @@ def show_and_ask(
             f"a start of this run takes {format_size(costs.start_bytes)}, so this machine would never train with "
             f"{costs.traffic_limit}: give at least --max-traffic {costs.least_limit}"
         )
-    if yes:
+    if options.yes:
         return costs
     if not (output.interactive and sys.stdin.isatty()):
         output.say("There is no terminal to ask, so this machine takes part.")
@@ -282,15 +279,15 @@ def _of_limit(costs: Costs) -> list[str]:
 
 
 def _check_micro_batch(
-    size: int, work: WorkOptions, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
+    size: int, work: JoinCommand, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
 ) -> None:
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.
     """
+    from minga.planner.device_memory import counted_passes, device_memory
     from minga.recipes.registry import load_recipe
     from minga.recipes.running.micro_batch import check_wished
     from minga.recipes.running.precision import FORMATS
-    from minga.simulation.forecast.device_memory import counted_passes, device_memory
 
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
@@ -303,21 +300,6 @@ def _check_micro_batch(
             f"--micro-batch {size}: that takes {format_size(needs.device(size))} of memory, and here are "
             f"{format_size(here)}; {advice}"
         )
-
-
-def _model(spec: RunSpec) -> ModelFacts | None:
-    """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
-    no model of these settings, which joining says.
-    """
-    from minga.recipes.registry import CUSTOM, load_recipe
-
-    if spec.model.recipe == CUSTOM:
-        return None
-    try:
-        load_recipe(spec).check_received()
-        return facts_of_recipe(spec, spec.model.recipe)
-    except ConfigurationError:
-        return None
 
 
 def _task(prospect: Prospect, own: PeerRates) -> PeerTask | None:

@@ -7,29 +7,22 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
+from minga.cli.taking_part.leaving import GracefulLeave, LastCheckpoint, farewell_of_host
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import (
-    CompletionNotice,
-    PlainTrouble,
-    organiser_lines,
-    organiser_view,
-    run_figures,
-)
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.taking_part.status_view import CompletionNotice, run_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.last_checkpoint import LastCheckpoint
-from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
+from minga.cli.terminal.options import own_run
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
@@ -41,17 +34,15 @@ from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.notebook.cells import volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.host import host
 from minga.training.join import PeerOptions
-from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Output
+    from minga.cli.terminal.output import Output, View
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -64,47 +55,29 @@ NOTHING_KEPT = (
 )
 
 
-@dataclass(frozen=True)
-class LinkOptions:
-    """Where the link is shown: also as a QR code, on a page (the file `landing_page`), and in the local network."""
-
-    show_qr: bool
-    landing_page: Path | None = None
-    announce_lan: bool = False
-
-
-def run_host(
-    path: Path,
-    peer: PeerOptions,
-    work: WorkOptions,
-    context: Context,
-    links: LinkOptions,
-    *,
-    resume: bool,
-    begin_from: str | None = None,
-    expected_peers: str | None = None,
-    log_to: tuple[LoggerChoice, ...] = (),
-    shown: DashboardSettings | None = None,
-) -> None:
-    """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
-    it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`, and is
-    planned for the `expected_peers` where its strategy is "auto".
-    With `shown` it serves a dashboard.
-    """
+def run_host(options: HostCommand, context: Context) -> None:
+    """Begin the run of a spec, or go on with the one of a folder; stay until it ends or Ctrl-C comes."""
     from minga.recipes.registry import CUSTOM, spelled_out
 
-    output = context.output
-    known = known_run(path) if resume else None
+    path, output = _named(options), context.output
+    peer, loggers = options.peer_options(), tuple(map(LoggerChoice.parse, options.log_to))
+    shown: DashboardSettings | None = None
+    if options.dashboard:
+        from minga.cli.taking_part.dashboard import checked_settings
+
+        shown = checked_settings(options.dashboard_listen, public=options.dashboard_public, url=options.dashboard_url)
+    known = known_run(path) if path.is_dir() else None
     chosen = ChosenStrategy.read(path) if known else None
     if known is None:
-        spec, chosen = _read_spec(path, expected_peers)
+        spec, chosen = _read_spec(path, options.peers)
     else:
         spec = known.spec
     if chosen is not None:
         output.event("chosen_strategy", strategy=chosen.strategy, reason=chosen.reason)
         output.say(escape(f"Auto: {chosen.reason}."))
-    if begin_from is not None:
-        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
+    if options.begin_from is not None:
+        source = own_run(options.begin_from, options.directory)
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": source})})
     if spec.model.recipe != CUSTOM:
         require_whole_model(spec, "minga split serve RUN.TOML")
     if spec.model.recipe == CUSTOM:
@@ -115,7 +88,7 @@ def run_host(
         peer = replace(peer, role="monitor")
     elif spec.security.verification == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
-    if links.announce_lan:
+    if options.announce_lan:
         from minga.cli.taking_part.nearby import check_announced
 
         check_announced(spec)
@@ -124,7 +97,7 @@ def run_host(
     if peer.role == "monitor":
         output.say(NOTHING_KEPT)
         output.event("keeps.nothing", role=peer.role)
-    apply_threads(work.threads)
+    apply_threads(options.threads)
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
         output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
@@ -148,7 +121,7 @@ def run_host(
             keep()
         else:  # a run that has no state yet is none to go on with
             undone.callback(shutil.rmtree, hosted.directory, ignore_errors=True)
-        wire(context, hosted)
+        context.wire(hosted)
         if hosted.awaits_first_state:
             from minga.recipes.running.run import begin_run
 
@@ -157,22 +130,22 @@ def run_host(
             chosen.write(hosted.directory)
         tell_cautions(hosted.spec, output)
         with (
-            contextlib.closing(RunLog(log_to)) as log,
-            _lan(hosted, peer.host, links) as lan,
-            _dashboard(hosted, shown, output, is_new=known is None, show_qr=links.show_qr) as watcher,
+            contextlib.closing(RunLog(loggers)) as log,
+            _lan(hosted, options) as lan,
+            _dashboard(hosted, shown, output, is_new=known is None, show_qr=options.qr) as watcher,
         ):
-            if shown is not None and not shown.is_local:
-                links = replace(links, show_qr=False)  # the dashboard's page for newcomers has a code, which was shown
+            # The dashboard's page for newcomers has a code, which was shown.
+            qr, page = options.qr and (shown is None or shown.is_local), options.landing_page
 
             def show(link: Link) -> None:
-                show_link(hosted, link, output, links)
+                show_link(hosted, link, output, show_qr=qr, landing_page=page)
                 if lan is not None:
                     lan.show(link)
 
             watch = LinkWatch(hosted, output, show)
 
             def tell() -> None:
-                announce(hosted, output, links, bound_to=peer.host)
+                announce(hosted, output, show_qr=qr, landing_page=page, bound_to=options.bind)
                 if lan is not None:
                     from minga.cli.taking_part.nearby import say_announced
 
@@ -182,13 +155,26 @@ def run_host(
 
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
-            _Hosting(hosted, work, context, watcher, keep, tell).run()
+            _Hosting(hosted, options, context, watcher, keep, tell).run()
+
+
+def _named(options: HostCommand) -> Path:
+    """The run spec, or the folder of the run to go on with. Raises `ConfigurationError`."""
+    from minga.keeping.rejoin import SPEC_FILE
+
+    here = Path.cwd()
+    if options.run is None and not (here / SPEC_FILE).is_file():
+        raise ConfigurationError("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
+    path = here if options.run is None else Path(own_run(str(options.run), options.directory))
+    if path.is_dir() and (options.begin_from is not None or options.peers is not None):
+        raise ConfigurationError(f"--from and --peers are for a run that begins, and {path} is the folder of one")
+    return path
 
 
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
     """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
+    from minga.planner.auto_choice import with_chosen_strategy
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.advice.auto_choice import with_chosen_strategy
 
     written = RunSpec.from_file(path)
     if written.model.recipe != CUSTOM:
@@ -218,10 +204,10 @@ def _dashboard(
     if shown is None:
         yield watcher
         return
-    from minga.cli.watching.open_dashboard import announce_dashboard
+    from minga.cli.taking_part.dashboard import announce_dashboard
     from minga.dashboard.dashboard import Dashboard
 
-    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
+    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, is_organisers=True)
     try:
         dashboard.start()
         announce_dashboard(dashboard, output, show_qr=show_qr)
@@ -231,14 +217,14 @@ def _dashboard(
 
 
 @contextlib.contextmanager
-def _lan(peer: Peer, bound_to: str | None, links: LinkOptions) -> Iterator[LanAnnouncement | None]:
+def _lan(peer: Peer, options: HostCommand) -> Iterator[LanAnnouncement | None]:
     """What announces the run in the local network, where that is wanted."""
-    if not links.announce_lan:
+    if not options.announce_lan:
         yield None
         return
     from minga.network.lan import LanAnnouncement
 
-    with contextlib.closing(LanAnnouncement(peer.spec.name, bound_to)) as lan:
+    with contextlib.closing(LanAnnouncement(peer.spec.name, options.bind)) as lan:
         yield lan
 
 
@@ -248,7 +234,7 @@ def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
         if run.spec.name == name:
             output.say(
                 f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
-                f"type: minga host --resume {run.directory}"
+                f"type: minga host {run.directory}"
             )
             return
 
@@ -261,7 +247,7 @@ class _Hosting:
     def __init__(
         self,
         peer: Peer,
-        work: WorkOptions,
+        work: HostCommand,
         context: Context,
         watcher: Watcher,
         keep: Callable[[], None],
@@ -272,7 +258,6 @@ class _Hosting:
         self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
-        self._trouble = PlainTrouble()
         self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
@@ -283,7 +268,7 @@ class _Hosting:
             collect_again()
             self._keep()
             self._announce()
-            with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+            with Ticker(self.output, self._look) as ticker:
                 self._watch(ticker.check)
             return
         self._run_replica()
@@ -301,22 +286,14 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(
-            self.peer,
-            device=self.work.device,
-            micro_batch_size=self.work.micro_batch,
-            precision=self.work.precision,
-            checkpoint_activations=self.work.checkpoint_activations,
-            compiled=self.work.compiled,
-            offload=self.work.offload,
-        )
+        run = RecipeRun(self.peer, self.work.work())
         self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
         self._announce()
-        with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+        with Ticker(self.output, self._look) as ticker:
 
             def between() -> None:
                 ticker.check()
@@ -357,17 +334,11 @@ class _Hosting:
             directory=str(self.peer.directory),
         )
 
-    def _view(self, status: Any) -> Any:
-        return organiser_view(status, self._figures())
-
-    def _lines(self, status: Any) -> Any:
-        return [*organiser_lines(status, self._figures()), *self._trouble.lines(status)]
-
-    def _figures(self) -> dict[str, float]:
-        return self.held_out.latest if self.held_out else {}
+    def _look(self) -> View:
+        return run_view(self.watcher.look(), self.held_out.latest if self.held_out else None)
 
 
-def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str | None) -> None:
+def announce(peer: Peer, output: Output, *, show_qr: bool, landing_page: Path | None, bound_to: str | None) -> None:
     """Print the link, what it is good for and what to do with it; write the page that it is published on."""
     link, page = peer.link, peer.spec.network.landing_url
     fields = {"url": link.at(page), "reach": reach_of(link.entries).name.lower()}
@@ -382,25 +353,25 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
     else:
         output.say(f"{who_can_join(link)}\n")
-    show_link(peer, link, output, options)
+    show_link(peer, link, output, show_qr=show_qr, landing_page=landing_page)
     for line in reach_lines(link, peer.spec, bound_to):
         output.say(escape(line))
     output.say(f"Files, checkpoints and history: {peer.directory}")
 
 
-def show_link(peer: Peer, link: Link, output: Output, options: LinkOptions) -> None:
-    """Print the command with the link, and write the page that it is published on."""
+def show_link(peer: Peer, link: Link, output: Output, *, show_qr: bool, landing_page: Path | None) -> None:
+    """Print the command with the link, perhaps as a QR code, too, and write the page that it is published on."""
     page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
-    if options.show_qr and output.interactive and not for_members:
+    if show_qr and output.interactive and not for_members:
         output.console.file.write(link.qr(page) + "\n")
     if not output.json_output:
         output.console.print(_command(peer, link.at(page)), markup=False, soft_wrap=True)
         if peer.spec.model.recipe == "custom":
             output.say(f"\n{_OWN_PROGRAM}")
     output.say("")
-    if options.landing_page is not None:
-        beside = write_landing_page(options.landing_page, peer.spec, link)
-        output.say(f"The page with the link: {options.landing_page}. It goes to a web server together with {beside}")
+    if landing_page is not None:
+        beside = write_landing_page(landing_page, peer.spec, link)
+        output.say(f"The page with the link: {landing_page}. It goes to a web server together with {beside}")
 
 
 def _command(peer: Peer, link: str) -> str:
@@ -425,7 +396,7 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
     notebook = None
     if get is not None and facts.notebook_link is not None:
         notebook = f"{path.stem}.ipynb"
-        files[notebook] = to_ipynb(volunteer_cells(facts.notebook_link, get)).encode()
+        files[notebook] = joining_notebook(facts.notebook_link, get).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
     try:

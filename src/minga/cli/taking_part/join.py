@@ -16,34 +16,32 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
+from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
+from minga.cli.taking_part.leaving import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
-from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
-from minga.cli.taking_part.status_view import (
-    OwnPart,
-    PlainTrouble,
-    shown_phase,
-    volunteer_figures,
-    volunteer_lines,
-    volunteer_news,
-    volunteer_view,
-)
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.taking_part.login import PersonAtTerminal
+from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import counted, format_duration
+from minga.core.units import counted, format_duration, parse_size
 from minga.core.wheel import installed_from
+from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
-from minga.keeping.availability import Availability, AvailabilityRules, listeners, listening
+from minga.keeping.availability import (
+    Availability,
+    AvailabilityRules,
+    DailyHours,
+    TrafficLimit,
+    listeners,
+    listening,
+)
 from minga.recipes.registry import CUSTOM
-from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
 
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from minga.cli.terminal.output import Output, Ticker
     from minga.recipes.running.run import RecipeRun
 
-NO_RULES = AvailabilityRules()
 POLL_S = 1.0
 """How often the rules of this machine's owner are looked at."""
 
@@ -62,36 +59,27 @@ SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
 
 
-@dataclass(frozen=True)
-class JoinOptions:
-    """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), after how many steps of its own it leaves, how
-    many bytes the files of the run may take, and the loggers that get its figures.
-    """
-
-    login: LoginOptions
-    evaluate: bool = False
-    yes: bool = False
-    rules: AvailabilityRules = NO_RULES
-    leave_after_steps: int | None = None
-    max_files: float = math.inf
-    log_to: tuple[LoggerChoice, ...] = ()
-
-
-def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
+def run_join(options: JoinCommand, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
-    from minga.identity.links.links import Link
 
+    link = options.link
+    if link is None:
+        from minga.cli.taking_part.nearby import choose_run
+
+        link = choose_run(options.bind, context.output)
+    peer, rules = options.peer_options(), _rules(options)
+    max_files = parse_size(options.max_files, "--max-files")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
+    log = RunLog(tuple(map(LoggerChoice.parse, options.log_to)))
     parsed = Link.parse(link)
-    apply_threads(work.threads)
+    apply_threads(options.threads)
     context.output.say("Looking for the run …")
-    person = PersonAtTerminal(options.login, context.output)
+    person = PersonAtTerminal(options.login, options.secret, context.output)
 
-    probes = affords_probes(peer, options.rules.traffic)
-    done, log = SessionsDone(), RunLog(options.log_to)
+    probes = affords_probes(peer, rules.traffic)
+    done = SessionsDone()
 
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
 
@@ -105,15 +93,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
             if peer.role != "monitor":
                 tell_whose_code(prospect.spec, context.output)
                 tell_cautions(prospect.spec, context.output)
-            costs = show_and_ask(
-                prospect,
-                peer,
-                work,
-                context.output,
-                yes=options.yes,
-                max_files=options.max_files,
-                limit=options.rules.traffic,
-            )
+            costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
             done.is_agreed = True
             availability.expect_start(costs.start_bytes)
             if availability.pause() is not None:
@@ -126,7 +106,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 f"On this machine {counted(others, 'other process takes', 'other processes take')} part in this run "
                 "already: they share its processor, its memory and its line."
             )
-        availability = Availability(options.rules, folder, time.time)
+        availability = Availability(rules, folder, time.time)
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
@@ -134,9 +114,18 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 contextlib.suppress(_LaterError),
                 join(parsed, peer, person, consider=consider, probes=probes) as joined,
             ):
-                wire(context, joined)
+                context.wire(joined)
                 log.begin(joined.spec, folder)
-                is_paused = _Joining(joined, work, context, options, availability, done, log).run()
+                is_paused = _Joining(joined, options, context, availability, done, log).run()
+
+
+def _rules(options: JoinCommand) -> AvailabilityRules:
+    """The rules that the owner of this machine gave. Raises `ConfigurationError`."""
+    return AvailabilityRules(
+        None if options.only is None else DailyHours.parse(options.only),
+        None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
+        options.pause_on_battery,
+    )
 
 
 @contextlib.contextmanager
@@ -221,9 +210,8 @@ class _Joining:
     def __init__(
         self,
         peer: Peer,
-        work: WorkOptions,
+        options: JoinCommand,
         context: Context,
-        options: JoinOptions,
         availability: Availability,
         done: SessionsDone,
         log: RunLog,
@@ -231,8 +219,7 @@ class _Joining:
         from minga.monitor.history import History
         from minga.monitor.watcher import Watcher
 
-        self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self.evaluate, self._most_steps = options.evaluate, options.leave_after_steps
+        self.peer, self.options, self.output, self.parent_watch = peer, options, context.output, context.parent_watch
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
@@ -241,7 +228,6 @@ class _Joining:
         self._devices: list[torch.device] = []
         self.watcher = Watcher(peer, History(None, most_remembered=0))
         self.watcher.history.listeners.append(log)
-        self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._step, self._phase = 0, "joining"
@@ -264,7 +250,7 @@ class _Joining:
     def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import Work, open_run
+        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -279,24 +265,15 @@ class _Joining:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
         host = HostWatch(self.peer, self.output, said=is_alone)
         self.watcher.listeners.append(lambda look: host.look(look.status))
-        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
-        with ticker_of as ticker, contextlib.ExitStack() as stack:
+        with Ticker(self.output, lambda: volunteer_view(self._look())) as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()
                 while not self._is_over(self.watcher.look().step):
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            work = Work(
-                self.work.micro_batch,
-                self.work.precision,
-                self.work.data,
-                self.work.threads,
-                self.work.checkpoint_activations,
-                self.work.compiled,
-                self.work.offload,
-            )
-            self._devices = choose_devices(self.work.device, self.work.devices, self.peer.spec, self.peer.role)
+            work = self.options.work()
+            self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
             run = stack.enter_context(open_run(self.peer, self._devices, work))
@@ -321,7 +298,8 @@ class _Joining:
     def _is_over(self, step: int) -> bool:
         if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
             return True
-        if self._most_steps is not None and self._done.steps >= self._most_steps:
+        most = self.options.leave_after_steps
+        if most is not None and self._done.steps >= most:
             return True
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
@@ -336,7 +314,7 @@ class _Joining:
     def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
         from minga.cli.taking_part.held_out import HeldOut
 
-        held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.evaluate else None
+        held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.options.evaluate else None
 
         def is_over(step: int) -> bool:
             ticker.check()
@@ -430,6 +408,3 @@ class _Joining:
                 machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,
             )
-
-    def _lines(self, part: OwnPart) -> list[str]:
-        return [*volunteer_lines(part), *self._trouble.lines(part.run)]

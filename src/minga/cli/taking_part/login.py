@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,35 +21,27 @@ if TYPE_CHECKING:
 MAX_SECRET_CHARACTERS = 1000
 
 
-@dataclass(frozen=True)
-class LoginOptions:
-    """The name to log in with, and a file with the code or access token; what is missing is asked for."""
-
-    name: str | None = None
-    secret: Path | None = None
-
-
 class PersonAtTerminal:
-    """Asks on the terminal for what the options do not say."""
+    """Asks on the terminal for what is None: the name to log in with, a file with the code or access token."""
 
-    def __init__(self, options: LoginOptions, output: Output) -> None:
-        self._options, self._output = options, output
+    def __init__(self, name: str | None, secret: Path | None, output: Output) -> None:
+        self._name, self._secret, self._output = name, secret, output
 
     def has_secret(self) -> bool:
         """See `LoginUser`."""
-        return self._options.secret is not None
+        return self._secret is not None
 
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
-        if self._options.name is not None:
-            return self._options.name
+        if self._name is not None:
+            return self._name
         _check_terminal("log in: give your name with --login and your code with --secret FILE")
         return str(typer.prompt(f"This run is for members ({provider}). Your name", err=True)).strip()
 
     def secret(self, what: str, url: str) -> str:
         """See `LoginUser`."""
-        if self._options.secret is not None:
-            return _read_secret(self._options.secret)
+        if self._secret is not None:
+            return _read_secret(self._secret)
         _check_terminal(f"log in: give your {what} with --secret FILE")
         return getpass.getpass(f"Your {what} (goes to {url}, is not shown): ").strip()
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from minga.cli.taking_part.status_view import PlainTrouble, besides, headline, organiser_view
+from minga.cli.commands import StatusCommand
+from minga.cli.taking_part.status_view import besides, run_view
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import Output, Ticker
-from minga.cli.terminal.peer_options import wire
+from minga.cli.terminal.options import folder_or_link
+from minga.cli.terminal.output import Output, Ticker, View
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
 from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
-from minga.training.join import PeerOptions, join
+from minga.training.join import join
 from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0
@@ -28,26 +28,18 @@ PLOT_LOOK_S = 60.0
 JSON_PERIOD_S = 1.0
 
 
-@dataclass(frozen=True)
-class StatusOptions:
-    """`seconds`: how long to look; None is until there is something to see, with `watch` until Ctrl-C."""
-
-    watch: bool = False
-    seconds: float | None = None
-    plot: Path | None = None
-    history: Path | None = None
-
-
-def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, context: Context) -> None:
+def run_status(options: StatusCommand, context: Context) -> None:
     """Show a run that a link names, or one that a history file tells of."""
-    if (link is None) == (options.history is None):
-        raise ConfigurationError("name either a LINK or a --history file")
-    if link is None:
-        _show_history(options, context.output)
+    kept = folder_or_link(options.run, options.directory, file=True)
+    if kept is not None:
+        if options.watch or options.seconds is not None:
+            raise ConfigurationError(f"--watch and --seconds: only with a LINK; {options.run} is what was written here")
+        _show_history(kept, options.plot, context.output)
         return
     context.output.say("Looking for the run …")
-    with join(link, peer, with_files=False) as joined:
-        wire(context, joined)
+    peer = options.peer_options()
+    with join(options.run, peer, with_files=False) as joined:
+        context.wire(joined)
         watcher = Watcher(joined, History(None))
         chosen = ChosenStrategy.read(peer.runs_directory / joined.run_id[:FOLDER_DIGITS])
         if chosen is not None:  # this run is hosted from this machine
@@ -61,20 +53,19 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
     context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
-def _watch(watcher: Watcher, options: StatusOptions, output: Output, told: Sequence[Entry]) -> RunStatus:
+def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Sequence[Entry]) -> RunStatus:
     seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
     endless = options.watch and options.seconds is None
     begun = time.monotonic()
     is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
     if options.watch and not output.json_output:
-        trouble = PlainTrouble()
 
-        def lines(status: RunStatus) -> Iterator[str]:
+        def look() -> View:
+            status = watcher.look()
             others = besides(status)
-            yield headline(status) + (f" · besides: {others}" if others else "")
-            yield from trouble.lines(status)
+            return run_view(status, own=f" · besides: {others}" if others else "")
 
-        with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), lines) as ticker:
+        with Ticker(output, look) as ticker:
             while endless or time.monotonic() - begun < seconds:
                 ticker.check()
                 time.sleep(0.1)
@@ -87,7 +78,7 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output, told: Seque
         watcher.look()
         time.sleep(0.1)
     status = watcher.look()
-    output.say(organiser_view(status, {}))
+    output.say(run_view(status).framed())
     if status.loss is None and status.step and status.split is None:
         for line in last_figures(told):
             output.say(line)
@@ -128,8 +119,7 @@ def _as_json(chosen: ChosenStrategy | None) -> dict[str, str]:
     return {} if chosen is None else {"strategy": chosen.strategy, "strategy_reason": chosen.reason}
 
 
-def _show_history(options: StatusOptions, output: Output) -> None:
-    path = options.history or Path()
+def _show_history(path: Path, plot: Path | None, output: Output) -> None:
     path = path / FILE_NAME if path.is_dir() else path
     entries = read_history(path)
     steps = [entry for entry in entries if entry["event"] == "step"]
@@ -145,9 +135,9 @@ def _show_history(options: StatusOptions, output: Output) -> None:
         "evaluation": held_out[-1] if held_out else None,
     }
     facts |= _as_json(ChosenStrategy.read(path.parent))
-    if options.plot is not None:
-        plot_history(entries, options.plot)
-        facts["plot"] = str(options.plot)
+    if plot is not None:
+        plot_history(entries, plot)
+        facts["plot"] = str(plot)
     for name, value in facts.items():
         output.say(f"{name.replace('_', ' ')}: {_in_words(name, value)}")
     output.summary(ok=True, **facts)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.panel import Panel
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from minga.cli.terminal.output import FittedTable, Output
+from minga.cli.terminal.output import FittedTable, Output, View
 from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -141,23 +139,25 @@ def peer_table(status: RunStatus) -> FittedTable:
     )
 
 
-def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
-    """The organiser's display."""
-    lines: list[RenderableType] = [Text(headline(status), style="bold")]
+def run_view(status: RunStatus, figures: Mapping[str, float] | None = None, *, own: str = "") -> View:
+    """A run, as those see it who organise or watch it; `own` is what this machine does, beside the headline."""
+    figures = figures or {}
+    parts: list[RenderableType] = [Text(headline(status), style="bold")]
     if others := besides(status):
-        lines.append(Text(f"besides: {others}"))
+        parts.append(f"besides: {others}")
     if figures:
-        lines.append(Text(_figures(figures)))
+        parts.append(_figures(figures))
     if status.digests_agree is False:
-        lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
+        parts.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
     if status.plan is not None:
         computing_s = status.target_batch_size / status.samples_per_second if status.samples_per_second else 0.0
-        lines.append(Text(plan_line(status.plan, computing_s)))
-    lines += [Text(line) for line in amendment_lines(status)]
-    lines += [*_trouble(status), Text(), peer_table(status)]
+        parts.append(plan_line(status.plan, computing_s))
+    parts += [*amendment_lines(status), *_trouble(status), "", peer_table(status)]
     if len(status.peers) > MAX_ROWS:
-        lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
-    return Panel(Group(*lines), title=status.name, title_align="left")
+        parts.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
+    disagreeing = " · peers disagree about the state" if status.digests_agree is False else ""
+    line = f"{headline(status)}{disagreeing}" + (f" · {_figures(figures)}" if figures else "") + own
+    return View(parts, run_values(status), status.name, lines=[line], notices=notices(status))
 
 
 def amendment_lines(status: RunStatus) -> list[str]:
@@ -188,13 +188,7 @@ def plan_line(plan: PlanStatus, computing_s: float = 0.0) -> str:
     return line
 
 
-def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:
-    """The organiser's display where there is no terminal."""
-    disagreeing = " · peers disagree about the state" if status.digests_agree is False else ""
-    yield headline(status) + disagreeing + (f" · {_figures(figures)}" if figures else "")
-
-
-def run_figures(status: RunStatus) -> dict[str, Any]:
+def run_values(status: RunStatus) -> dict[str, Any]:
     """The progress of a run for programs; `loss` is None before the first step."""
     return {
         "step": status.step,
@@ -213,8 +207,15 @@ def shown_phase(phase: str, status: RunStatus) -> str:
     return "paused" if status.paused else "resting" if status.resting else phase
 
 
-def volunteer_figures(part: OwnPart) -> dict[str, Any]:
-    """The progress of a run, and this machine's part in it, for programs."""
+def volunteer_view(part: OwnPart) -> View:
+    """A run, and this machine's part in it. Bytes go to and fro in an idle run as well: they are no news."""
+    status = part.run
+    parts: list[RenderableType] = [Text(headline(status), style="bold"), _own(part)]
+    if part.phase == "downloading the state" and part.sync_total:
+        parts.append(f"state {format_size(part.sync_done)} of {format_size(part.sync_total)}")
+        parts.append(ProgressBar(total=part.sync_total, completed=part.sync_done, width=50))
+    if part.figures:
+        parts.append(_figures(part.figures))
     own = {
         "phase": part.phase,
         "machine": part.machine,
@@ -224,46 +225,23 @@ def volunteer_figures(part: OwnPart) -> dict[str, Any]:
         "bytes_sent": part.bytes_sent,
         "bytes_received": part.bytes_received,
     }
-    return {**run_figures(part.run), "own": own}
+    return View(
+        [*parts, *_trouble(status)],
+        {**run_values(status), "own": own},
+        status.name,
+        "Ctrl-C to leave at any time",
+        lines=[f"{headline(status)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")],
+        news=(headline(status), part.phase, part.machine, part.samples, part.figures),
+        notices=notices(status),
+    )
 
 
-def volunteer_view(part: OwnPart) -> RenderableType:
-    """The volunteer's display."""
-    lines: list[RenderableType] = [Text(headline(part.run), style="bold"), Text(_own(part))]
-    if part.phase == "downloading the state" and part.sync_total:
-        label = f"state {format_size(part.sync_done)} of {format_size(part.sync_total)}"
-        lines += [Text(label), ProgressBar(total=part.sync_total, completed=part.sync_done, width=50)]
-    if part.figures:
-        lines.append(Text(_figures(part.figures)))
-    lines += _trouble(part.run)
-    return Panel(Group(*lines), title=part.run.name, subtitle="Ctrl-C to leave at any time", title_align="left")
-
-
-def volunteer_lines(part: OwnPart) -> Iterator[str]:
-    """The volunteer's display where there is no terminal."""
-    yield f"{headline(part.run)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")
-
-
-def volunteer_news(part: OwnPart) -> object:
-    """What of it is worth a line; bytes go to and fro in an idle run as well."""
-    trouble = None if part.run.trouble is None else part.run.trouble.number
-    return headline(part.run), part.phase, part.machine, part.samples, part.figures, part.run.resting, trouble
-
-
-class PlainTrouble:
-    """The trouble of this peer, and whether it rests, where there is no terminal: each is said once."""
-
-    def __init__(self) -> None:
-        self._said, self._resting = 0, False
-
-    def lines(self, status: RunStatus) -> Iterator[str]:
-        """What was not said yet."""
-        if status.resting != self._resting:
-            self._resting = status.resting
-            yield RESTING if status.resting else RESTED
-        if status.trouble is not None and status.trouble.number > self._said:
-            self._said = status.trouble.number
-            yield f"trouble: {escape(status.trouble.text)}"
+def notices(status: RunStatus) -> dict[str, tuple[object, str]]:
+    """Whether this peer rests, and its trouble: see `View`."""
+    said: dict[str, tuple[object, str]] = {"resting": (status.resting, RESTING if status.resting else RESTED)}
+    if status.trouble is not None:
+        said["trouble"] = (status.trouble.number, f"trouble: {status.trouble.text}")
+    return said
 
 
 class CompletionNotice:
@@ -304,7 +282,7 @@ def _own(part: OwnPart) -> str:
     )
 
 
-def _figures(figures: dict[str, float]) -> str:
+def _figures(figures: Mapping[str, float]) -> str:
     shown = ", ".join(
         f"{name.removeprefix('heldout_')} {value:.3f}" for name, value in figures.items() if name != "step"
     )

@@ -1,13 +1,10 @@
 """What all commands share: options, output, interrupts and exit codes.
 
     command ─▶ context ─┬─ output (JSON lines, plain lines, live display)
-                        ├─ interrupt (Ctrl-C within a second)
-                        └─ parent_watch (ends with its parent)
+                        └─ interrupt (Ctrl-C within a second; the end of a parent)
 
-Read: command_groups (the order of `minga --help`), context (made first), options (that several commands have),
-peer_options (those of a peer), output (what is shown), plain_characters (where the encoding lacks some), exit_codes
-(and what is said when a command fails), interrupt, cautions (warnings about the settings of a run), last_checkpoint
-(what a host does with its last second), parent_watch.
+Read: declaring (a command as data), options (those that several commands have), context (made first), output (what is
+shown), plain_characters (where the encoding lacks some), exit_codes (and what is said when a command fails), interrupt.
 
-Called by every command. Only cautions and last_checkpoint know a run.
+Called by every command. It knows no run, but for the warnings about one's settings in context.
 """

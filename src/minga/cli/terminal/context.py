@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from minga.cli.terminal.interrupt import Interruption
+from rich.markup import escape
+
+from minga.cli.terminal.interrupt import Interruption, ParentWatch
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.parent_watch import ParentWatch
+
+if TYPE_CHECKING:
+    from minga.core.spec.run_spec import RunSpec
+    from minga.training.peer import Peer
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,12 @@ class Context:
     output: Output
     interruption: Interruption
     parent_watch: ParentWatch | None = None
+
+    def wire(self, peer: Peer) -> None:
+        """Close the peer on Ctrl-C whatever the main thread does, and pass its events on as JSON."""
+        self.interruption.on_interrupt(peer.close)
+        if self.output.json_output:
+            peer.subscribe(lambda event: self.output.event(event.kind, **event.fields))
 
 
 def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports: bool = False) -> Context:
@@ -36,3 +48,23 @@ def collect_again() -> None:
     """Collect garbage from now on; what is there already, mostly modules, is never looked at again."""
     gc.freeze()
     gc.enable()
+
+
+def apply_threads(threads: int | None) -> None:
+    """Let torch use at most `threads` cores."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def tell_cautions(spec: RunSpec, output: Output) -> None:
+    """Print the warnings and the lost guarantees of this run; `docs/combinations.md` lists them all.
+
+    Raises `ConfigurationError` for what is not installed here.
+    """
+    from minga.combinations import cautions
+
+    for each in cautions(spec):
+        output.say(escape(f"! {each.reason}."))
+        output.event("run.caution", code=each.code, why=each.reason)

@@ -8,15 +8,19 @@ the person what the command has done, and ends the process. Where leaving at onc
 that the first Ctrl-C only says so (`defer`). SIGTERM, and SIGHUP when the terminal is closed, end a command in the same
 way. They seldom come alone: a shell and the kernel both send SIGHUP, and some service managers send it after SIGTERM.
 So only the first of them counts.
+
+A peer that a parent process started ends when that process ends or says so: see `ParentWatch`.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +39,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFERRED_S = 1.0
 """How long an end is deferred at most where the main thread hears nothing of it."""
+MAX_LINE_BYTES = 64
 _NOW = 0
 """Written to the watchdog in place of a signal's number: the end is not deferred any more."""
 
@@ -178,3 +183,32 @@ class Interruption:
             if self._terminals and not self._json_output:
                 os.write(self._terminals[0], _SHOW_CURSOR)
             report_interrupt(json_output=self._json_output, code=self._code)
+
+
+class ParentWatch:
+    """Reads standard input. Its end, which also comes when the parent is killed, ends this process at once; a line
+    `end N` lets it finish in order once the global step is at least N.
+
+    `end_step` is the step at which to finish, infinite until the parent names it.
+    """
+
+    def __init__(self, on_end_of_input: Callable[[], None]) -> None:
+        self.end_step: float = math.inf
+        self._on_end_of_input = on_end_of_input
+        threading.Thread(target=self._listen, name="minga-parent-watch", daemon=True).start()
+
+    def is_over(self, step: int) -> bool:
+        """Whether to finish after global step `step`."""
+        return step >= self.end_step
+
+    def _listen(self) -> None:
+        buffer = b""
+        # Read past Python's buffered stdin: a thread inside it would hold its lock while the interpreter ends.
+        while data := os.read(sys.stdin.fileno(), MAX_LINE_BYTES):
+            *lines, buffer = (buffer + data).split(b"\n")
+            buffer = buffer[-MAX_LINE_BYTES:]
+            for line in lines:
+                word, _, number = line.decode("ascii", "replace").strip().partition(" ")
+                if word == "end" and number.isdecimal():
+                    self.end_step = int(number)
+        self._on_end_of_input()

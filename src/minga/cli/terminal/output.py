@@ -10,14 +10,17 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.markup import escape
 from rich.measure import Measurement
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from minga.cli.terminal import exit_codes
 from minga.core.events.network import RecordIgnored
@@ -73,6 +76,29 @@ class FittedTable:
         return table
 
 
+@dataclass(frozen=True)
+class View:
+    """What a command shows of one moment, or of what it found. Texts are plain, without markup.
+
+    A terminal shows `parts`, live ones in a frame with `title`; programs get `values`. Live output without a terminal
+    is `lines`, printed when `news` (without it, they) are others than before; and the text of each of `notices` when
+    its state is another than before, which at first is False.
+    """
+
+    parts: Sequence[RenderableType]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    subtitle: str | None = None
+    lines: Sequence[str] = ()
+    news: object = None
+    notices: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+
+    def framed(self) -> RenderableType:
+        """All parts together."""
+        texts = Group(*(Text(part) if isinstance(part, str) else part for part in self.parts))
+        return Panel(texts, title=self.title, subtitle=self.subtitle, title_align="left") if self.title else texts
+
+
 class _PipedConsole(Console):
     """Leaves it to `main` what to do when whoever read the output is gone."""
 
@@ -122,6 +148,12 @@ class Output:
             with self._lock:
                 self.console.print(text, soft_wrap=is_whole)
 
+    def show(self, view: View) -> None:
+        """What a command found: its parts for people, its values as the last line of JSON."""
+        for part in view.parts:
+            self.say(escape(part) if isinstance(part, str) else part)
+        self.summary(ok=True, **view.values)
+
     def summary(self, **fields: Any) -> None:
         """The last line of JSON: what comes after it is dropped."""
         if self.json_output:
@@ -152,27 +184,18 @@ def _line(fields: dict[str, Any]) -> str:
 
 
 class Ticker:
-    """Calls `tick` every `REFRESH_S` seconds on a thread of its own, and draws its result as the live display.
+    """Calls `look` every `REFRESH_S` seconds on a thread of its own, and draws the view as the live display.
 
-    Without a terminal, `plain` gives lines instead: those it returns are printed if there is news, and else each
-    minute. News is that these lines have changed, or if `news` is given, what that returns. With JSON output `figures`,
-    if given, become an event `progress` every `PLAIN_PERIOD_S`. An error in a tick is kept in `error` and ends the
-    ticker. Use it as a context manager.
+    Without a terminal it prints the view's lines instead, if there is news, and else each minute. With JSON output its
+    values, if it has some, become an event `progress` every `PLAIN_PERIOD_S`. An error of `look` is kept in `error` and
+    ends the ticker. Use it as a context manager.
     """
 
-    def __init__(
-        self,
-        output: Output,
-        tick: Callable[[], Any],
-        draw: Callable[[Any], RenderableType],
-        plain: Callable[[Any], Iterable[str]],
-        figures: Callable[[Any], Mapping[str, Any]] | None = None,
-        news: Callable[[Any], object] | None = None,
-    ) -> None:
+    def __init__(self, output: Output, look: Callable[[], View]) -> None:
         self.error: BaseException | None = None
-        self._output, self._tick, self._draw, self._plain, self._figures = output, tick, draw, plain, figures
-        self._news, self._told_at = news, -math.inf
-        self._told: object = None
+        self._output, self._look = output, look
+        self._told_at, self._told = -math.inf, object()
+        self._noticed: dict[str, object] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="minga-display", daemon=True)
 
@@ -204,28 +227,30 @@ class Ticker:
         while True:
             stopping = self._stop.wait(REFRESH_S)
             try:
-                value = self._tick()
+                view = self._look()
             except Exception:
                 if stopping or self._stop.is_set():
                     return  # the peer may be closed by now
                 raise
             if live is not None:
-                live.update(self._draw(value))
+                live.update(view.framed())
             elif stopping or time.monotonic() - last_plain > PLAIN_PERIOD_S:
                 last_plain = time.monotonic()
-                self._tell(value)
+                self._tell(view)
             if stopping:
                 return
 
-    def _tell(self, value: Any) -> None:
+    def _tell(self, view: View) -> None:
         if self._output.json_output:
-            if self._figures is not None:
-                self._output.event("progress", **self._figures(value))
+            if view.values:
+                self._output.event("progress", **view.values)
             return
-        lines = None if self._news else list(self._plain(value))
-        news = self._news(value) if self._news else lines
-        if news == self._told and time.monotonic() - self._told_at < IDLE_PERIOD_S:
-            return
-        self._told, self._told_at = news, time.monotonic()
-        for line in self._plain(value) if lines is None else lines:
-            self._output.say(line)
+        news = view.lines if view.news is None else view.news
+        if news != self._told or time.monotonic() - self._told_at >= IDLE_PERIOD_S:
+            self._told, self._told_at = news, time.monotonic()
+            for line in view.lines:
+                self._output.say(escape(line))
+        for name, (state, text) in view.notices.items():
+            if state != self._noticed.get(name, False):
+                self._output.say(escape(text))
+            self._noticed[name] = state

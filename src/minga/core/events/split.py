@@ -35,43 +35,7 @@ class SplitBatchDropped(EventData, kind="split.dropped"):
     peer: str
 
 
-class SplitCheckpointFetched(EventData, kind="split.fetched"):
-    """This standby has a checkpoint of the server's part, after so many of its steps."""
-
-    step: int
-    peer: str
-
-
-class SplitCheckpointFailed(EventData, kind="split.not_fetched"):
-    """This standby could not get the server's checkpoint; it tries again."""
-
-    peer: str
-    why: str
-
-
-class SplitTookOver(EventData, kind="split.took_over"):
-    """This standby serves from now on, from a checkpoint after so many steps. It has not seen `unseen` batches, as far
-    as the last server's records say.
-    """
-
-    step: int
-    unseen: int
-
-
-class SplitGaveWay(EventData, kind="split.gave_way"):
-    """Another peer serves, too, and comes first: this one serves no more, and stands by."""
-
-    peer: str
-    step: int
-
-
 # ---- at a client
-
-
-class SplitServerChosen(EventData, kind="split.server"):
-    """This client sends its batches to a server from now on."""
-
-    peer: str
 
 
 class SplitRetried(EventData, kind="split.retried"):
@@ -86,14 +50,6 @@ class SplitSuspicious(EventData, kind="split.suspicious"):
 
     loss: float
     why: str
-
-
-class SplitBatchesLost(EventData, kind="split.lost"):
-    """The server knows nothing of the last `count` requests of this client, which were answered: it went on from a
-    checkpoint before them, or forgot the client.
-    """
-
-    count: int
 
 
 class SplitBatchGivenUp(EventData, kind="split.given_up"):

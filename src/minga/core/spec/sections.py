@@ -450,7 +450,6 @@ def check_file_names(names: list[str]) -> None:
 # ---- Split learning: what clients and the server of a model that is cut have to agree on.
 
 
-MAX_SERVERS: Final = 8
 MAX_ELEMENTS: Final = 2**28
 MAX_BLOCKS: Final = 64
 _SPLIT_CODEC: Final = (
@@ -494,23 +493,11 @@ class SplitSection(Section):
         "seconds for which a server waits for a client that is in the middle of something: the second request of a "
         "u-shaped batch, a block of a sample set, the next batch of a turn",
     )
-    standby_every: int = whole(
-        50, 1, 1_000_000, "batches between two checkpoints of the server's part that servers on standby fetch"
+    server: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = described(
+        "",
+        "key of the peer to which clients send activations; empty: the key that hosts the run",
+        "a key of 64 lower-case hexadecimal digits",
     )
-    servers: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_SERVERS)
-    ] = described(
-        (),
-        "keys of the peers to which clients send activations; none named: the key that hosts the run",
-        f"a list of at most {MAX_SERVERS} keys of 64 lower-case hexadecimal digits",
-    )
-
-    @field_validator("servers")
-    @classmethod
-    def _check_servers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(servers)) != len(servers):
-            raise ValueError("a key is named twice")
-        return servers
 
     @property
     def averages_clients(self) -> bool:

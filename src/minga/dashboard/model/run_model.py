@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from statistics import median
 from typing import Any, Final
 
-from minga.dashboard.model.journal import Journal
-from minga.dashboard.model.series import Series, numbers
+from minga.dashboard.model.series import Journal, Series, numbers
 from minga.dashboard.model.speed_by_peer import SpeedByPeer
 from minga.monitor.history import Entry, number_in, samples_of
 
@@ -63,20 +60,6 @@ class RunModel:
         elif event in self.counts:
             self.counts[event] += 1
             self._list(event, entry)
-
-    def pace(self) -> float | None:
-        """Steps per second, the median of the last few: a pause among them does not count. None if none was seen.
-
-        The speed at which peers compute says less: where rounds take long, steps come more slowly.
-        """
-        columns = self.series["loss"].document(tail=True)["columns"]
-        known = [(t, step) for t, step in zip(columns["t"], columns["step"], strict=True) if None not in (t, step)]
-        paces = [
-            (step - earlier) / (t - before)
-            for (before, earlier), (t, step) in pairwise(known)
-            if t > before and step > earlier
-        ]
-        return median(paces) if paces else None
 
     def _list(self, event: str, entry: Entry) -> None:
         if event == "round":

@@ -1,9 +1,12 @@
-"""A curve of bounded length: as it grows, its points are merged in pairs, so that it always covers the whole run."""
+"""Curves and lists of bounded length. As a curve grows, its points are merged in pairs, so that it always covers the
+whole run; a list keeps the newest.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from minga.monitor.history import number_in
@@ -11,7 +14,7 @@ from minga.monitor.history import number_in
 Merge = Literal["last", "mean"]
 
 TAIL = 8
-"""Points at the end of a curve that are sent to viewers who have the rest of it."""
+"""Points at the end of a curve, or entries of a list, that are sent to viewers who have the rest of it."""
 
 
 class Series:
@@ -89,3 +92,27 @@ def _short(value: float | None) -> float | None:
 def numbers(entry: Mapping[str, Any], names: Sequence[str]) -> dict[str, float | None]:
     """Of each of these fields of a history entry its number; None where it has none, see `number_in`."""
     return {name: number_in(entry, name) for name in names}
+
+
+class Journal:
+    """A list of what happened. It keeps the newest `most` entries; `total` counts all that were ever added."""
+
+    def __init__(self, most: int = 200) -> None:
+        self._kept: deque[dict[str, Any]] = deque(maxlen=most)
+        self.total = 0
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Append one entry."""
+        self._kept.append(entry)
+        self.total += 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def document(self, *, tail: bool = False) -> dict[str, Any]:
+        """The entries kept, or the last of them, oldest first, and how many there were in all."""
+        kept = list(self._kept)
+        return {"total": self.total, "entries": kept[-TAIL:] if tail else kept}

@@ -1,9 +1,8 @@
 """What is recorded beside the history of losses, so that a dashboard that starts again still shows it.
 
     events of the peer ─▶ round_clock, incidents ─┐
-    looks at the run ───▶ sync_times, order_watch ┴─▶ recorder ─▶ history entries ─▶ model
+    looks at the run ─────────────────────────────┴─▶ recorder ─▶ history entries ─▶ model
 
 Read: round_clock (how long the phases of a round took), incidents (events that say why a peer missed a round, or is
-mistrusted), sync_times (how long newcomers fetched the state), order_watch (orders that came into force), recorder
-(writes all of it).
+mistrusted), recorder (writes all of it; also how long newcomers fetched the state, and orders that came into force).
 """

@@ -13,16 +13,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from minga.core.events.bus import Event
 from minga.dashboard.model.contributions import ACTIVE
 from minga.dashboard.model.documents import peer_counts
 from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
-from minga.dashboard.recording.order_watch import OrderWatch
 from minga.dashboard.recording.round_clock import RoundClock, RoundTimes
-from minga.dashboard.recording.sync_times import SyncTimes
 from minga.monitor.history import History
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look
@@ -106,3 +104,51 @@ class RunRecorder:
             wanted=max(wanted, times.members),
             lost=times.lost,
         )
+
+
+class OrderWatch:
+    """Which orders of the organisers came into force, as far as looks show it: a monitor hears no more.
+
+    What is in force at the first look is taken as known.
+    """
+
+    def __init__(self) -> None:
+        self._due: set[int] | None = None
+        self._paused = False
+
+    def take(self, status: RunStatus) -> list[tuple[str, dict[str, Any]]]:
+        """The history entries (name and fields) of what changed since the look before."""
+        due = {each.number for each in status.amendments if each.due or each.overruled}
+        before, self._due = self._due, due
+        paused, self._paused = self._paused, status.paused
+        if before is None:
+            return []
+        found: list[tuple[str, dict[str, Any]]] = [
+            ("amended", {"step": each.from_step, "changes": each.changes})
+            for each in status.amendments
+            if each.number in due - before and not each.changes.startswith("paused = ")
+        ]
+        if status.paused != paused:
+            found.append(("paused" if status.paused else "resumed", {"step": status.step}))
+        return found
+
+
+class SyncTimes:
+    """How long newcomers fetched the state: a peer that was syncing at one look and trains at the next has it."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def take(self, time_s: float, status: RunStatus) -> list[tuple[str, float]]:
+        """The peers that finished since the look before, and for how many seconds each was seen syncing."""
+        finished = []
+        present = {peer.peer_id: peer.status for peer in status.peers if peer.status is not None}
+        for peer, since_s in list(self._since.items()):
+            if present.get(peer) != "syncing":
+                del self._since[peer]
+                if present.get(peer) in ACTIVE:
+                    finished.append((peer, max(0.0, time_s - since_s)))
+        for peer, what in present.items():
+            if what == "syncing":
+                self._since.setdefault(peer, time_s)
+        return finished

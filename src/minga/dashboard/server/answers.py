@@ -13,12 +13,9 @@ from starlette.responses import Response, StreamingResponse
 
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.model.documents import VERSION
-from minga.dashboard.plan_answer import plan_answer
 from minga.dashboard.server.guard import refusal
 from minga.dashboard.server.live_feed import LiveFeed
 from minga.dashboard.server.metrics import CONTENT_TYPE, metrics_text, registry_of
-from minga.dashboard.server.seldom import Seldom
-from minga.training.peer import Peer
 
 WHAT: Final = {
     "run": "the page of the run: figures, curves, journals",
@@ -26,24 +23,21 @@ WHAT: Final = {
     "peers/PEER": "one peer: figures, contribution, journals",
     "leaderboard": "what each person and peer has given",
     "join": "how to take part",
-    "plan": "the plan of the next rounds, what they wait for, what would help",
     "stream": "what changes, as Server-Sent Events",
-    "session": "what this viewer may do",
-    "orders": "POST: pause, resume, ban or amend, for the organiser",
 }
 
 
 class Answers:
-    """Answers about `run`, and those that ask `peer` itself."""
+    """Answers about `run`."""
 
-    def __init__(self, run: LiveRun, feed: LiveFeed, peer: Peer, *, has_organiser: bool) -> None:
-        self._run, self._feed, self._has_organiser = run, feed, has_organiser
+    def __init__(self, run: LiveRun, feed: LiveFeed) -> None:
+        self._run, self._feed = run, feed
         self._registry: CollectorRegistry = registry_of(run)
-        self._plan = Seldom(lambda: msgspec.json.encode(plan_answer(peer)))
 
     async def index(self, _: Request) -> Response:
-        """What there is."""
-        return json_answer(msgspec.json.encode({"api": VERSION, "endpoints": WHAT}))
+        """What there is, and by which version of minga."""
+        answer = {"api": VERSION, "version": metadata.version("minga"), "endpoints": WHAT}
+        return json_answer(msgspec.json.encode(answer))
 
     async def run(self, _: Request) -> Response:
         """The page of the run."""
@@ -64,16 +58,6 @@ class Answers:
     async def leaderboard(self, _: Request) -> Response:
         """What each person and peer has given."""
         return _known(self._run.leaderboard())
-
-    async def session(self, request: Request) -> Response:
-        """What this viewer may do."""
-        may_order = self._has_organiser and bool(request.scope.get("organiser"))
-        answer = {"api": VERSION, "version": metadata.version("minga"), "may_order": may_order}
-        return json_answer(msgspec.json.encode(answer))
-
-    async def plan(self, _: Request) -> Response:
-        """The plan of the next rounds."""
-        return json_answer(await self._plan.get())
 
     async def stream(self, _: Request) -> Response:
         """What changes."""

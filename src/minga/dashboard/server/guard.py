@@ -32,8 +32,9 @@ MOST_TOKEN_LETTERS: Final = 200
 
 
 class Guard:
-    """ASGI middleware. It sets `scope["organiser"]`, whether the viewer showed the organiser's token, and
-    `scope["reader"]`, whether the viewer may see the pages about the run. `open_paths` need no token.
+    """ASGI middleware. It sets `scope["reader"]`: whether the viewer may see the pages about the run.
+
+    `open_paths` need no token.
     """
 
     def __init__(self, app: ASGIApp, settings: DashboardSettings, open_paths: Set[str]) -> None:
@@ -52,14 +53,13 @@ class Guard:
         if (shown := self._in_address(scope)) is not None:
             return self._entered(scope, headers, shown)
         token = _bearer(headers) or _cookie(headers, self._cookie_name(scope))
-        scope["organiser"] = _equal(token, self._settings.organiser_token)
-        may_read = scope["organiser"] or not self._settings.needs_token or _equal(token, self._settings.read_token)
+        may_read = not self._settings.needs_token or _equal(token, self._settings.read_token)
         scope["reader"] = may_read
         is_open = scope["path"] in self._open_paths or scope["path"].startswith(STATIC)
         if not may_read and not (is_open and scope["method"] in ("GET", "HEAD")):
             return self._refused(headers, 401, _FOR_VIEWERS)
-        if scope["method"] not in ("GET", "HEAD") and not _is_own_page(headers):
-            return refusal(403, "orders come from the dashboard's own pages only")
+        if scope["method"] not in ("GET", "HEAD"):
+            return refusal(405, "a dashboard is only read")
         return self._app
 
     def _in_address(self, scope: Scope) -> str | None:
@@ -75,8 +75,7 @@ class Guard:
 
     def _entered(self, scope: Scope, headers: Headers, token: str) -> Response:
         """A good token moves from the address, which people copy, into a cookie; the way leads to no other server."""
-        known = (self._settings.read_token, self._settings.organiser_token)
-        if not any(_equal(token, each) for each in known):
+        if not _equal(token, self._settings.read_token):
             return self._refused(
                 headers, 401, "this token is not, or no longer, valid: ask the organiser for a new one"
             )
@@ -122,12 +121,6 @@ def _cookie(headers: Headers, name: str) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
-
-
-def _is_own_page(headers: Headers) -> bool:
-    """Whether a request that changes something was made by a page of this server, or by a program."""
-    origin = headers.get("origin")
-    return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
 def _equal(token: str, wanted: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from starlette.datastructures import URL
@@ -19,15 +20,18 @@ from minga.dashboard.live_run import LiveRun
 from minga.dashboard.model.documents import VERSION
 from minga.dashboard.server.answers import json_answer
 from minga.dashboard.server.guard import JOIN, refusal
-from minga.dashboard.server.seldom import Seldom
 from minga.dashboard.settings import DEFAULT_PORT, DashboardSettings
-from minga.notebook.cells import volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.peer import Peer
 from minga.training.status.run_status import present_spec
 
+T = TypeVar("T")
+
+PERIOD_S: Final = 10.0
+"""What has to be asked of the peer is made at most this often."""
+
 NOTEBOOK: Final = "/join.ipynb"
-_PAGES: Final = (("/", "Run"), ("/peers", "Peers"), ("/leaderboard", "Leaderboard"), ("/plan", "Plan"))
+_PAGES: Final = (("/", "Run"), ("/peers", "Peers"), ("/leaderboard", "Leaderboard"))
 _THIS_MACHINE_ONLY: Final = (
     "Only this machine reaches this page so far. For others the dashboard has to listen on more than this machine: "
     f"minga host --dashboard-listen 0.0.0.0:{DEFAULT_PORT}, or minga dashboard --listen 0.0.0.0:{DEFAULT_PORT}."
@@ -92,7 +96,7 @@ class JoinAnswers:
     def _notebook_for(self, link: str | None) -> bytes | None:
         if link is None or self._source is None:
             return None
-        return to_ipynb(volunteer_cells(link, self._source)).encode()
+        return joining_notebook(link, self._source).encode()
 
     async def wheel(self, _: Request) -> Response:
         """The wheel."""
@@ -111,3 +115,20 @@ class JoinAnswers:
 def _streamed(data: bytes, kind: str, cache: str) -> Response:
     headers = {"Content-Length": str(len(data)), "Cache-Control": cache}
     return StreamingResponse(in_pieces(data), media_type=kind, headers=headers)
+
+
+class Seldom(Generic[T]):
+    """A value that `make` makes on a thread beside the server's, since that blocks."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._lock = make, asyncio.Lock()
+        self._made: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """The value, which may be `PERIOD_S` old. Raises what `make` raises."""
+        async with self._lock:
+            now_s = asyncio.get_running_loop().time()
+            if self._made is None or now_s - self._made[0] > PERIOD_S:
+                value = await asyncio.to_thread(self._make)
+                self._made = asyncio.get_running_loop().time(), value
+            return self._made[1]

@@ -20,7 +20,7 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-PAGES: Final = ("/", "/peers", "/peers/{peer}", "/leaderboard", "/plan")
+PAGES: Final = ("/", "/peers", "/peers/{peer}", "/leaderboard")
 """The addresses of pages; all are one file, whose scripts look at the address."""
 
 

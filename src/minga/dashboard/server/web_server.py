@@ -1,4 +1,4 @@
-"""uvicorn on a thread with an event loop of its own, beside the peer's and the training's."""
+"""The web server: what is where, and uvicorn on a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.urls import reachable_hosts
-from minga.dashboard.server.connection import BoundedConnection
+from minga.dashboard.server.answers import Answers
+from minga.dashboard.server.guard import JOIN, STATIC, Guard, refusal
+from minga.dashboard.server.join_answers import NOTEBOOK, JoinAnswers
+from minga.dashboard.server.pages import PAGES, Pages
+from minga.dashboard.settings import DashboardSettings
 
+API: Final = "/api/v1"
+MOST_OPEN: Final = 450
+"""Connections; those beyond are closed at once."""
+LOOK_S: Final = 10.0
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
 SEND_BUFFER_BYTES: Final = 256 << 10
@@ -108,3 +121,76 @@ class WebServer:
             self._started.set()
             await self._server.serve(sockets=[self._socket])
             other.cancel()
+
+
+class BoundedConnection(H11Protocol):
+    """HTTP over one connection, as uvicorn has it, with the bounds that it lacks: strangers may connect to a dashboard.
+
+    A connection over which nothing is asked, or whose other side does not read, costs its peer nothing and a file here,
+    of which the training of this process needs some, too. So it is closed if it rests or is stuck in the same way at
+    two looks that are `LOOK_S` apart.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._looking: asyncio.TimerHandle | None = None
+        self._drained = 0
+        """How often the other side has read what waited for it: a slow download goes on through many looks."""
+        self._still: tuple[object, int] | None = None
+        """The last request (None before the first one) and `_drained` at the look before, if it was still then."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Take part, if there is room."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_OPEN:
+            transport.abort()
+        else:
+            self._looking = self.loop.call_later(LOOK_S, self._look)
+
+    def resume_writing(self) -> None:
+        """The other side has read."""
+        self._drained += 1
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        rests = self.cycle is None or self.cycle.response_complete
+        if not (rests or self.flow.write_paused):
+            self._still = None
+        elif self._still == (self.cycle, self._drained):
+            self.transport.abort()
+            return
+        else:
+            self._still = self.cycle, self._drained
+        self._looking = self.loop.call_later(LOOK_S, self._look)
+
+
+def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers, pages: Pages) -> ASGIApp:
+    """The application; nothing of it answers before `Guard` let the request in."""
+    routes = [
+        *(Route(path, pages.page) for path in PAGES),
+        Route(JOIN, joining.page),
+        Route(NOTEBOOK, joining.notebook),
+        *([] if joining.wheel_path is None else [Route(joining.wheel_path, joining.wheel)]),
+        Route(f"{STATIC}{{name:path}}", pages.file),
+        Route(API, answers.index),
+        Route(f"{API}/run", answers.run),
+        Route(f"{API}/peers", answers.peers),
+        Route(f"{API}/peers/{{peer}}", answers.peer),
+        Route(f"{API}/leaderboard", answers.leaderboard),
+        Route(f"{API}/join", joining.facts),
+        Route(f"{API}/stream", answers.stream),
+        Route("/metrics", answers.metrics),
+    ]
+    handlers: dict[Any, Any] = {ClosedError: _peer_closed}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), settings, joining.open_paths)
+
+
+async def _peer_closed(_: Request, __: Exception) -> Response:
+    """The answer once the peer that had to be asked is gone."""
+    return refusal(503, "the peer behind this dashboard was closed")

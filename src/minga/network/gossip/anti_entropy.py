@@ -20,9 +20,8 @@ import msgspec
 
 from minga.core.errors import ProtocolError
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import PREFIX_BYTES, PeerRecords, StoredRecord
 from minga.network.gossip.record_kinds import ACCESS, LEFT, MAX_CODE
-from minga.network.gossip.record_store import MAX_OWNERS
+from minga.network.gossip.record_store import MAX_OWNERS, PREFIX_BYTES, PeerRecords, StoredRecord
 from minga.network.gossip.records import Record
 from minga.network.interface import PeerId
 from minga.network.rpc.handshake import UnixTime

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from minga.core.aio import Observers
+from minga.core.aio import Observers, Signal
 from minga.core.events.bus import EventBus
 from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
 from minga.core.thread_guard import loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
-from minga.network.gossip.changes import ChangeCounter, Presence
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
-from minga.network.gossip.peer_records import LEFT, StoredRecord
 from minga.network.gossip.record_kinds import (
     ADDRESS,
     BEAT,
@@ -36,7 +35,7 @@ from minga.network.gossip.record_kinds import (
     Payload,
     RecordKinds,
 )
-from minga.network.gossip.record_store import RecordStore
+from minga.network.gossip.record_store import LEFT, RecordStore, StoredRecord
 from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Signer, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import keepalive
@@ -51,7 +50,21 @@ DEAD_KEPT_S = 30.0
 
 P = TypeVar("P", bound=Payload)
 
+
+class Presence(Enum):
+    """How a peer's being there changed: it appeared, said goodbye, or fell silent."""
+
+    JOINED = auto()
+    LEFT = auto()
+    LOST = auto()
+
+
 _TOLD: Final = {Presence.JOINED: MemberJoined, Presence.LEFT: MemberLeft, Presence.LOST: MemberLost}
+
+Change = str | Presence
+"""What changed about one owner: the content of its record of this name, or whether it is there."""
+
+Observer = Callable[[PeerId, Change], None]
 
 
 class Item(NamedTuple, Generic[P]):
@@ -63,7 +76,7 @@ class Item(NamedTuple, Generic[P]):
 
 
 @loop_bound
-class Board(ChangeCounter):
+class Board:
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
     `run_clock` gives the dates of records, `clock` the loop's time in seconds. `authorizer` says which peers' records
@@ -81,7 +94,6 @@ class Board(ChangeCounter):
         authorizer: Authorizer | None = None,
         kinds: RecordKinds = NETWORK_KINDS,
     ) -> None:
-        super().__init__()
         self.kinds = kinds
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
@@ -90,8 +102,12 @@ class Board(ChangeCounter):
         """Called with every record that this peer signs."""
         self.on_rival = Observers[[Incarnation]]()
         """Called with an older process that uses this peer's key and lives."""
+        self.generation = 0
+        """Grows by one with each change."""
         self.verdicts: Counter[Verdict] = Counter()
         """The verdicts on all records received so far."""
+        self._observers = Observers[[PeerId, Change]]()
+        self._bell = Signal()
         self._authorizer = authorizer or OpenAuthorizer()
         self.store = RecordStore(self.peer_id, run_id, self.now(), self._authorizer, kinds)
         self._signer, self.run_clock = signer, run_clock
@@ -165,6 +181,16 @@ class Board(ChangeCounter):
             if address is not None and peer != self.peer_id:
                 known[peer] = address
         return [address for address in known.values() if address.dialable]
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` with each change from now on; returns the function that ends this."""
+        return self._observers.add(observer)
+
+    async def changed(self, since: int) -> int:
+        """Wait until `generation` is greater than `since`; returns it."""
+        while self.generation <= since:
+            await self._bell.wait()
+        return self.generation
 
     # ---- writing
 
@@ -386,6 +412,11 @@ class Board(ChangeCounter):
             for changed in self._views if code == LEFT else (code,):  # a goodbye voids what was said before it
                 self._update_view(peer, changed)
             self._notify(peer, self.kinds.name(code))
+
+    def _notify(self, peer: PeerId, change: Change) -> None:
+        self.generation += 1
+        self._bell.fire()
+        self._observers.tell(peer, change)
 
     def _update_view(self, peer: PeerId, code: int) -> None:
         owner, view = self.store.owners.get(peer), self._views.get(code)

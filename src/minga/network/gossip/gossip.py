@@ -38,8 +38,8 @@ from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Settled, Summary, WantedRecords
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.record_kinds import Left
+from minga.network.gossip.record_store import StoredRecord
 from minga.network.gossip.records import Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader

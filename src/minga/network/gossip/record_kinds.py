@@ -2,7 +2,7 @@
 
 Every other kind belongs to the room that gives it a meaning. That room declares the struct of the payload and a
 `Kind`; the room that makes the board puts all kinds together (`RecordKinds.extended`) and hands them to it. A kind that
-a board was not given is *opaque* to it: kept within bounds and passed on, see `minga.network.gossip.opaque_records`.
+a board was not given is *opaque* to it: kept within bounds and passed on, see `minga.network.gossip.record_store`.
 
 Unknown fields of a payload are ignored, and fields that are missing take their defaults. So a field may be added at the
 end of a payload, with a default. `docs/compatibility.md` has the whole rule.

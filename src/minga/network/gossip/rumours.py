@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.record_kinds import Kind
+from minga.network.gossip.record_store import StoredRecord
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 

@@ -242,12 +242,7 @@ class Substream(Stream):
         while not self._pieces:
             if not await self._more():
                 return b""
-        piece = self._pieces.popleft()
-        if len(piece) > max_bytes:
-            self._pieces.appendleft(piece[max_bytes:])
-            piece = piece[:max_bytes]
-        self._took(len(piece))
-        return bytes(piece)
+        return bytes(self._pop(max_bytes))
 
     async def read_into(
         self,
@@ -261,13 +256,9 @@ class Substream(Stream):
             if not self._pieces and not await self._more():
                 raise ProtocolError("the stream ended early", peer=self.carrier.peer)
             while self._pieces and view.nbytes:
-                piece = self._pieces.popleft()
-                if len(piece) > view.nbytes:
-                    self._pieces.appendleft(piece[view.nbytes :])
-                    piece = piece[: view.nbytes]
+                piece = self._pop(view.nbytes)
                 fill(view[: len(piece)], piece)
                 view = view[len(piece) :]
-                self._took(len(piece))
                 if progress is not None:
                     progress(len(piece))
                 if filled is not None:
@@ -353,15 +344,20 @@ class Substream(Stream):
         await self._reader
         return True
 
-    def _took(self, size: int) -> None:
-        """Give credit in quarters of a window: few small frames."""
-        self._note_waiting(-size)
-        self._taken_bytes += size
+    def _pop(self, most: int) -> memoryview:
+        """The next of the bytes that wait here. Credit for them is given in quarters of a window: few small frames."""
+        piece = self._pieces.popleft()
+        if len(piece) > most:
+            self._pieces.appendleft(piece[most:])
+            piece = piece[:most]
+        self._note_waiting(-len(piece))
+        self._taken_bytes += len(piece)
         if self._taken_bytes >= WINDOW_BYTES // 4 and not self._ended:
             units = self._taken_bytes // CREDIT_BYTES
             self._taken_bytes -= units * CREDIT_BYTES
             self._open_bytes -= units * CREDIT_BYTES
             self.carrier.outbox.put(pack(CREDIT, self.number, units))
+        return piece
 
     def _end_if_over(self) -> None:
         if self._finished and self._ended:

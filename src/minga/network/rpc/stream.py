@@ -26,10 +26,8 @@ from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.backlog import Backlog
-from minga.network.bandwidth.access_link import AccessLink
+from minga.network.bandwidth.access_link import AccessLink, ShapedStream, StreamCounter
 from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
-from minga.network.bandwidth.shaped_stream import ShapedStream
-from minga.network.bandwidth.stream_counter import StreamCounter
 from minga.network.interface import Buffer, PeerId, Stream
 from minga.network.rpc.keepalive import (
     LEAST_TICKS,

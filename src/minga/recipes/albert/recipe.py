@@ -16,7 +16,7 @@ from minga.recipes.albert.settings import AlbertSettings
 from minga.recipes.albert.sizes import SIZES, albert_config
 from minga.recipes.interface import Batch, DemoGoal, RecipeFacts
 from minga.recipes.masked_lm.recipe import MaskedLmRecipe
-from minga.recipes.text.special_tokens import MASKED_TOKENS, SpecialTokens, trained_special_tokens
+from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens, trained_special_tokens
 
 USUAL_VOCABULARY, USUAL_TOKENS = 30_000, 512
 

@@ -9,7 +9,7 @@ from transformers import AlbertConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.albert.settings import AlbertSettings
-from minga.recipes.text.special_tokens import MASKED_TOKENS
+from minga.recipes.text.tokenizer import MASKED_TOKENS
 
 Size = Literal["tiny", "small", "base", "large"]
 

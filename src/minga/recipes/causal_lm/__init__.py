@@ -1,11 +1,10 @@
 """Causal language models of any architecture: each token is guessed from those before it.
 
-    language/, text/ ─▶ batching (rows) ─▶ token_losses ─▶ recipe ─▶ training
-                                              └─▶ evaluation (held out), sampling (continuations)
+    language/, text/ ─▶ recipe (rows, batches) ─▶ training
+                          └─▶ evaluation (losses, held-out figures, continuations)
 
-Read: recipe (entry), settings (its part of the run spec), sizes (presets, and what transformers has), batching (from
-rows of tokens to batches), token_losses (cross-entropy in bounded memory), evaluation (nats, perplexity, bits a byte),
-sampling (continuations of texts).
+Read: recipe (entry), settings (its part of the run spec, presets), evaluation (cross-entropy in bounded memory, nats,
+perplexity, bits a byte, continuations of texts).
 
 Called by registry.
 """

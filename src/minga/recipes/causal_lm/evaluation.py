@@ -5,17 +5,60 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationConfig
 
-from minga.recipes.causal_lm.token_losses import token_losses
-from minga.recipes.text.foreign_tokenizer import encoded_texts
-from minga.recipes.text.tokens import DOCUMENTS_AT_A_TIME
+from minga.core.errors import ConfigurationError
+from minga.recipes.interface import Sample, SampleOptions
+from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
+from minga.recipes.text.tokenizer import encoded_texts
+
+# ---- Cross-entropy of each next token, in bounded memory.
+#
+# Scores of the vocabulary are by far the largest tensor of a language model: 8 rows of 1,024 tokens and a vocabulary
+# of 50,304 take 1.6 GiB. Where they exceed 2²⁶ elements, the layers below run once, and the last layer and the
+# cross-entropy in slices of at most 2²⁴ elements, 64 MiB, which the backward pass computes again.
+
+
+MOST_SCORES: Final = 1 << 26
+SLICE_SCORES: Final = 1 << 24
+PLAIN_HEADS: Final = frozenset({"gpt2", "llama", "qwen2", "qwen3", "mistral", "olmo2"})
+"""Architectures that do nothing but multiply hidden states by the last layer's weights; others run as a whole."""
+
+
+def token_losses(model: Any, inputs: Tensor, targets: Tensor, *, most_scores: int = MOST_SCORES) -> Tensor:
+    """Cross-entropy in nats, float32 [n, length], of `targets` int64 [n, length] after `inputs` of the same shape."""
+    config = model.config
+    if targets.numel() * config.vocab_size > most_scores and config.model_type in PLAIN_HEADS:
+        hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+        head = model.get_output_embeddings()
+        losses = _in_slices(hidden.flatten(0, 1), head, targets.flatten(), config.vocab_size)
+    else:
+        scores = model(input_ids=inputs, use_cache=False).logits
+        losses = functional.cross_entropy(scores.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
+
+
+def _in_slices(hidden: Tensor, head: nn.Module, targets: Tensor, vocabulary: int) -> Tensor:
+    size = max(1, SLICE_SCORES // vocabulary)
+    parts = [
+        checkpoint(_slice, hidden[start : start + size], head, targets[start : start + size], use_reentrant=False)
+        for start in range(0, len(targets), size)
+    ]
+    return torch.cat(parts)
+
+
+def _slice(hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(head(hidden).float(), targets, reduction="none")
+
 
 EVALUATION_BATCH_SIZE = 16
 MAX_EVALUATION_ROWS = 512
@@ -93,3 +136,51 @@ def evaluate_model(model: nn.Module, rows: HeldOutRows) -> dict[str, float]:
         "heldout_perplexity": math.exp(min(loss, 700.0)),
         "heldout_bits_per_byte": text_nats / (math.log(2.0) * max(1, size)),
     }
+
+
+# ---- Continuations of texts: a model draws one token after the other.
+
+
+def continuations(
+    model: nn.Module, tokenizer: Tokenizer, end: int, prompts: Sequence[str], options: SampleOptions, longest: int
+) -> list[Sample]:
+    """What the model makes of each prompt, the prompt included; an empty one stands for the beginning of a text.
+
+    Stops at the `end` of a text, and at `longest` tokens in all. Leaves the model and torch's generators as they were.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    samples: list[Sample] = []
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(options.seed)
+            for prompt in prompts:
+                ids = [end, *encoded_texts(tokenizer, [prompt])[0].ids]
+                if len(ids) >= longest:
+                    raise ConfigurationError(
+                        f"the prompt {prompt[:40]!r} … has {len(ids)} tokens; at most {longest - 1}"
+                    )
+                drawn = model.generate(  # type: ignore[operator]
+                    torch.tensor([ids], device=device),
+                    generation_config=generation(options, end, longest - len(ids)),
+                    attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+                )
+                samples += [Sample(prompt, tokenizer.decode(row[1:].tolist())) for row in drawn]
+    finally:
+        model.train(was_training)
+    return samples
+
+
+def generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+    """How tokens are drawn, at most `room` of them."""
+    drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    is_greedy = options.temperature == 0.0
+    return GenerationConfig(
+        max_new_tokens=min(options.length, room),
+        do_sample=not is_greedy,
+        num_return_sequences=1 if is_greedy else options.count,
+        eos_token_id=end,
+        pad_token_id=end,
+        **({} if is_greedy else drawn),
+    )

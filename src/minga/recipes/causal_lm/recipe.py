@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from minga.recipes.causal_lm.batching import make_batch
-from minga.recipes.causal_lm.evaluation import HeldOutRows, evaluate_model, heldout_rows
-from minga.recipes.causal_lm.sampling import continuations
-from minga.recipes.causal_lm.settings import CausalLmSettings
-from minga.recipes.causal_lm.sizes import FAMILY, SIZES
-from minga.recipes.causal_lm.token_losses import token_losses
+from minga.recipes.causal_lm.evaluation import HeldOutRows, continuations, evaluate_model, heldout_rows, token_losses
+from minga.recipes.causal_lm.settings import FAMILY, SIZES, CausalLmSettings
+from minga.recipes.data.files import file_of
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
@@ -35,13 +33,31 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.language.any_architecture import AnyArchitecture
 from minga.recipes.language.export import CAUSAL
-from minga.recipes.language.recipe import file_of
+from minga.recipes.language.recipe import AnyArchitecture
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.packing import Packing
-from minga.recipes.text.special_tokens import CAUSAL_TOKENS, find_special_tokens
+from minga.recipes.text.packing import Packing, Tokens
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch
+
+# ---- From rows of tokens to batches: each row one token longer than a sample, which is guessed from the ones before.
+
+
+def make_batch(rows: Sequence[Tokens], length: int, padding: int) -> Batch:
+    """A batch of n rows of at most `length` + 1 tokens:
+
+    * `input_ids`: int64 [n, length], the first tokens of each row, filled up by `padding`;
+    * `labels`: int64 [n, length], the token after each;
+    * `label_weights`: float32 [n, length], sum 1 in each row, 0 where the row has ended.
+    """
+    ids = np.full((len(rows), length + 1), padding, dtype=np.int64)
+    weights = np.zeros((len(rows), length), dtype=np.float32)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+        weights[place, : len(row) - 1] = np.float32(1.0 / (len(row) - 1))
+    arrays = {"input_ids": ids[:, :-1].copy(), "labels": ids[:, 1:].copy(), "label_weights": weights}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
 
 SHOWN_TEXTS, SHOWN_WORDS, SHOWN_TOKENS = 3, 4, 24
 
@@ -51,8 +67,9 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     Settings = CausalLmSettings
     headline = Metric("heldout_perplexity", better="lower")
-    demo_goal = DemoGoal(300.0, steps=100)
-    family, sizes = FAMILY, tuple(SIZES)
+    demo_goal: ClassVar[DemoGoal | None] = DemoGoal(300.0, steps=100)
+    family = FAMILY
+    sizes: ClassVar[tuple[str, ...]] = tuple(SIZES)
     trained_tokens, end_role = CAUSAL_TOKENS, "end"
 
     def __init__(self, settings: CausalLmSettings, context: RecipeContext) -> None:

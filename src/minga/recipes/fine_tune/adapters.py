@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.exported import Exported
 from minga.recipes.fine_tune.settings import LoraSettings
 
 _ALL: Final = "all-linear"
@@ -43,7 +42,7 @@ def lora_config(settings: LoraSettings) -> Any:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Inside, adapters count for nothing: the model is its base."""
-    scaled = [module.scaling for module in model.modules() if hasattr(module, "lora_A")]
+    scaled: list[Any] = [module.scaling for module in model.modules() if hasattr(module, "lora_A")]
     kept = [dict(each) for each in scaled]
     for each in scaled:
         each.update(dict.fromkeys(each, 0.0))
@@ -54,17 +53,17 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             each.update(before)
 
 
-def save_adapters(model: nn.Module, settings: LoraSettings, folder: Path, base: str) -> None:
+def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str) -> None:
     """What `PeftModel.from_pretrained` loads onto the `base`. Raises `OSError`."""
     found = {
-        f"base_model.model.{name.replace('.default.', '.')}": each.detach().cpu().contiguous()
+        f"base_model.model.{name.replace('.default.', '.')}": each
         for name, each in model.named_parameters()
         if each.requires_grad
     }
-    save_file(found, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    exported.tensors("adapter_model.safetensors", found)
     config = lora_config(settings)
     config.base_model_name_or_path, config.inference_mode = base, True
-    config.save_pretrained(folder)
+    config.save_pretrained(exported.folder)
 
 
 def _peft() -> Any:

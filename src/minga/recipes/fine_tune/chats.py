@@ -20,10 +20,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.foreign_tokenizer import encoded_texts
+from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME, Tokens
 from minga.recipes.text.sources import matching_files, sentence_answers
-from minga.recipes.text.special_tokens import find_special_tokens
-from minga.recipes.text.tokens import DOCUMENTS_AT_A_TIME, Tokens
+from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 256 << 10

@@ -16,11 +16,12 @@ from torch import nn
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.causal_lm.evaluation import generation, token_losses
 from minga.recipes.causal_lm.recipe import CausalLmRecipe
-from minga.recipes.causal_lm.sampling import generation
-from minga.recipes.causal_lm.sizes import FAMILY
-from minga.recipes.causal_lm.token_losses import token_losses
-from minga.recipes.exported import Provenance
+from minga.recipes.causal_lm.settings import FAMILY
+from minga.recipes.data.files import file_of
+from minga.recipes.data.order import shuffled
+from minga.recipes.exported import Exported, Provenance
 from minga.recipes.fine_tune.adapters import save_adapters, with_adapters, without_adapters
 from minga.recipes.fine_tune.chats import (
     MAX_TEMPLATE_BYTES,
@@ -43,15 +44,11 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.language.recipe import file_of
-from minga.recipes.new_folder import new_folder
-from minga.recipes.order import shuffled
 from minga.recipes.registry import load_recipe
 from minga.recipes.text.corpus import HELDOUT_FILE, pack_documents, split_documents, unpack_documents
-from minga.recipes.text.given_tokenizer import TOKENIZER_FILE, given_content
+from minga.recipes.text.packing import TOKENS_FILE, StoredTokens, Tokens, pack_tokens
 from minga.recipes.text.sources import matching_files
-from minga.recipes.text.tokenizer import read_tokenizer
-from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens, Tokens, pack_tokens
+from minga.recipes.text.tokenizer import TOKENIZER_FILE, given_content, read_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 
 DEMO_STEPS, DEMO_BATCH_SIZE = 60, 8
@@ -67,7 +64,8 @@ class FineTuneRecipe(CausalLmRecipe):
     Settings = FineTuneSettings
     headline = Metric("heldout_loss", better="lower")
     demo_goal = None
-    family, sizes = dataclasses.replace(FAMILY, recipe="fine-tune"), ()
+    family = dataclasses.replace(FAMILY, recipe="fine-tune")
+    sizes = ()
     model_files = (TOKENIZER_FILE, TEMPLATE_FILE)
     tasks = ()
 
@@ -106,7 +104,7 @@ class FineTuneRecipe(CausalLmRecipe):
         model = new_model(recipe)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, betas=(0.9, 0.95))
         for batch in islice(recipe.batches(files, StreamPosition("00" * 32), DEMO_BATCH_SIZE), DEMO_STEPS):
-            recipe.total_loss(model, batch).backward()
+            torch.autograd.backward(recipe.total_loss(model, batch))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -217,10 +215,15 @@ class FineTuneRecipe(CausalLmRecipe):
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """The adapters, as `PeftModel.from_pretrained(base, DIRECTORY)` loads them, and a README."""
-        figures = "".join(f"| {name} | {value:.4f} |\n" for name, value in self.evaluate(model, files).items())
-        with new_folder(directory, provenance) as folder:
-            save_adapters(model, self.chosen.lora, folder, base="BASE")
-            (folder / "README.md").write_text(_CARD.format(place=provenance.place, figures=figures), encoding="utf-8")
+        with Exported.to(directory, provenance) as exported:
+            save_adapters(model, self.chosen.lora, exported, base="THE BASE")
+            exported.card(
+                self.context.run_name,
+                f"Adapters that peers trained with minga (recipe {provenance.recipe}).",
+                self.evaluate(model, files),
+                _LOADING,
+                library="peft",
+            )
 
     # ---- inner workings
 
@@ -283,20 +286,7 @@ def _template_of(base: str) -> bytes:
         return USUAL_TEMPLATE.encode()
 
 
-_CARD = """---
-library_name: peft
-tags: [minga]
----
-
-Adapters that peers trained with minga (recipe fine-tune). These are the parameters {place}.
-
-| | |
-| --- | --- |
-{figures}
-```python
-from peft import PeftModel
+_LOADING = """from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("THE BASE"), "PATH OF THIS DIRECTORY")
-```
-"""
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("THE BASE"), "PATH OF THIS DIRECTORY")"""

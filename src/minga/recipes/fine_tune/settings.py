@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.language.settings import LanguageSettings
+from minga.recipes.causal_lm.settings import CausalLmSettings
 
 
 class LoraSettings(Section):
@@ -46,9 +46,8 @@ class ChatData(Section):
     heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the conversations kept for evaluation")
 
 
-class FineTuneSettings(LanguageSettings):
+class FineTuneSettings(CausalLmSettings):
     """Adapters of the model that `model.init_from` names, which is the base of the run and comes with it."""
 
-    size: Literal["tiny"] = choice("tiny", "of no meaning here: the shape is that of model.init_from", "tiny")
     lora: LoraSettings = LoraSettings()
     chats: ChatData = ChatData()

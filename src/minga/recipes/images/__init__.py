@@ -1,9 +1,8 @@
 """Pictures as data and as results, for every recipe that has some.
 
-    files, bytes ─▶ loading ─▶ arrays of whole numbers ─▶ ranking ─▶ grid ─▶ PNG
+    files, bytes ─▶ loading ─▶ arrays of whole numbers ─▶ grid ─▶ PNG
 
-Read: loading (bounded and square), content_rank (which are held out), grid (many on one sheet), ranking (those that
-fit a text best).
+Read: loading (bounded and square), grid (many on one sheet).
 
 Called by recipes and by the commands that show samples. Importing it imports Pillow, and no torch.
 """

@@ -12,9 +12,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from minga.recipes.exported import Provenance
-from minga.recipes.new_folder import new_folder
-from minga.recipes.text.special_tokens import find_special_tokens
+from minga.recipes.exported import Exported, Provenance
+from minga.recipes.text.tokenizer import find_special_tokens
 
 CAUSAL: Final = "AutoModelForCausalLM"
 _ROLES: Final = {
@@ -24,6 +23,19 @@ _ROLES: Final = {
     "sep": "sep_token",
     "mask": "mask_token",
 }
+_FACTS: Final = {
+    "hidden size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "attention heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+    "longest sequence, in tokens": "max_position_embeddings",
+}
+"""Of a configuration, by words for people."""
+
+_LOADING: Final = """from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained("PATH OF THIS DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")"""
 
 
 def export_model(
@@ -40,19 +52,29 @@ def export_model(
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
     `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
-    the model; one that generates gets a generation configuration, too. All or nothing; see `new_folder` for what is
+    the model; one that generates gets a generation configuration, too. All or nothing; see `Exported.to` for what is
     raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    with new_folder(directory, provenance) as folder:
+    config, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
+    with Exported.to(directory, provenance) as exported:
         with _without_progress_bars():
-            model.save_pretrained(folder)
+            model.save_pretrained(exported.folder)
         if auto == CAUSAL:
-            _generation(tokenizer).save_pretrained(folder)
-        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(folder)
-        card = _model_card(model, provenance, title, figures, text, auto)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+            _generation(tokenizer).save_pretrained(exported.folder)
+        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(exported.folder)
+        exported.card(
+            title,
+            f"A model of the architecture {config.model_type} with {parameters:,} parameters, trained with minga by "
+            f"peers that pooled their machines (recipe {provenance.recipe}).",
+            {words: getattr(config, name) for words, name in _FACTS.items() if hasattr(config, name)} | figures,
+            _LOADING.format(auto=auto),
+            tags=[config.model_type],
+            library="transformers",
+            notes=f"The text: {text}. No licence is stated here: that of the model is for the organiser of the run to "
+            "say.",
+        )
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
@@ -88,44 +110,3 @@ def _without_progress_bars() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
-
-
-def _model_card(
-    model: PreTrainedModel, provenance: Provenance, title: str, figures: dict[str, float], text: str, auto: str
-) -> str:
-    config = model.config
-    kind = config.model_type
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    shown = title.replace("\\", "\\\\").replace("`", "\\`")
-    rows = {
-        "hidden size": "hidden_size",
-        "layers": "num_hidden_layers",
-        "attention heads": "num_attention_heads",
-        "vocabulary": "vocab_size",
-        "longest sequence, in tokens": "max_position_embeddings",
-    }
-    table = "\n".join(f"| {words} | {getattr(config, name)} |" for words, name in rows.items() if hasattr(config, name))
-    table += "".join(f"\n| {name} | {value:.4f} |" for name, value in figures.items())
-    return f"""---
-library_name: transformers
-tags: [{kind}, minga]
----
-
-# {shown}
-
-A model of the architecture {kind} with {parameters:,} parameters, trained with minga by peers that pooled their
-machines (recipe {provenance.recipe}). These are the parameters {provenance.place}.
-
-| | |
-| --- | --- |
-{table}
-
-The text: {text}. No licence is stated here: that of the model is for the organiser of the run to say.
-
-```python
-from transformers import {auto}, AutoTokenizer
-
-model = {auto}.from_pretrained("PATH OF THIS DIRECTORY")
-tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")
-```
-"""

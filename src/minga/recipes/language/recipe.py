@@ -1,7 +1,7 @@
 """What recipes of language models share: text and tokenizer that ship with the run, held-out documents, export.
 
 The organiser makes or fetches the tokenizer and sends it along with the run. Rows of tokens are cut from documents that
-travel as tokens (`recipes/text/tokens.py`); pairs of sentences are cut from documents that travel as text.
+travel as tokens (`recipes/text/packing.py`); pairs of sentences are cut from documents that travel as text.
 """
 
 from __future__ import annotations
@@ -9,43 +9,59 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
 
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
+from minga.recipes.data.files import body_of, file_of, keep
+from minga.recipes.data.hold_out import content_rank
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.language.export import export_model
-from minga.recipes.language.settings import TextSettings
-from minga.recipes.mixture.mixed_stream import MixedStream
-from minga.recipes.mixture.open_sources import local_inputs, mixed_sources
-from minga.recipes.mixture.prepare import prepare_mixture
+from minga.recipes.language.settings import LanguageSettings, TextSettings
+from minga.recipes.language.shape import ModelFamily, build, resolve
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.recipes.tasks.evaluate import TASKS, evaluate_model
 from minga.recipes.text.corpus import (
     HELDOUT_FILE,
     TRAINING_FILE,
     first_streamed,
-    heldout_rank,
     local_documents,
     pack_documents,
     split_documents,
     streamed_documents,
     unpack_documents,
 )
-from minga.recipes.text.given_tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content, given_file
-from minga.recipes.text.packing import NumberedRows, Packing, endless_rows, pack_rows
+from minga.recipes.text.mixture import local_inputs, mixed, mixed_sources, prepare_mixture
+from minga.recipes.text.packing import (
+    TOKENS_FILE,
+    NumberedRows,
+    Packing,
+    StoredTokens,
+    Tokens,
+    encoded,
+    endless_rows,
+    pack_rows,
+    pack_tokens,
+)
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import matching_files
-from minga.recipes.text.special_tokens import SpecialTokens, find_special_tokens
-from minga.recipes.text.tokenizer import Kind, read_tokenizer, train_tokenizer
-from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens, Tokens, encoded, pack_tokens
-from minga.recipes.writing.by_language import WRITINGS, Writing
+from minga.recipes.text.tokenizer import (
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER_FILE,
+    Kind,
+    SpecialTokens,
+    find_special_tokens,
+    given_content,
+    given_file,
+    read_tokenizer,
+    train_tokenizer,
+)
+from minga.recipes.text.writing import WRITINGS, Writing
 
 T = TypeVar("T", bound=TextSettings)
 GIVEN = "from:"
@@ -55,8 +71,8 @@ CHECKED_DOCUMENTS = 1000
 class LanguageRecipe(Recipe[T]):
     """A recipe on text; see `Recipe` for what each method promises."""
 
-    model_files = (TOKENIZER_FILE,)
-    tasks = TASKS
+    model_files: ClassVar[tuple[str, ...]] = (TOKENIZER_FILE,)
+    tasks: ClassVar[tuple[str, ...]] = TASKS
     trained_tokens: ClassVar[tuple[str, ...]]
     """The special tokens of a tokenizer that the organiser trains."""
 
@@ -171,13 +187,8 @@ class LanguageRecipe(Recipe[T]):
         documents = [each for each in map(normalize, local_documents(data)) if each and each not in held_out]
         if not documents:
             raise ConfigurationError(f"--data {' '.join(patterns)}: no text to train on besides what is held out")
-        own: dict[str, Path] = {}
-        for name, content in self._packed(documents, self.tokenizer(files)).items():
-            own[name] = folder / name
-            try:
-                write_atomically(own[name], content)
-            except OSError as error:
-                raise StorageError(f"{own[name]}: cannot be written: {error.strerror}") from error
+        packed = self._packed(documents, self.tokenizer(files))
+        own = {name: keep(folder / name, content) for name, content in packed.items()}
         settings = self.settings.model_copy(update={"data": data})
         return type(self)(settings, self.context), {**files, **own}
 
@@ -212,12 +223,7 @@ class LanguageRecipe(Recipe[T]):
 
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""
-        path = file_of(files, TOKENIZER_FILE)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-        return read_tokenizer(data, self.resolved.vocabulary_size)
+        return read_tokenizer(body_of(files, TOKENIZER_FILE), self.resolved.vocabulary_size)
 
     def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
         """Documents as tokens, each with its end."""
@@ -242,9 +248,9 @@ class LanguageRecipe(Recipe[T]):
         """The training documents of a mixture, without end, or of a data set of the hub, in an order of the seed."""
         data = self.settings.data
         if data.source == "mixture":
-            return MixedStream(mixed_sources(data, files, seed), seed, data.shuffle_buffer)
+            return mixed(mixed_sources(data, files, seed), seed, data.shuffle_buffer)
         documents = map(self.writing.normalize, streamed_documents(data, order=seed))
-        return (document for document in documents if heldout_rank(document) >= data.heldout_fraction)
+        return (document for document in documents if content_rank(document) >= data.heldout_fraction)
 
     def numbered_rows(self, files: Files, packing: Packing) -> NumberedRows:
         """The rows of the run's text by number."""
@@ -291,8 +297,57 @@ class LanguageRecipe(Recipe[T]):
         return RecipeFacts(name, counted.tensors, counted.operations, settings.max_length, counted.kept_bytes, origin)
 
 
-def file_of(files: Files, name: str) -> Path:
-    """A file of the run. Raises `ConfigurationError` if it did not come."""
-    if name not in files:
-        raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
-    return files[name]
+# ---- What the recipes share that train any architecture of transformers: settings looked up once, the model they
+# make.
+
+
+class AnyArchitecture(LanguageRecipe[T]):
+    """A language model of the shape that the settings name, which are `LanguageSettings`.
+
+    A subclass for one architecture alone may have simpler settings, and then overrides what reads these.
+    """
+
+    family: ClassVar[ModelFamily]
+
+    def __init__(self, settings: T, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._resolved: T | None = None
+
+    @property
+    def resolved(self) -> T:
+        """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
+        if self._resolved is None:
+            found = resolve(self._said(), self.model_family(), self.trained_tokens, self.context.init_from)
+            self._resolved = cast(T, found)
+        return self._resolved
+
+    def check_received(self) -> None:
+        """The shape of the model has to be there: else its tokenizer and configuration would be looked up."""
+        if isinstance(self.settings, LanguageSettings) and not self.settings.config:
+            raise ConfigurationError(
+                f"this run does not spell out the shape of its model (recipe.{self.context.recipe}.config); ask the "
+                "organiser to host it anew"
+            )
+
+    def model_family(self) -> ModelFamily:
+        """Which kind of model transformers is to make."""
+        return self.family
+
+    @property
+    def tokenizer_source(self) -> str:
+        """As the settings say it."""
+        return self._said().tokenizer
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
+        """A size, with its usual vocabulary and length unless told otherwise."""
+        return {"size": size, "max_length": tokens or 0}
+
+    def build_model(self) -> nn.Module:
+        """The model of the published shape; transformers initialises it as it does for this architecture."""
+        return build(cast(LanguageSettings, self.resolved).config, self.model_family())
+
+    def _said(self) -> LanguageSettings:
+        if not isinstance(self.settings, LanguageSettings):
+            raise TypeError(f"{type(self).__name__} does not say what it makes of {type(self.settings).__name__}")
+        return self.settings

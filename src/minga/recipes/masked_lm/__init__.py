@@ -3,8 +3,8 @@
     language/, text/ ─▶ batching (padding, masks) ─▶ heads (scores of masked tokens) ─▶ recipe ─▶ training
                                                         └─▶ evaluation (the same masks for everyone)
 
-Read: recipe (entry), settings (its part of the run spec), sizes (presets, and what transformers has), batching (from
-pairs and rows to batches), heads (the last layers on masked places only), evaluation (held-out figures).
+Read: recipe (entry), settings (its part of the run spec, presets), batching (from pairs and rows to batches), heads
+(the last layers on masked places only), evaluation (held-out figures, gaps that people look at).
 
 Called by registry, and by recipes for one architecture.
 """

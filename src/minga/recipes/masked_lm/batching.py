@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from minga.recipes.interface import Batch
+from minga.recipes.text.packing import Tokens
 from minga.recipes.text.sentence_pairs import SPECIAL_PER_PAIR, Instance
-from minga.recipes.text.special_tokens import MASKED_TOKENS, SpecialTokens
-from minga.recipes.text.tokens import Tokens
+from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens
 
 MASKED_SHARE = 0.8
 RANDOM_SHARE = 0.1

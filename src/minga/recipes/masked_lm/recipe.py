@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
+from minga.recipes.data.files import file_of
+from minga.recipes.data.order import chance_within
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -32,24 +34,26 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.language.any_architecture import AnyArchitecture
-from minga.recipes.language.recipe import file_of
+from minga.recipes.language.recipe import AnyArchitecture
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch, synthetic_batch
-from minga.recipes.masked_lm.evaluation import commonest_share, evaluate_model, heldout_batches
-from minga.recipes.masked_lm.gaps import WordGap, find_gaps
+from minga.recipes.masked_lm.evaluation import WordGap, commonest_share, evaluate_model, find_gaps, heldout_batches
 from minga.recipes.masked_lm.heads import masked_and_order_scores, masked_scores
-from minga.recipes.masked_lm.settings import MaskedLmSettings
-from minga.recipes.masked_lm.sizes import FAMILY, FAMILY_WITH_ORDER, SIZES
-from minga.recipes.order import epoch_seed
+from minga.recipes.masked_lm.settings import FAMILY, FAMILY_WITH_ORDER, SIZES, MaskedLmSettings
 from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, unpack_documents
-from minga.recipes.text.document_stream import Corpus, StoredCorpus, StreamedCorpus, instances
-from minga.recipes.text.packing import Packing, pack_rows
-from minga.recipes.text.public_samples import PublicSamples
-from minga.recipes.text.sentence_pairs import Instance, encode_documents, make_instances
-from minga.recipes.text.special_tokens import MASKED_TOKENS, SpecialTokens, find_special_tokens
-from minga.recipes.text.tokens import Tokens
+from minga.recipes.text.packing import Packing, Tokens, pack_rows
+from minga.recipes.text.sentence_pairs import (
+    Corpus,
+    Instance,
+    PublicSamples,
+    StoredCorpus,
+    StreamedCorpus,
+    encode_documents,
+    instances,
+    make_instances,
+)
+from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch
 
 M = TypeVar("M", bound=TextSettings)
@@ -159,8 +163,7 @@ class MaskedLmRecipe(AnyArchitecture[M]):
             raise ConfigurationError(f"the micro-batch size must be at least 1, not {micro_batch_size}")
         tokenizer = self.tokenizer(files)
         special = find_special_tokens(tokenizer)
-        # Epoch -1 is no epoch: the masks have a random generator of their own.
-        random = np.random.default_rng(epoch_seed(self.context.seed, position, -1))
+        random = chance_within(self.context.seed, position)
         if self.packing is not None:
             rows = self.rows(files, position, self.packing)
             while True:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -25,9 +25,10 @@ from typing import Final
 import msgspec
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from minga.core.errors import ClosedError, LocalError
-from minga.recipes.running.run import RecipeRun
+from minga.recipes.running.run import RecipeRun, Work
 from minga.training.peer import Peer
 
 MODULE: Final = "minga.recipes.running.rank_process"
@@ -37,20 +38,6 @@ MEETING: Final = timedelta(seconds=120)
 
 END_S: Final = 5.0
 MAX_WORDS: Final = 300
-
-
-class Work(msgspec.Struct, frozen=True):
-    """How the processes of a peer compute; see `RecipeRun`. `threads` are those of all of them together on the CPU,
-    None for what PyTorch takes.
-    """
-
-    micro_batch: int | None = None
-    precision: str = "auto"
-    data: tuple[str, ...] = ()
-    threads: int | None = None
-    checkpoint_activations: bool = False
-    compiled: bool = False
-    offload: bool = False
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -64,7 +51,6 @@ class Job(msgspec.Struct, frozen=True):
     rank: int
     ranks: int
     store: str
-    device: str
     work: Work
 
 
@@ -76,14 +62,14 @@ def open_run(peer: Peer, devices: Sequence[torch.device], work: Work) -> Iterato
     and what `RecipeRun` raises.
     """
     if len(devices) == 1:
-        yield _run(peer, devices, work, lambda: None)
+        yield RecipeRun(peer, replace(work, device=str(devices[0])))
         return
     own_threads = torch.get_num_threads()
     share = _share_of_threads(devices, work.threads, own_threads)
     if share is not None:
         torch.set_num_threads(share)
     with tempfile.TemporaryDirectory(prefix="minga-ranks-", ignore_cleanup_errors=True) as folder:
-        jobs = _jobs(peer, devices, msgspec.structs.replace(work, threads=share), Path(folder) / "store")
+        jobs = _jobs(peer, devices, replace(work, threads=share), Path(folder) / "store")
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, own_threads)
             stack.callback(_part)
@@ -95,7 +81,8 @@ def open_run(peer: Peer, devices: Sequence[torch.device], work: Work) -> Iterato
                 meet(0, len(devices), Path(folder) / "store")
 
             try:
-                yield _run(peer, devices, work, gather)
+                first = replace(work, device=str(devices[0]))
+                yield RecipeRun(peer, first, ranks=len(devices), meet=gather)
             except ClosedError as error:
                 if ended := [words for each in ranks if (words := each.why_ended())]:
                     raise LocalError(f"{'; '.join(ended)}. The run goes on; start this peer again") from error
@@ -117,7 +104,7 @@ class _Rank:
     """The process of one further rank."""
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._what = f"The process of device {job.rank + 1} ({job.device})"
+        self._what = f"The process of device {job.rank + 1} ({job.work.device})"
         self._log = folder / f"rank-{job.rank}.err"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603  this very program
@@ -163,26 +150,19 @@ class _Rank:
                 self._process.stdin.flush()
 
 
-def _run(peer: Peer, devices: Sequence[torch.device], work: Work, meet: Callable[[], None]) -> RecipeRun:
-    return RecipeRun(
-        peer,
-        device=str(devices[0]),
-        micro_batch_size=work.micro_batch,
-        precision=work.precision,
-        checkpoint_activations=work.checkpoint_activations,
-        compiled=work.compiled,
-        offload=work.offload,
-        data=work.data,
-        ranks=len(devices),
-        meet=meet,
-    )
-
-
 def _jobs(peer: Peer, devices: Sequence[torch.device], work: Work, store: Path) -> list[Job]:
     spec, files = peer.spec.canonical_bytes(), {name: str(path) for name, path in peer.files.items()}
     return [
         Job(
-            spec, files, str(peer.directory), peer.peer_id, peer.role, rank, len(devices), str(store), str(device), work
+            spec,
+            files,
+            str(peer.directory),
+            peer.peer_id,
+            peer.role,
+            rank,
+            len(devices),
+            str(store),
+            replace(work, device=str(device)),
         )
         for rank, device in enumerate(devices)
         if rank > 0

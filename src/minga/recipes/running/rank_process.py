@@ -47,18 +47,7 @@ def _compute(job: Job) -> None:
         print(READY, flush=True)
         meet(job.rank, job.ranks, Path(job.store))
 
-    run = RecipeRun(
-        rank,
-        device=job.device,
-        micro_batch_size=job.work.micro_batch,
-        precision=job.work.precision,
-        checkpoint_activations=job.work.checkpoint_activations,
-        compiled=job.work.compiled,
-        offload=job.work.offload,
-        data=job.work.data,
-        ranks=job.ranks,
-        meet=tell_and_meet,
-    )
+    run = RecipeRun(rank, job.work, ranks=job.ranks, meet=tell_and_meet)
     run.train(lambda _: False, lambda *_: None)
     dist.destroy_process_group()
 

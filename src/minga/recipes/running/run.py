@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -45,6 +46,32 @@ accelerator still computes that, it is the loss of one before, and NaN before an
 """
 
 
+class Work(msgspec.Struct, frozen=True):
+    """How the processes of a peer compute.
+
+    device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
+    devices: how many processes, or "all" GPUs; see `devices.py`.
+    micro_batch: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above the
+        run's target batch size. Where the run says how many, for all peers, anything else is refused.
+    precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
+    data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
+    threads: of all processes together on the CPU, None for what PyTorch takes.
+    checkpoint_activations: compute activations again in the backward pass instead of keeping them.
+    compiled: let PyTorch compile the model.
+    offload: update parameters in RAM, where the optimizer's state stays.
+    """
+
+    device: str = "auto"
+    devices: str = "all"
+    micro_batch: int | None = None
+    precision: str = "auto"
+    data: tuple[str, ...] = ()
+    threads: int | None = None
+    checkpoint_activations: bool = False
+    compiled: bool = False
+    offload: bool = False
+
+
 @dataclass(frozen=True)
 class FurtherRank:
     """What a process of a peer knows of it, except rank 0, which has the `Peer`; see `local_ranks.py`."""
@@ -58,16 +85,9 @@ class FurtherRank:
 
 
 class RecipeRun:
-    """This machine's copy of what a run trains.
+    """This machine's copy of what a run trains, or that of one of its devices.
 
-    device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
-    micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
-        the run's target batch size. Where the run says how many, for all peers, anything else is refused.
-    precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
-    checkpoint_activations: compute activations again in the backward pass instead of keeping them.
-    compiled: let PyTorch compile the model.
-    offload: update parameters in RAM, where the optimizer's state stays.
-    data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
+    work: how it computes, on `work.device`.
     ranks: processes of this peer; each makes the same calls.
     meet: called when all is there but what the ranks do together, which has to make one `torch.distributed` group of
         them: a rank that fails before then keeps no other one waiting.
@@ -79,14 +99,8 @@ class RecipeRun:
     def __init__(
         self,
         peer: Peer | FurtherRank,
+        work: Work = Work(),  # noqa: B008  a value
         *,
-        device: str = "auto",
-        micro_batch_size: int | None = None,
-        precision: str = "auto",
-        checkpoint_activations: bool = False,
-        compiled: bool = False,
-        offload: bool = False,
-        data: Sequence[str] = (),
         ranks: int = 1,
         meet: Callable[[], None] = lambda: None,
     ) -> None:
@@ -97,26 +111,26 @@ class RecipeRun:
         self.files: Files = dict(peer.files)
         self.recipe: Recipe[Any] = load_recipe(spec)
         self._is_public = self.recipe.context.is_public
-        if data and self._is_public:
+        if work.data and self._is_public:
             raise ConfigurationError(
                 "--data: in this run all train on the same data, so that each can check the others"
             )
-        if data:
+        if work.data:
             of_rank = f"-{self._rank}" if self._rank else ""  # ranks prepare at the same time
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}{of_rank}"
-            self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
-        self.device = choose_device(device)
-        self.precision = choose_precision(precision, self.device, spec)
+            self.recipe, self.files = self.recipe.own_data(self.files, work.data, folder)
+        self.device = choose_device(work.device)
+        self.precision = choose_precision(work.precision, self.device, spec)
         self.model: nn.Module = _first_model(self.recipe, peer.files).to(self.device)
-        if checkpoint_activations:
+        if work.checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
-        if compiled:
+        if work.compiled:
             self._compile()
         self._of_run = size_of_all(self.recipe)
-        self._is_fixed = self._of_run is not None or micro_batch_size is not None
+        self._is_fixed = self._of_run is not None or work.micro_batch is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
-        self.micro_batch_size = self._choose_micro_batch(micro_batch_size, offload=offload)
+        self.micro_batch_size = self._choose_micro_batch(work)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
         meet()
         self.optimizer = Optimizer(
@@ -125,7 +139,7 @@ class RecipeRun:
             scheduler=scheduler,
             model=self.model,
             rules=self.recipe,
-            offload=offload,
+            offload=work.offload,
         )
 
     @property
@@ -186,16 +200,16 @@ class RecipeRun:
         )
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
-    def _choose_micro_batch(self, wished: int | None, *, offload: bool) -> int:
-        if wished is not None:
-            check_wished(wished, self.peer.spec, self.recipe)
-        if (chosen := self._of_run or wished) is not None:
+    def _choose_micro_batch(self, work: Work) -> int:
+        if work.micro_batch is not None:
+            check_wished(work.micro_batch, self.peer.spec, self.recipe)
+        if (chosen := self._of_run or work.micro_batch) is not None:
             return chosen
         most, _ = round_batch_range(self.peer.spec)
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = self._largest_fit(start, most, sums_here=self._ranks == 1 and not offload)
+        size = self._largest_fit(start, most, sums_here=self._ranks == 1 and not work.offload)
         self._remembered.keep(str(self.device), size)
         return size
 

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.data.order import shuffled
 from minga.recipes.exported import Provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
-from minga.recipes.order import shuffled
-from minga.recipes.split.client_samples import DealtSamples
 from minga.recipes.split.export import export_parts
-from minga.recipes.split.own_table import OWN_FILE, read_stored, store_tables
+from minga.recipes.split.samples import OWN_FILE, DealtSamples, read_stored, store_tables
 from minga.recipes.split.settings import SplitRecipeSettings
 from minga.security.randomness.public_batch import PublicBatch
 from minga.split.examples.network import CutNetwork
 from minga.split.examples.samples import LabelledSamples
-from minga.split.leakage.no_peek import NoPeek
+from minga.split.no_peek import NoPeek
 
 _EVALUATED_TOGETHER = 1024
 

@@ -14,31 +14,25 @@ from torch import Tensor
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.images.loading import Pixels
-from minga.recipes.split.part_files import load_part
-from minga.recipes.split.taking_part import split_recipe
-from minga.split.examples.samples import LabelledSamples
-from minga.split.leakage.decoder import PairedSamples, best_decoder
-from minga.split.leakage.distance_correlation import distance_correlation
-from minga.split.leakage.settings import LeakageSettings
-from minga.split.leakage.similarity import structural_similarity
+from minga.recipes.split.taking_part import load_part, split_recipe
+from minga.split.examples.decoder import InvertingDecoder
+from minga.split.no_peek import distance_correlation
 
 SHOWN: Final = 8
-_CHOSEN_BY: Final = 100
-"""Samples by which the attacker chooses among decoders, at most; a quarter of a client that has few."""
 
 
 @dataclass(frozen=True)
 class SeenByServer:
     """Some pictures of the first client, the activations that it sends of each as a square of grey pixels, and what a
-    decoder rebuilds of them. Of all its pictures, both from 0 to 1: `similarity` is that to what is rebuilt,
-    `correlation` the distance correlation with what is sent.
+    decoder rebuilds of them. Of all its pictures: `rebuilt_share` of their variance is in what is rebuilt, and
+    `correlation` is their distance correlation with what is sent.
     """
 
     labels: list[str]
     originals: Sequence[Pixels]
     sent: Sequence[Pixels]
     rebuilt: Sequence[Pixels]
-    similarity: float
+    rebuilt_share: float
     correlation: float
 
     @classmethod
@@ -51,28 +45,22 @@ class SeenByServer:
         if not load_part(bottom, folder / "bottom.safetensors"):
             raise ConfigurationError(f"{folder}: the client left no part of the model")
         bottom.eval()
-
-        def paired(samples: LabelledSamples) -> PairedSamples:
-            with torch.no_grad():
-                return PairedSamples(bottom(samples.inputs), samples.inputs)
-
         own, other = (recipe.client_samples({}, number) for number in range(2))
-        few, rest = torch.arange(len(other.labels)).tensor_split([min(_CHOSEN_BY, len(other.labels) // 4)])
-        decoder = best_decoder(paired(other.rows(rest)), paired(other.rows(few)), LeakageSettings(), spec.training.seed)
-        pairs = paired(own)
         with torch.no_grad():
-            rebuilt = decoder(pairs.activations).clamp(0.0, 1.0)
-        similarity = float(structural_similarity(pairs.inputs, rebuilt.reshape(pairs.inputs.shape)))
+            sent, known = bottom(own.inputs), bottom(other.inputs)
+        decoder = InvertingDecoder(known, other.inputs, spec.training.seed)
         labels = sorted(set(own.labels.tolist()))[:SHOWN]
         rows = torch.stack([(own.labels == label).nonzero()[0, 0] for label in labels])
-        most = float(pairs.activations.abs().quantile(0.99).clamp_min(1e-6))
+        most = float(sent.abs().quantile(0.99).clamp_min(1e-6))
+        with torch.no_grad():
+            rebuilt = decoder(sent[rows])
         return cls(
             [str(label) for label in labels],
-            [_grey(each[0]) for each in pairs.inputs[rows]],
-            [_grey(_square(each.flatten() / most)) for each in pairs.activations[rows]],
-            [_grey(each[0]) for each in rebuilt[rows].reshape(-1, *own.inputs.shape[1:])],
-            similarity,
-            float(distance_correlation(pairs.inputs, pairs.activations)),
+            [_grey(each[0]) for each in own.inputs[rows]],
+            [_grey(_square(each.flatten() / most)) for each in sent[rows]],
+            [_grey(each[0]) for each in rebuilt],
+            decoder.rebuilt_share(sent, own.inputs),
+            float(distance_correlation(own.inputs, sent)),
         )
 
 

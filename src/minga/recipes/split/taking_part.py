@@ -8,19 +8,46 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.data.files import keep
 from minga.recipes.interface import Files
 from minga.recipes.registry import CUSTOM, load_recipe
-from minga.recipes.split.part_files import load_part, save_part
 from minga.recipes.split.recipe import CutParts, SplitRecipe
 from minga.split.client import Client
 from minga.split.examples.samples import LabelledSamples
-from minga.split.finding import check_split
-from minga.split.serving import SplitServer, serve, stand_by
+from minga.split.serving import serve
+from minga.split.sharing.variants import check_split
 from minga.training.peer import Peer
+
+# ---- The parts of a cut network on the disk of whoever has them.
+
+
+def save_part(module: nn.Module, path: Path) -> None:
+    """Write parameters and buffers. Raises `StorageError` if the disk refuses."""
+    tensors = {name: each.detach().cpu().contiguous() for name, each in module.state_dict().items()}
+    keep(path, save(tensors))
+
+
+def load_part(module: nn.Module, path: Path) -> bool:
+    """Go on with what was written, if there is such a file; whether there is.
+
+    Raises `ConfigurationError` if it is of another part.
+    """
+    if not path.exists():
+        return False
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{path}: not this part of the model: {str(error)[:200]}; move the file away"
+        ) from error
+    return True
+
 
 SAVE_S: Final = 60.0
 """Seconds between two times that parts are written."""
@@ -45,15 +72,15 @@ def split_recipe(spec: RunSpec) -> SplitRecipe:
 
 
 class ServerRun:
-    """The server of a run that `peer` hosts, or one that `stands_by`. Its part is written to `folder` once in a while,
-    and at the end, if it serves.
+    """The server of a run that `peer` hosts. Its part is written to `folder` once in a while, and at the end; a server
+    that comes again goes on with it.
     """
 
-    def __init__(self, peer: Peer, *, stands_by: bool = False) -> None:
+    def __init__(self, peer: Peer) -> None:
         parts = _parts(split_recipe(peer.spec), peer.spec)
         self.top, self.folder = parts.top, peer.directory
         self.resumes = load_part(self.top, self.path)
-        self.server: SplitServer = stand_by(peer, self.top) if stands_by else serve(peer, self.top)
+        self.server = serve(peer, self.top)
         self._saved_s = time.monotonic()
 
     @property
@@ -63,16 +90,14 @@ class ServerRun:
 
     def save_if_due(self) -> None:
         """Call it again and again."""
-        if time.monotonic() - self._saved_s >= SAVE_S and not self.server.status.stands_by:
+        if time.monotonic() - self._saved_s >= SAVE_S:
             self._saved_s = time.monotonic()
             self.server.between_batches(lambda: save_part(self.top, self.path))
 
     def close(self) -> None:
         """Serve no more, and write the part a last time."""
-        stands_by = self.server.status.stands_by
         self.server.close()
-        if not stands_by:
-            save_part(self.top, self.path)
+        save_part(self.top, self.path)
 
 
 class ClientRun:

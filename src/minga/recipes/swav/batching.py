@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice, repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minga.recipes.data.hold_out import content_rank
+from minga.recipes.data.order import chance_within, endless, epoch_seed, shuffled, shuffled_blocks
 from minga.recipes.interface import Batch, Files, StreamPosition
-from minga.recipes.order import shuffled
-from minga.recipes.swav.augmentation.arrays import crop_arrays
-from minga.recipes.swav.augmentation.crop_rule import CropRule
-from minga.recipes.swav.augmentation.encoded import FileCropper
-from minga.recipes.swav.data.encoded_set import EncodedSet
-from minga.recipes.swav.data.preparation import is_held_out
-from minga.recipes.swav.data.settings import ImageData
-from minga.recipes.swav.data.stream import streamed_order
-from minga.recipes.swav.data.streamed import encoded_pictures
-from minga.recipes.swav.settings import SwavSettings
+from minga.recipes.swav.crops import CropRule, FileCropper, crop_arrays
+from minga.recipes.swav.pictures import EncodedSet, encoded_pictures
+from minga.recipes.swav.settings import ImageData, SwavSettings
 
 Cropper = Callable[[CropRule, np.random.Generator], Tensor]
 """Makes one crop, by a rule, of each picture of a micro-batch: uint8 [n, c, s, s]."""
@@ -65,11 +61,16 @@ def _file_order(
             yield [stored.body(row) for row in rows.tolist()], chance
         return
 
-    def open_epoch(seed: int) -> Iterator[bytes]:
+    def open_pass(epoch: int) -> Iterator[bytes]:
+        seed = epoch_seed(run_seed, position, epoch)
         bodies = (picture.body for picture in encoded_pictures(data, order=seed))
-        return (body for body in bodies if not is_held_out(body, data.heldout_fraction))
+        kept = (body for body in bodies if content_rank(body) >= data.heldout_fraction)
+        return shuffled_blocks(kept, data.shuffle_buffer, repeat(np.random.default_rng(seed)))
 
-    yield from streamed_order(open_epoch, run_seed, position, micro_batch_size, data.shuffle_buffer)
+    chance = chance_within(run_seed, position)
+    pictures = endless(open_pass, "data: the source has no pictures to train on")
+    while True:
+        yield list(islice(pictures, micro_batch_size)), chance
 
 
 def synthetic_batch(settings: SwavSettings, size: int) -> Batch:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
-from torch import Tensor
-
-from minga.recipes.exported import Provenance
-from minga.recipes.new_folder import new_folder
+from minga.recipes.exported import Exported, Provenance
 from minga.recipes.swav.model import SwavModel, mean_and_deviation
-from minga.recipes.swav.settings import SwavSettings
-from minga.recipes.swav.sizes import TRUNKS
+from minga.recipes.swav.settings import TRUNKS, SwavSettings
 
 TRUNK_FILE: Final = "model.safetensors"
 HEAD_FILE: Final = "head.safetensors"
@@ -33,19 +27,32 @@ def export_model(
 
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
-    with new_folder(directory, provenance) as folder:
-        _save(model.trunk.state_dict(), folder / TRUNK_FILE)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trunk = sum(parameter.numel() for parameter in model.trunk.parameters())
+    mean, deviation = map(list, mean_and_deviation(settings.data.channels))
+    with Exported.to(directory, provenance) as exported:
+        exported.tensors(TRUNK_FILE, model.trunk.state_dict())
         model.trunk.config.architectures = [type(model.trunk).__name__]
-        model.trunk.config.save_pretrained(folder)
+        model.trunk.config.save_pretrained(exported.folder)
         head = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("trunk.")}
-        _save(head, folder / HEAD_FILE)
-        (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
-        card = _card(model, settings, figures, title, provenance)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        exported.tensors(HEAD_FILE, head)
+        (exported.folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
+        exported.card(
+            title,
+            "A ResNet trained without labels by SwAV (Caron et al. 2020, arXiv:2006.09882), with minga, by peers that "
+            f"pooled their machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk.",
+            figures,
+            _loading(settings),
+            tags=["resnet", "swav"],
+            library="transformers",
+            notes=f"""The statistics of BatchNorm were estimated anew on training pictures, and the figures are of
+held-out ones. The probe is a logistic regression on the trunk's features; to judge it, compare it with one on raw
+pixels and with one on a trunk that was never trained.
 
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+Pictures are float [n, {settings.data.channels}, height, width] from 0 to 1, less {mean}, divided by
+{deviation}. `trunk(pictures).pooler_output.flatten(1)` are the features. Add a linear layer for your classes, and train
+both to fine-tune. The head and the prototypes, which only the pre-training needs, are in `{HEAD_FILE}`.""",
+        )
 
 
 def _preprocessing(settings: SwavSettings) -> dict[str, Any]:
@@ -87,40 +94,4 @@ _GROUPS: Final = """for part in list(trunk.modules()):
     for name, child in list(part.named_children()):
         if isinstance(child, nn.BatchNorm2d):
             setattr(part, name, nn.GroupNorm(min(32, child.num_features), child.num_features))
-"""
-
-
-def _card(
-    model: SwavModel, settings: SwavSettings, figures: dict[str, float], title: str, provenance: Provenance
-) -> str:
-    shown_title = title.replace("\\", "\\\\").replace("`", "\\`")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    trunk = sum(parameter.numel() for parameter in model.trunk.parameters())
-    shown = "".join(f"| {figure} | {value:.4f} |\n" for figure, value in figures.items())
-    mean, deviation = mean_and_deviation(settings.data.channels)
-    return f"""---
-library_name: transformers
-tags: [resnet, swav, minga]
----
-
-# {shown_title}
-
-A ResNet trained without labels by SwAV (Caron et al. 2020, arXiv:2006.09882), with minga, by peers that pooled their
-machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters
-{provenance.place}.
-The statistics of BatchNorm were estimated anew on training pictures.
-
-| figure on held-out pictures | |
-| --- | --- |
-{shown}
-The probe is a logistic regression on the trunk's features. To judge it, compare it with one on raw pixels and with one
-on a trunk that was never trained.
-
-```python
-{_loading(settings)}
-```
-
-Pictures are float [n, {settings.data.channels}, height, width] from 0 to 1, less {list(mean)}, divided by
-{list(deviation)}. `trunk(pictures).pooler_output.flatten(1)` are the features. Add a linear layer for your classes, and
-train both to fine-tune. The head and the prototypes, which only the pre-training needs, are in `{HEAD_FILE}`.
 """

@@ -16,9 +16,7 @@ from transformers.models.resnet.modeling_resnet import ResNetConvLayer
 
 from minga.optim.arithmetic import work_device
 from minga.optim.norms import row_norms
-from minga.recipes.swav.assignment import EmbeddingQueue
-from minga.recipes.swav.settings import SwavSettings
-from minga.recipes.swav.sizes import TRUNKS
+from minga.recipes.swav.settings import TRUNKS, SwavSettings
 
 PROTOTYPES: Final = "prototypes.weight"
 _MEAN: Final = (0.485, 0.456, 0.406)
@@ -28,6 +26,33 @@ _GREY_DEVIATION: Final = 0.226
 _GROUPS: Final = 32
 _UNIT: Final = 5e-7
 """Rows whose norm is as close to 1 are left alone, so that to normalise them twice changes nothing."""
+
+
+class EmbeddingQueue:
+    """The last embeddings of one crop, which are assigned together with a micro-batch so that shares are of more
+    pictures. Scores are computed anew, since prototypes move. A peer's own: never sent, never kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._kept: Tensor | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many as are wanted; before that none is used."""
+        return self.capacity > 0 and self._kept is not None and len(self._kept) == self.capacity
+
+    def embeddings(self) -> Tensor | None:
+        """The embeddings float32 [capacity, d], the newest first; None until there are enough."""
+        return self._kept if self.is_full else None
+
+    def push(self, embeddings: Tensor) -> None:
+        """Add those of a micro-batch, float32 [n, d], in the place of the oldest."""
+        if self.capacity == 0:
+            return
+        new = embeddings.detach()
+        kept = new if self._kept is None else torch.cat([new, self._kept.to(new.device)])
+        self._kept = kept[: self.capacity].clone()
 
 
 class SwavModel(nn.Module):

@@ -15,10 +15,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from minga.recipes.interface import Batch
-from minga.recipes.swav.assignment import assign
 from minga.recipes.swav.batching import crop_names
 from minga.recipes.swav.model import SwavModel
 from minga.recipes.swav.settings import SwavSettings
+
+# ---- Which prototypes the pictures of a micro-batch are assigned to: each prototype the same share of them.
+#
+# Sinkhorn's iteration (Cuturi 2013, arXiv:1306.0895) as SwAV uses it (Caron et al. 2020, arXiv:2006.09882, section
+# 3.1), for scores S [n, K]:
+#
+#     Q = exp(S / ε)
+#     repeat: divide the column of each prototype by its sum, then the row of each sample by its sum
+#
+# computed with logarithms, in which no sum is 0, however far apart the scores are.
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """Assignments float32 [n, K] of n samples: each row has the sum 1, and each column n/K, the nearer the more
+    `iterations`. `scores` are finite, float [n, K].
+    """
+    logs = scores.float()
+    logs = (logs - logs.max()) / epsilon
+    for _ in range(iterations):
+        logs = logs - torch.logsumexp(logs, dim=0, keepdim=True)
+        logs = logs - torch.logsumexp(logs, dim=1, keepdim=True)
+    return logs.exp()
+
+
+@torch.no_grad()
+def assign(embeddings: Tensor, prototypes: Tensor, queued: Tensor | None, epsilon: float, iterations: int) -> Tensor:
+    """The assignments float32 [n, K] of `embeddings` [n, d], together with those of `queued` [m, d]."""
+    together = embeddings if queued is None else torch.cat([queued.to(embeddings.device), embeddings])
+    return sinkhorn(together @ prototypes.t(), epsilon, iterations)[-len(embeddings) :]
 
 
 def swav_loss(model: SwavModel, batch: Batch, settings: SwavSettings, *, with_queue: bool) -> Tensor:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
+from minga.recipes.data.files import file_of
+from minga.recipes.data.order import shuffled
+from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
@@ -30,25 +33,28 @@ from minga.recipes.interface import (
     Showing,
     StreamPosition,
 )
-from minga.recipes.order import shuffled
 from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
-from minga.recipes.swav.data.own_pictures import own_bodies, write_bodies, write_squares
-from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
-from minga.recipes.swav.data.prefetch import prefetched
-from minga.recipes.swav.data.preparation import HELDOUT_FILE, MAX_PROBE, PROBE_FILE, TRAINING_FILE, prepared_files
-from minga.recipes.swav.data.settings import ImageData
-from minga.recipes.swav.evaluation import class_figures, heldout_figures, is_collapsed, precise_copy
+from minga.recipes.swav.evaluation import class_figures, heldout_figures, is_collapsed, nearest_pictures, precise_copy
 from minga.recipes.swav.export import export_model
-from minga.recipes.swav.judging import MOST_PIXELS, TASKS, judge_export
 from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
-from minga.recipes.swav.neighbours import nearest_pictures
 from minga.recipes.swav.objective import swav_loss
-from minga.recipes.swav.settings import SwavSettings
-from minga.recipes.swav.sizes import PRESETS
-from minga.recipes.task_report import Say, TaskOptions, TaskReport
+from minga.recipes.swav.pictures import PictureSet, read_pictures
+from minga.recipes.swav.preparation import (
+    HELDOUT_FILE,
+    MAX_PROBE,
+    PROBE_FILE,
+    TRAINING_FILE,
+    own_bodies,
+    prepared_files,
+    write_bodies,
+    write_squares,
+)
+from minga.recipes.swav.settings import PRESETS, ImageData, SwavSettings
 from minga.security.randomness.public_batch import PublicBatch
 
 COLLAPSED_TWICE: Final = 2
+MOST_PIXELS: Final = 1 << 14
+"""Larger pictures are not classified by their pixels, which would take gigabytes and tell nothing."""
 
 logger = logging.getLogger("minga.recipes")
 
@@ -61,7 +67,6 @@ class SwavRecipe(Recipe[SwavSettings]):
     demo_goal = DemoGoal(0.65, steps=150)
     coupling = "micro-batch"
     sizes = tuple(PRESETS)
-    tasks = TASKS
 
     def __init__(self, settings: SwavSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
@@ -75,22 +80,9 @@ class SwavRecipe(Recipe[SwavSettings]):
 
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:
-        """The tiny model on the digits of scikit-learn. Their 8 by 8 pixels hold little: small crops, strong changes of
-        brightness and soft assignments leave nothing that could be predicted, so the model would give all the same
-        answer. A mirrored digit is none.
-        """
-        settings = {
-            "size": "tiny",
-            "crops": [[2, 16, 0.4, 1.0]],
-            "prototypes": 64,
-            "epsilon": 0.03,
-            "flip": 0.0,
-            "jitter": 0.3,
-            "blur": 0.0,
-            "data": {"source": "digits"},
-        }
+        """The tiny model on the digits of scikit-learn."""
         return {
-            "recipe": {"swav": settings},
+            "recipe": {"swav": {"size": "tiny"}},
             "optimizer": {
                 "name": "adamw",
                 "learning_rate": 0.002,
@@ -119,7 +111,7 @@ class SwavRecipe(Recipe[SwavSettings]):
         if not self.settings.data.is_packed:
             raise ConfigurationError(
                 'security.verification = "byzantine" needs pictures that travel as arrays, since decoders differ: set '
-                'recipe.swav.data.source to "folder" with a packed_size, or to a source of a package'
+                'recipe.swav.data.source to "folder" with a packed_size, or to "digits"'
             )
 
     def prepare(self) -> dict[str, bytes]:
@@ -232,19 +224,12 @@ class SwavRecipe(Recipe[SwavSettings]):
         figures = self.evaluate(model, files)
         export_model(precise, self.settings, figures, directory, provenance, title=self.context.run_name)
 
-    @classmethod
-    def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:
-        """By classifiers on the features of the trunk, which rests."""
-        return judge_export(model, options, say)
-
     def _known(self, files: Files) -> PictureSet:
         """Training pictures of one size, for the probe and the statistics of BatchNorm."""
         return self._pictures(files, PROBE_FILE if PROBE_FILE in files else TRAINING_FILE)
 
     def _pictures(self, files: Files, name: str) -> PictureSet:
-        if name not in files:
-            raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
-        path = files[name]
+        path = file_of(files, name)
         if path not in self._read:
             self._read[path] = read_pictures(path, self.settings.data.channels)
         return self._read[path]

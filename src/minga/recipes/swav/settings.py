@@ -2,13 +2,160 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
-from minga.core.spec.fields import Real, Section, choice, described, real, whole
-from minga.recipes.swav.data.settings import ImageData
-from minga.recipes.swav.sizes import PRESETS, Size
+from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.recipes.data.hub import HubName, of_hub
+
+# ---- Where the pictures of a run come from, as its settings say it.
+
+
+_TEXT = "a text of at most 100 printable characters"
+DIGITS = "digits"
+STREAMED_SOURCES = ("hub", "shards")
+
+_IN_WORDS = {
+    DIGITS: "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
+    "folder": "the organiser's pictures",
+    "shards": "the pictures of tar files on the web",
+}
+
+
+class ImageData(Section):
+    """The pictures to learn from."""
+
+    source: Literal["digits", "folder", "hub", "shards"] = choice(
+        DIGITS, "where the pictures come from", DIGITS, "folder", *STREAMED_SOURCES
+    )
+    folder: Annotated[Printable, Field(max_length=4096)] = described(
+        "",
+        "(source folder) a folder here with one folder for each class, or with metadata.csv; its pictures travel with "
+        "the run",
+        "a path",
+        private=True,
+    )
+    packed_size: int = whole(
+        28, 0, 64, "(source folder) pictures travel as squares of so many pixels a side", special="; 0 is as files"
+    )
+    name: HubName = described(
+        "",
+        "(source hub) data set of the Hugging Face hub, which each peer streams",
+        'a name such as "owner/name"',
+    )
+    config: Annotated[Printable, Field(max_length=100)] = described("", "(source hub) its configuration", _TEXT)
+    revision: Annotated[Printable, Field(max_length=100)] = described(
+        "", "(source hub) its branch, tag or commit; refs/convert/parquet where it has a loading script", _TEXT
+    )
+    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "train", "(source hub) its split", "a text of 1 to 100 printable characters"
+    )
+    urls: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=4096)
+    ] = described(
+        (),
+        "(source shards) tar files of WebDataset, which each peer streams",
+        "a list of at most 4096 https addresses; paths only where no other machine joins",
+    )
+    image_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "image", "(sources hub, shards) column, or suffix in a tar file, that holds the picture", _TEXT
+    )
+    label_column: Annotated[Printable, Field(max_length=100)] = described(
+        "label", "(sources hub, shards) column, or suffix, of the class, for evaluation only; empty for none", _TEXT
+    )
+    shuffle_buffer: int = whole(
+        2048, 1, 1 << 20, "(sources hub, shards) pictures that are put into a new order at once"
+    )
+    heldout_fraction: Real = real(0.1, 0.0, 0.5, "share of the pictures kept for evaluation")
+
+    @property
+    def channels(self) -> int:
+        """1 for grey pictures, 3 for those in colour."""
+        return 1 if self.source == DIGITS else 3
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether training reads pictures of one size that came with the run, not files that have to be decoded."""
+        return self.source == DIGITS or (self.source == "folder" and self.packed_size > 0)
+
+    def in_words(self) -> str:
+        """What pictures they are, and whose."""
+        return _IN_WORDS.get(self.source) or of_hub(self.name)
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ImageData:
+        if self.source == "hub" and not self.name:
+            raise ValueError('source = "hub" needs name, such as name = "owner/name"')
+        if self.source == "shards" and not self.urls:
+            raise ValueError('source = "shards" needs urls')
+        if self.source != "hub" and (self.name or self.config or self.revision):
+            raise ValueError('name, config and revision are for source = "hub" only')
+        if self.source != "shards" and self.urls:
+            raise ValueError('urls is for source = "shards" only')
+        if self.source != "folder" and self.folder:
+            raise ValueError('folder is for source = "folder" only')
+        return self
+
+
+# ---- The sizes in which the recipe builds its model: the trunk, and the settings that go with it.
+
+
+Size = Literal["tiny", "small", "paper"]
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A ResNet: how many blocks each stage has and how wide it is; `stride` is that of a 3x3 stem."""
+
+    layer_type: Literal["basic", "bottleneck"]
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    stem_width: int
+    stride: int
+
+
+TRUNKS: Final[dict[str, Trunk]] = {
+    "tiny": Trunk("basic", (1, 1, 1), (16, 32, 64), 16, 2),
+    "small": Trunk("basic", (2, 2, 2, 2), (64, 128, 256, 512), 64, 1),  # ResNet-18
+    "paper": Trunk("bottleneck", (3, 4, 6, 3), (256, 512, 1024, 2048), 64, 1),  # ResNet-50
+}
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    # For digits, whose 8 by 8 pixels hold little: small crops, strong changes of brightness and soft assignments would
+    # leave nothing to predict, and the model would give all the same answer. A mirrored digit is none.
+    "tiny": {
+        "crops": [[2, 16, 0.4, 1.0]],
+        "prototypes": 64,
+        "head": [128, 64],
+        "epsilon": 0.03,
+        "flip": 0.0,
+        "jitter": 0.3,
+        "blur": 0.0,
+        "data": {"source": "digits", "packed_size": 28},
+    },
+    "small": {
+        "crops": [[2, 32, 0.3, 1.0], [4, 20, 0.1, 0.4]],
+        "prototypes": 300,
+        "head": [512, 128],
+        "data": {"source": "folder", "packed_size": 64},
+    },
+    "paper": {
+        "crops": [[2, 224, 0.14, 1.0], [6, 96, 0.05, 0.14]],
+        "prototypes": 3000,
+        "head": [2048, 128],
+        "epsilon": 0.03,
+        "queue": 3840,
+        "queue_from_step": 1531,
+        "freeze_prototypes_steps": 40,
+        "data": {"source": "folder", "packed_size": 0},
+    },
+}
+"""What each size sets. That of the paper (Diskin et al. 2021, arXiv:2106.10207) is SwAV's on ImageNet, with DeDLOC's
+assignment; steps of its peers are counted here in global steps of 32,768 pictures.
+"""
+
 
 CropKind = Annotated[
     tuple[
@@ -27,11 +174,11 @@ class SwavSettings(Section):
 
     size: Size = choice("tiny", "preset of the model and of the settings below", "tiny", "small", "paper")
     crops: Annotated[tuple[CropKind, ...], Field(strict=False, min_length=1, max_length=4)] = described(
-        ((2, 28, 0.3, 1.0), (2, 16, 0.1, 0.4)),
+        ((2, 16, 0.4, 1.0),),
         "kinds of crops; the first two crops of the first kind are assigned to prototypes",
         "a list of 1 to 4 lists [number, side in pixels, least share of the area, largest share]",
     )
-    prototypes: int = whole(128, 2, 100_000, "prototypes, to which crops are assigned in equal shares")
+    prototypes: int = whole(64, 2, 100_000, "prototypes, to which crops are assigned in equal shares")
     head: Annotated[
         tuple[Annotated[StrictInt, Field(ge=4, le=16_384)], Annotated[StrictInt, Field(ge=4, le=4096)]],
         Field(strict=False),

@@ -7,26 +7,119 @@ difference is what the pre-training gave. Too little pre-training can make it ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.task_report import Say, TaskOptions, TaskReport, in_words, summary
-from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
-from minga.recipes.tasks.examples import TaskData, shuffled
+from minga.recipes.tasks.examples import LabelledText, TaggedSentence, TaskData, read_classes, read_entities, shuffled
 from minga.recipes.tasks.fine_tune import FineTuning, chunks, fine_tune, predictions
-from minga.recipes.tasks.packages import BBC, TWEETS, classes, entities
-from minga.recipes.tasks.spans import score_spans
+
+# ---- Examples as tensors: tags stand on the first sub-token of their word, all other positions do not count.
+#
+# Batches are dictionaries for `AutoModelForTokenClassification` and `AutoModelForSequenceClassification`: `input_ids`
+# and `attention_mask`, int64 [n, length], and `labels`, int64 [n, length] or [n].
+
+
+IGNORED: Final = -100
+"""The label of positions that count neither in the loss nor in a score."""
+
+
+def encode_tagged(
+    tokenizer: Any, sentences: Sequence[TaggedSentence], labels: Mapping[str, int], max_length: int
+) -> dict[str, Tensor]:
+    """A batch of tagged sentences, padded to its longest, cut to `max_length` tokens."""
+    encoded = _padded(tokenizer, [list(each.words) for each in sentences], max_length, is_split_into_words=True)
+    rows = []
+    for place, sentence in enumerate(sentences):
+        row, before = [], None
+        for word in encoded.word_ids(place):
+            is_first = word is not None and word != before
+            row.append(labels[sentence.tags[word]] if is_first else IGNORED)
+            before = word
+        rows.append(row)
+    return {**_inputs(encoded), "labels": torch.tensor(rows)}
+
+
+def encode_texts(
+    tokenizer: Any, texts: Sequence[LabelledText], labels: Mapping[str, int], max_length: int
+) -> dict[str, Tensor]:
+    """A batch of labelled texts, padded to its longest, cut to `max_length` tokens."""
+    encoded = _padded(tokenizer, [each.text for each in texts], max_length)
+    return {**_inputs(encoded), "labels": torch.tensor([labels[each.label] for each in texts])}
+
+
+def _padded(tokenizer: Any, rows: Sequence[Any], max_length: int, **options: Any) -> Any:
+    return tokenizer(rows, truncation=True, max_length=max_length, padding=True, return_tensors="pt", **options)
+
+
+def _inputs(encoded: Any) -> dict[str, Tensor]:
+    return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+
+
+# ---- Entities out of IOB2 tags, and how well predicted ones agree with true ones.
+#
+# An entity is a B- tag and the I- tags of the same type that follow it. Models also predict I- tags without their B-:
+# as in CoNLL's evaluation, such a tag begins an entity. An entity counts as found if type, first and last word agree.
+
+
+class Entity(NamedTuple):
+    """An entity: its type, its first word and the word after its last one."""
+
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SpanScores:
+    """Shares from 0 to 1; `accuracy` is that of the tags. A share of nothing is 0."""
+
+    precision: float
+    recall: float
+    f1: float
+    accuracy: float
+
+
+def spans_of(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence, in order."""
+    found: list[Entity] = []
+    kind, start = "", 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, current = tag.partition("-")
+        goes_on = prefix == "I" and current == kind != ""
+        if kind and not goes_on:
+            found.append(Entity(kind, start, place))
+            kind = ""
+        if not goes_on and prefix in ("B", "I"):
+            kind, start = current, place
+    return found
+
+
+def score_spans(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> SpanScores:
+    """The scores over all sentences, each given as its true and its predicted tags, equally many."""
+    true = predicted = both = right = words = 0
+    for wanted, given in pairs:
+        expected, found = set(spans_of(wanted)), set(spans_of(given))
+        true, predicted, both = true + len(expected), predicted + len(found), both + len(expected & found)
+        right += sum(a == b for a, b in zip(wanted, given, strict=True))
+        words += len(wanted)
+    precision, recall = _share(both, predicted), _share(both, true)
+    return SpanScores(precision, recall, _share(2 * precision * recall, precision + recall), _share(right, words))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
 
 TASKS: Final = ("ner", "ncc")
 """Entities in sentences, and classes of texts."""
 
-USUAL_DATA: Final = {"ner": TWEETS, "ncc": BBC}
 SMALL_PARAMETERS: Final = 5_000_000
 SMALL_MODEL: Final = FineTuning(learning_rates=(5e-4, 1e-3), batch_size=16)
 """How to fine-tune models with fewer parameters than that."""
@@ -41,8 +134,11 @@ def evaluate_model(
 
     Raises `ConfigurationError` if model or data cannot be read or are too little.
     """
-    source = options.data or USUAL_DATA[options.task]
-    work = _Work.load(str(model), options, source, how)
+    if options.data is None:
+        raise ConfigurationError(
+            "--data: name the examples of the task: a file or folder, or hub:OWNER/NAME[:CONFIG] for a data set"
+        )
+    work = _Work.load(str(model), options, options.data, how)
     trained, scratch = [], []
     for seed in range(options.runs):
         trained.append(work.score(seed, from_scratch=False))
@@ -50,7 +146,7 @@ def evaluate_model(
         scratch.append(work.score(seed, from_scratch=True))
         say(f"  from scratch: {in_words(scratch[-1])}")
     count = len(work.data.training)
-    return TaskReport(options.task, source, count, options.runs, summary(trained), summary(scratch))
+    return TaskReport(options.task, options.data, count, options.runs, summary(trained), summary(scratch))
 
 
 class _Work:
@@ -67,7 +163,7 @@ class _Work:
 
         if name.startswith((".", "/", "~")) and not Path(name).is_dir():
             raise ConfigurationError(f"{name}: no such folder; `minga export` writes one")
-        data: TaskData[Any] = entities(source) if options.task == "ner" else classes(source)
+        data: TaskData[Any] = read_entities(source) if options.task == "ner" else read_classes(source)
         if options.training_examples is not None:
             data = data.first(options.training_examples)
         try:

@@ -6,14 +6,18 @@ split is the same on every machine and for every order of the source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
-from blake3 import blake3
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import NOT_TEXT, decode_text
+from minga.recipes.data.hold_out import content_rank
+from minga.recipes.data.hub import check_on_hub, opened
 
 TEST_SHARE = VALIDATION_SHARE = 0.1
 
@@ -60,7 +64,7 @@ def split_examples(examples: Iterable[E], labels: Sequence[str]) -> TaskData[E]:
     """Ten per cent for testing, ten for validation. Raises `ConfigurationError` if one side would be empty."""
     sides: tuple[list[E], list[E], list[E]] = [], [], []
     for rank, example in sorted(
-        ((_rank(each.text), each) for each in set(examples)), key=lambda ranked: (ranked[0], repr(ranked[1]))
+        ((content_rank(each.text), each) for each in set(examples)), key=lambda ranked: (ranked[0], repr(ranked[1]))
     ):
         sides[2 if rank < TEST_SHARE else 1 if rank < TEST_SHARE + VALIDATION_SHARE else 0].append(example)
     if not all(sides):
@@ -76,6 +80,131 @@ def shuffled(examples: Sequence[E], seed: int) -> list[E]:
     return [examples[place] for place in np.random.default_rng(seed).permutation(len(examples))]
 
 
-def _rank(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(blake3(text.encode("utf-8", "ignore")).digest(length=8), "big") / 2**64
+# ---- Labelled data from files and from the Hugging Face hub.
+#
+# entities   a text file with a word, a tab and its tag on each line, and a blank line after each sentence; or a data
+#            set with the columns `tokens` and `ner_tags`
+# classes    a folder with a folder of .txt files for each class; a .jsonl file with the keys `text` and `label`; or a
+#            data set with these columns
+
+
+HUB: Final = "hub:"
+MAX_FILE_BYTES: Final = 512 << 20
+MAX_TEXT_CHARACTERS: Final = 1 << 20
+
+
+def read_entities(source: str) -> TaskData[TaggedSentence]:
+    """The sentences of a file, or of a data set written as hub:OWNER/NAME or hub:OWNER/NAME:CONFIG.
+
+    Raises `ConfigurationError` if they cannot be read, or a line has no tag of the IOB2 scheme.
+    """
+    if source.startswith(HUB):
+        rows = _hub_rows(source)
+        return tagged(_from_tokens(rows, source))
+    return tagged(tagged_lines(_text_of(Path(source)).splitlines(), source))
+
+
+def read_classes(source: str) -> TaskData[LabelledText]:
+    """The texts of a folder, a .jsonl file or a data set; raises `ConfigurationError` if they cannot be read."""
+    if source.startswith(HUB):
+        return labelled(_from_columns(_hub_rows(source), source))
+    path = Path(source)
+    return labelled(_from_folder(path) if path.is_dir() else _from_lines(path))
+
+
+def tagged(sentences: Iterable[TaggedSentence]) -> TaskData[TaggedSentence]:
+    """The sentences, split; their labels are all tags that occur."""
+    found = list(sentences)
+    return split_examples(found, [tag for sentence in found for tag in sentence.tags])
+
+
+def labelled(texts: Iterable[LabelledText]) -> TaskData[LabelledText]:
+    """The texts, split; their labels are all classes that occur."""
+    found = list(texts)
+    return split_examples(found, [text.label for text in found])
+
+
+def tagged_lines(lines: Iterable[str], source: str) -> Iterator[TaggedSentence]:
+    """The sentences in lines of word, tab, tag. Raises `ConfigurationError` naming the first line that is none."""
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in enumerate([*lines, ""], start=1):
+        word, _, tag = line.rstrip("\r\n").rpartition("\t")
+        if line.strip():
+            if not word or not (tag == "O" or tag[:2] in ("B-", "I-")):
+                raise ConfigurationError(f"{source}, line {number}: not a word, a tab and a tag such as B-person or O")
+            words.append(word.strip())
+            tags.append(tag)
+        elif words:
+            yield TaggedSentence(tuple(words), tuple(tags))
+            words, tags = [], []
+
+
+def _from_tokens(rows: Iterable[dict[str, Any]], source: str) -> Iterator[TaggedSentence]:
+    for row in rows:
+        try:
+            words, tags = [str(word) for word in row["tokens"]], [str(tag) for tag in row["ner_tags"]]
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(f"{source}: a data set of entities has the columns tokens and ner_tags") from error
+        if len(words) == len(tags) and words:
+            yield TaggedSentence(tuple(words), tuple(tags))
+
+
+def _from_columns(rows: Iterable[dict[str, Any]], source: str) -> Iterator[LabelledText]:
+    for row in rows:
+        if "text" not in row or "label" not in row:
+            raise ConfigurationError(f"{source}: a data set of classes has the columns text and label")
+        yield LabelledText(str(row["text"])[:MAX_TEXT_CHARACTERS], str(row["label"]))
+
+
+def _from_folder(folder: Path) -> Iterator[LabelledText]:
+    for path in sorted(folder.glob("*/*.txt")):
+        yield LabelledText(_text_of(path, "latin-1")[:MAX_TEXT_CHARACTERS], path.parent.name)
+
+
+def _from_lines(path: Path) -> Iterator[LabelledText]:
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, line {number}: not JSON: {str(error)[:200]}") from error
+        if not isinstance(row, dict):
+            raise ConfigurationError(f"{path}, line {number}: not an object with the keys text and label")
+        yield from _from_columns([row], f"{path}, line {number}")
+
+
+def _text_of(path: Path, fallback: str | None = None) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return decode_text(data)
+    except UnicodeDecodeError as error:
+        if fallback is not None:
+            return data.decode(fallback)
+        raise ConfigurationError(f"{path}: {NOT_TEXT}") from error
+
+
+def _hub_rows(source: str) -> Iterator[dict[str, Any]]:
+    """The rows of all splits, class numbers as their names."""
+    name, _, config = source.removeprefix(HUB).partition(":")
+    check_on_hub(name, "--data")
+    found = opened(source, name, name=config or None, streaming=False)
+    for split in found.values():
+        names = {column: _class_names(feature) for column, feature in split.features.items()}
+        for row in split:
+            yield {column: _named(value, names[column]) for column, value in row.items()}
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return list(names) if names else None
+
+
+def _named(value: Any, names: list[str] | None) -> Any:
+    if names is None:
+        return value
+    return [names[one] for one in value] if isinstance(value, list) else names[value]

@@ -1,14 +1,12 @@
 """Text as training data: where it comes from, how it is cut, and in which order a peer reads it.
 
-    sources ─▶ corpus (held-out part, files of the run) ─┬─▶ tokenizer ─▶ tokens ─▶ packing: rows of equal length
-                                                        └─▶ sentences ─▶ sentence_pairs ─▶ document_stream (training),
-                                                                                           public_samples (by number)
+    sources ─▶ mixture ─▶ corpus (held-out part, files of the run) ─┬─▶ tokenizer ─▶ packing: rows of equal length
+                                                                    └─▶ writing ─▶ sentence_pairs
 
-Read: settings (which text), sources (the Bible, files, the Hugging Face hub), corpus (the text of a run as its peers
-get it), tokenizer (trained once, shipped with the run), given_tokenizer (one from elsewhere), foreign_tokenizer (of a
-stranger), special_tokens (padding, ends, masks), tokens (documents as one memory-mapped array), packing (rows out of
-documents). For instances of two segments: sentences (cutting documents), sentence_pairs, document_stream (endless and
-reproducible), public_samples (numbered samples).
+Read: settings (which text), sources (made-up sentences, the Bible, files, data sets), mixture (several in given
+proportions), translations (texts of programs), corpus (the text of a run as its peers get it), writing (how languages
+are written), tokenizer (trained once or from elsewhere, shipped with the run), packing (documents as tokens, rows out
+of them), sentence_pairs (instances of two segments, endless or by number).
 
 Called by the recipes for language and by running. It knows no model.
 """

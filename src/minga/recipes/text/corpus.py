@@ -4,9 +4,7 @@ Where the organiser has the text (the Bible, own files, made-up sentences), all 
 volunteer needs nothing but the link. Of a data set on the Hugging Face hub only the held-out documents travel; each
 peer streams the rest itself.
 
-A document is held out if the BLAKE3 digest of its text, read as a fraction of the largest digest, is small: a property
-of the text alone, so equal documents never end up on both sides. Where all documents are known, the limit is the
-digest of the one that makes the share full, and there is at least one.
+Which documents are held out follows from their texts alone, so equal ones never end up on both sides.
 """
 
 from __future__ import annotations
@@ -19,18 +17,17 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from blake3 import blake3
-
 from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.data.hold_out import content_rank, held_out
+from minga.recipes.data.hub import open_hub
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import (
     bible_documents,
     dataset_documents,
     file_documents,
-    open_dataset,
     sentence_documents,
 )
-from minga.recipes.writing.by_language import WRITINGS
+from minga.recipes.text.writing import WRITINGS
 
 TRAINING_FILE = "training.jsonl.gz"
 MAX_TEXT_CHARACTERS = 256 << 20
@@ -42,29 +39,18 @@ MAX_SCAN_CHARACTERS = 16 << 20
 _MAX_LINE_BYTES = 16 << 20
 
 
-def heldout_rank(document: str) -> float:
-    """A number in [0, 1) that depends on the text alone; it is held out if this is below the held-out fraction."""
-    return int.from_bytes(blake3(document.encode("utf-8")).digest(length=8), "big") / 2**64
-
-
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:
     """The documents for training and those held out, each in the order given.
 
-    Raises `ConfigurationError` if either side would be empty though something is to be held out.
+    Raises `ConfigurationError` if there is nothing to train on.
     """
     if not documents:
         raise ConfigurationError("data: there is no text")
-    if heldout_fraction <= 0:
-        return documents, []
-    ranks = [heldout_rank(document) for document in documents]
-    limit = sorted(ranks)[max(1, round(heldout_fraction * len(documents))) - 1]
-    training = [document for document, rank in zip(documents, ranks, strict=True) if rank > limit]
-    heldout = [document for document, rank in zip(documents, ranks, strict=True) if rank <= limit]
-    if not training:
-        raise ConfigurationError(
-            f"data.heldout_fraction = {heldout_fraction}: of {len(documents)} documents none is left to train on; "
-            "add text, or set it to 0"
-        )
+    chosen = held_out(documents, heldout_fraction)
+    training, heldout = (
+        [document for document, is_out in zip(documents, chosen, strict=True) if is_out == wanted]
+        for wanted in (False, True)
+    )
     return training, heldout
 
 
@@ -94,7 +80,7 @@ def streamed_documents(data: TextData, *, order: int | None = None) -> Iterator[
 
     Raises `LocalError` if it breaks off again and again.
     """
-    dataset = open_dataset(data.name, data.config or None, data.split)
+    dataset = open_hub(data.name, data.config, data.split)
     return dataset_documents(dataset, data.text_column, data.name, order=order, shuffle_buffer=data.shuffle_buffer)
 
 
@@ -108,7 +94,7 @@ def first_streamed(data: TextData) -> tuple[list[str], list[str]]:
     heldout: list[str] = []
     size = 0
     for document in map(WRITINGS[data.language].normalize, islice(streamed_documents(data), MAX_STREAMED_SCAN)):
-        if heldout_rank(document) < data.heldout_fraction:
+        if content_rank(document) < data.heldout_fraction:
             heldout.append(document)
         elif size < MAX_SCAN_CHARACTERS:
             training.append(document)

@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.hub_data import of_hub
-
-_DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
-
+from minga.recipes.data.hub import HubName, of_hub
 
 MAX_SOURCES = 16
 _WORDS = {
@@ -38,9 +35,7 @@ class SourceSettings(Section):
         "a list of at most 256 paths",
         private=True,
     )
-    name: str = described(
-        "", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"', pattern=_DATASET_NAME
-    )
+    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"')
     config: Annotated[Printable, Field(max_length=100)] = described(
         "", "(hub) its configuration", "a text of at most 100 printable characters"
     )
@@ -102,11 +97,8 @@ class TextData(Section):
         "a list of at most 256 paths",
         private=True,
     )
-    name: str = described(
-        "",
-        "(source datasets) name on the Hugging Face hub",
-        'a name such as "wikitext" or "owner/name"',
-        pattern=_DATASET_NAME,
+    name: HubName = described(
+        "", "(source datasets) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"'
     )
     config: Annotated[Printable, Field(max_length=100)] = described(
         "", "(source datasets) its configuration", "a text of at most 100 printable characters"

@@ -11,7 +11,7 @@ import glob
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,8 +20,7 @@ import numpy as np
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import NOT_TEXT, text_encoding
-from minga.recipes.broken_streams import in_order_of, resumed_rows
-from minga.recipes.hub_data import check_on_hub
+from minga.recipes.data.hub import rows_of
 
 MAX_DOCUMENT_CHARACTERS = 1 << 20
 _MAX_LINE_CHARACTERS = 8 << 20
@@ -179,26 +178,8 @@ def dataset_documents(
 
     Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off again and again.
     """
-    if order is None:
-        return _documents(dataset, text_column, name)
-    documents = _documents(in_order_of(order, dataset), text_column, name)
-    return _shuffled(documents, shuffle_buffer, np.random.default_rng(order))
-
-
-def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
-    """A streamed data set of the Hugging Face hub, as `datasets.IterableDataset`.
-
-    Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened,
-    and if the name leads to files of this machine.
-    """
-    import datasets
-
-    check_on_hub(name, "data.name")
-
-    try:
-        return datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigurationError(f"data.name = {name!r}: cannot be opened: {str(error)[:500]}") from error
+    documents = _documents(rows_of(dataset, f"data.name = {name!r}", order), text_column, name)
+    return documents if order is None else _shuffled(documents, shuffle_buffer, np.random.default_rng(order))
 
 
 def clean(text: str) -> str:
@@ -207,13 +188,13 @@ def clean(text: str) -> str:
     return "\n".join(line for line in (_SPACES.sub(" ", part).strip() for part in text.splitlines()) if line)
 
 
-def _documents(dataset: Any, text_column: str, name: str) -> Iterator[str]:
-    for row in resumed_rows(dataset, f"data.name = {name!r}"):
-        text = row.get(text_column, 0) if isinstance(row, dict) else 0
+def _documents(rows: Iterable[Mapping[str, Any]], text_column: str, name: str) -> Iterator[str]:
+    for row in rows:
+        text = row.get(text_column, 0)
         if text is None:
             continue
         if not isinstance(text, str):
-            columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
+            columns = ", ".join(map(str, row))
             raise ConfigurationError(
                 f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
             )

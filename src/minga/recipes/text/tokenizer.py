@@ -6,18 +6,234 @@ case, accents are kept; byte-level BPE keeps every byte as it is.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import (
+    AddedToken,
+    Encoding,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
-from minga.recipes.text.sentence_pairs import Split
-from minga.recipes.text.special_tokens import MASKED_TOKENS, tokens_needed
-from minga.recipes.writing.by_language import USUAL, Writing
+from minga.recipes.text.writing import USUAL, Split, Writing
+
+# ---- Tokenizers of strangers, used with bounded memory and with errors in words.
+#
+# A `tokenizer.json` may put long texts in the place of short ones, hold expressions that never come to an end, or lack
+# the token for what it does not know; the library then fills the memory, panics, or raises a bare `Exception`.
+
+
+MOST_GROWTH: Final = 256
+"""Characters that one character of a text may become; the tables of NFKC have 33 bytes for one."""
+
+_PANIC: Final = "PanicException"
+_TRIE_SIZE_BYTES: Final = 4
+
+
+def parsed(data: bytes) -> Tokenizer:
+    """The tokenizer in the content of a `tokenizer.json`, without padding and truncation.
+
+    Raises `ConfigurationError` if it cannot be read, or lets texts grow too much.
+    """
+    try:
+        text = data.decode("utf-8")
+        described = json.loads(text)
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            if isinstance(described, dict) and (growth := _growth(described.get(part))) > MOST_GROWTH:
+                raise ValueError(f"its {part} lets a text grow {growth} times; at most {MOST_GROWTH} times are taken")
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    except BaseException as error:  # the library raises bare `Exception` for what it cannot read, and panics
+        raise _in_words(error, "not readable") from error
+    return tokenizer
+
+
+def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str], *, with_places: bool = False) -> list[Encoding]:
+    """Each text as tokens, without special ones; `with_places` also says where in the text each token is.
+
+    Raises `ConfigurationError` if the tokenizer fails at one of them.
+    """
+    encode = tokenizer.encode_batch if with_places else tokenizer.encode_batch_fast
+    try:
+        return list(encode(list(texts), add_special_tokens=False))
+    except BaseException as error:  # see above
+        raise _in_words(error, "it fails at a text") from error
+
+
+def _in_words(error: BaseException, what: str) -> BaseException:
+    """The error to raise: a panic derives from no class of errors, as an interrupt does, which passes as it is."""
+    if isinstance(error, Exception) or type(error).__name__ == _PANIC:
+        return ConfigurationError(f"tokenizer.json: {what}: {str(error)[:200]}")
+    return error
+
+
+def _growth(part: Any) -> int:
+    """At most so many characters one character becomes in all steps of a part of the tokenizer."""
+    if isinstance(part, list):
+        grown = 1
+        for each in part:
+            grown *= _growth(each)
+            if grown > MOST_GROWTH:
+                break
+        return grown
+    if not isinstance(part, dict):
+        return 1
+    grown = _growth([value for value in part.values() if isinstance(value, list | dict)])
+    if part.get("type") == "Replace":
+        content, pattern = str(part.get("content", "")), part.get("pattern")
+        matches_nothing = isinstance(pattern, dict) and "Regex" in pattern and bool(content)
+        grown *= max(1, len(content) + matches_nothing)  # an expression may also match between two characters
+    elif part.get("type") == "Prepend":
+        grown *= 1 + len(str(part.get("prepend", "")))
+    elif part.get("type") == "Precompiled":
+        grown *= _longest(str(part.get("precompiled_charsmap") or ""))
+    return grown
+
+
+def _longest(table: str) -> int:
+    """Bytes of the longest text in a table of replacements, each of which ends with a zero."""
+    try:
+        content = base64.b64decode(table, validate=True)
+    except binascii.Error as error:
+        raise ValueError("its table of replacements is damaged") from error
+    trie = int.from_bytes(content[:_TRIE_SIZE_BYTES], "little")
+    return max(1, *map(len, content[_TRIE_SIZE_BYTES + trie :].split(b"\0")))
+
+
+# ---- Tokenizers from elsewhere: the `tokenizer.json` of a folder, or of a model of the Hugging Face hub.
+
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 64 << 20
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
+
+
+def given_file(source: str, name: str, key: str) -> Path:
+    """The file `name` of what `source` names: a folder, or `OWNER/NAME` or `OWNER/NAME@REVISION` of the hub.
+
+    `key` is the setting that named it. Raises `ConfigurationError` if it is not there.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / name).is_file():
+            raise ConfigurationError(f"{key} = {source!r}: there is no {name} in it")
+        return folder / name
+    if not _HUB.fullmatch(source):
+        searched = "" if folder.is_absolute() else f" in {Path.cwd()}, where this command was typed"
+        raise ConfigurationError(
+            f"{key} = {source!r}: no such folder{searched}, and not a name such as OWNER/NAME of the hub"
+        )
+    repository, _, revision = source.partition("@")
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{key} = {source!r}: to download it, install huggingface_hub, or name a local folder"
+        ) from error
+    try:
+        return Path(hf_hub_download(repository, name, revision=revision or None))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        why = str(error).strip().split("\n")[0][:200]
+        raise ConfigurationError(f"{key} = {source!r}: the hub does not give {name}: {why}") from error
+
+
+def given_content(source: str, name: str, key: str, most: int) -> bytes:
+    """The content of such a file. Raises `ConfigurationError` if it has more than `most` bytes or cannot be read."""
+    path = given_file(source, name, key)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise ConfigurationError(f"{path}: more than {most >> 10} KiB")
+    return content
+
+
+# ---- Which of a tokenizer's tokens have a role: padding, the ends of a text, what is masked.
+#
+# Tokenizers that a run trains have the tokens of `MASKED_TOKENS` or `CAUSAL_TOKENS`. Of one that comes from elsewhere
+# the roles are found by the names that are usual for them.
+
+
+MASKED_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+END_OF_TEXT: Final = "<|endoftext|>"
+CAUSAL_TOKENS: Final = (END_OF_TEXT, "<unk>")
+_USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
+    "unknown": ("<unk>", "[UNK]"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "end": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]"),
+}
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Names of tokens by role, None where a tokenizer has none; and the ids of those that a text may hold.
+
+    `ordinary` are the ids that are no special token, ascending, int64.
+    """
+
+    ids: Mapping[str, int]
+    names: Mapping[str, str]
+    ordinary: NDArray[np.int64]
+
+    def __getitem__(self, role: str) -> int:
+        """The id of the token with a role. Raises `ConfigurationError` if there is none."""
+        if role not in self.ids:
+            known = ", ".join(_USUAL_NAMES[role])
+            raise ConfigurationError(f"tokenizer.json: it has no token for {role}, that is, none of {known}")
+        return self.ids[role]
+
+
+def trained_special_tokens(names: Sequence[str]) -> SpecialTokens:
+    """Those of a tokenizer that is yet to be trained: `names` have the first ids, and no text has a token yet."""
+    by_role = {role: next((name for name in usual if name in names), None) for role, usual in _USUAL_NAMES.items()}
+    found = {role: name for role, name in by_role.items() if name is not None}
+    return SpecialTokens({role: names.index(name) for role, name in found.items()}, found, np.empty(0, dtype=np.int64))
+
+
+def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """The special tokens of a tokenizer, by the names that are usual for their roles."""
+    names: dict[str, str] = {}
+    for role, usual in _USUAL_NAMES.items():
+        found = next((name for name in usual if tokenizer.token_to_id(name) is not None), None)
+        if found is not None:
+            names[role] = found
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    ids = {role: vocabulary[name] for role, name in names.items()}
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    everything = np.fromiter(vocabulary.values(), dtype=np.int64)
+    ordinary = np.setdiff1d(everything, np.array(sorted(special | set(ids.values())), dtype=np.int64))
+    return SpecialTokens(ids, names, ordinary)
+
+
+def tokens_needed(tokenizer: Tokenizer) -> int:
+    """How many entries a model's vocabulary must have for this tokenizer: its largest id, plus one."""
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
 
 Kind = Literal["bpe", "wordpiece", "unigram"]
 MAX_TRAINING_CHARACTERS = 16 << 20

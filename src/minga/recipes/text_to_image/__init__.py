@@ -6,7 +6,7 @@
 Read: recipe (entry), settings and sizes (its part of the run spec), data (where captions and pictures come from),
 tokens (pictures as numbers), captions (words as numbers), prepare and pairs (the files of a run), decoder (the model),
 loss, sampling (drawing pictures), judging (what a picture shows), evaluation (figures), export (a folder without a
-run), published_names (states of the paper's run).
+run).
 
 Called by registry. Its names appear in no other folder.
 """

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
-from minga.recipes.text.tokenizer import train_tokenizer
+from minga.recipes.text.tokenizer import encoded_texts, parsed, train_tokenizer
 from minga.recipes.text_to_image.decoder.model import PAD
 
 logger = logging.getLogger("minga.recipes")

@@ -18,7 +18,7 @@ from minga.recipes.text_to_image.judging import can_judge, judge
 from minga.recipes.text_to_image.loss import part_losses
 from minga.recipes.text_to_image.pairs import Pairs
 from minga.recipes.text_to_image.sampling import draw_pictures
-from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer
 
 MAX_PAIRS: Final = 256
 SAMPLES: Final = 64
@@ -45,7 +45,7 @@ def heldout_losses(model: TextToImageDecoder, pairs: Pairs) -> dict[str, float]:
 
 
 def sample_figures(
-    model: TextToImageDecoder, tokenizer: Tokenizer, image_tokenizer: ImageTokenizer, captions: Sequence[str]
+    model: TextToImageDecoder, tokenizer: Tokenizer, image_tokenizer: FsqTokenizer, captions: Sequence[str]
 ) -> dict[str, float]:
     """`sample_background_accuracy`, `sample_position_accuracy`, `sample_size_accuracy`, and of shapes
     `sample_drawing_accuracy`, of pictures drawn for captions, one each, always from the same seed; empty, and nothing

@@ -38,6 +38,10 @@ class Pairs:
         return {"captions": torch.from_numpy(captions), "codes": torch.from_numpy(self.codes[rows].astype(np.int64))}
 
 
+CodedRow = tuple[str, Ids]
+"""A caption, and codes int64 [S²]."""
+
+
 def pack_pairs(pairs: Pairs, shape: DecoderShape) -> bytes:
     """The pairs as a safetensors file, in the smallest type that holds the ids of that shape."""
     small = shape.vocabulary <= 1 << 16

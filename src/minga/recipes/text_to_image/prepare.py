@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
-from minga.recipes.images.content_rank import content_rank, held_out
+from minga.recipes.data.hold_out import content_rank, held_out
 from minga.recipes.text_to_image.captions import (
     caption_tokenizer,
     encode_captions,
@@ -22,20 +23,16 @@ from minga.recipes.text_to_image.captions import (
     warn_of_cut_captions,
 )
 from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, CaptionedPictures, picture_sets
-from minga.recipes.text_to_image.data.rows import codes_of_row, taken
-from minga.recipes.text_to_image.data.sources import rows
-from minga.recipes.text_to_image.data.stream import CodedRow
+from minga.recipes.text_to_image.data.rows import codes_of_row, rows, taken
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
-from minga.recipes.text_to_image.pairs import Pairs, pack_pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs
 from minga.recipes.text_to_image.settings import ImageTextData, TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
-from minga.recipes.text_to_image.tokens.janus import published_tokenizer
 from minga.recipes.text_to_image.tokens.stored import (
     DESCRIPTION_FILE,
     PARAMETERS_FILE,
-    ImageTokenizer,
     image_tokenizer_files,
     read_image_tokenizer,
 )
@@ -65,15 +62,13 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     if data.source == "codes" or data.is_streamed:
         training, heldout = _coded(settings, shape)
         files: dict[str, bytes] = {}
-        if settings.image_tokenizer not in ("codes", "fsq", "shapes"):
-            files = image_tokenizer_files(_made_before(settings, shape))
     else:
         tokenizer, training, heldout = _encoded(settings, shape, seed)
         files = image_tokenizer_files(tokenizer)
     captions = [caption for caption, _ in training]
-    words = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
-    warn_of_cut_captions(read_caption_tokenizer(words, shape.vocabulary), captions, shape.text_length)
-    files[CAPTION_TOKENIZER_FILE] = words
+    files[CAPTION_TOKENIZER_FILE] = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    words = read_caption_tokenizer(files[CAPTION_TOKENIZER_FILE], shape.vocabulary)
+    warn_of_cut_captions(words, captions, shape.text_length)
     for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
         if pairs and not (name == TRAINING_FILE and data.is_streamed):
             files[name] = pack_pairs(as_pairs(pairs, words, shape), shape)
@@ -87,9 +82,8 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     return files
 
 
-def as_pairs(pairs: Sequence[CodedRow], tokenizer: bytes, shape: DecoderShape) -> Pairs:
+def as_pairs(pairs: Sequence[CodedRow], words: Tokenizer, shape: DecoderShape) -> Pairs:
     """Pairs with token ids instead of captions."""
-    words = read_caption_tokenizer(tokenizer, shape.vocabulary)
     captions = encode_captions(words, [caption for caption, _ in pairs], shape.text_length)
     return Pairs(captions, np.stack([codes for _, codes in pairs]))
 
@@ -150,10 +144,10 @@ def _scanned(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[C
 
 def _encoded(
     settings: TextToImageSettings, shape: DecoderShape, seed: int
-) -> tuple[ImageTokenizer, list[CodedRow], list[CodedRow]]:
+) -> tuple[FsqTokenizer, list[CodedRow], list[CodedRow]]:
     training, heldout = picture_sets(settings.data, settings.side, seed)
     tokenizer = _image_tokenizer(settings, shape, training, seed)
-    if len(heldout) and isinstance(tokenizer, FsqTokenizer):
+    if len(heldout):
         found = quality(tokenizer, heldout.some(range(min(_JUDGED_BY, len(heldout)))))
         logger.info(
             "image tokenizer: %.1f dB on held-out pictures, %d of %d codes used, perplexity %.0f",
@@ -167,13 +161,13 @@ def _encoded(
 
 def _image_tokenizer(
     settings: TextToImageSettings, shape: DecoderShape, training: CaptionedPictures, seed: int
-) -> ImageTokenizer:
+) -> FsqTokenizer:
     if settings.image_tokenizer == "codes":
         raise ConfigurationError(
             f'image_tokenizer = "codes", but data.source = "{settings.data.source}" has pictures: take "fsq"'
         )
-    if settings.image_tokenizer != "fsq":
-        return _made_before(settings, shape)
+    if settings.image_tokenizer == "shapes":
+        return _tokenizer_of_shapes(shape)
     levels = settings.levels or SIZES[settings.size].levels
     halvings = (settings.side // shape.grid).bit_length() - 1
     if halvings not in HALVINGS or settings.side != shape.grid << halvings:
@@ -188,12 +182,9 @@ def _image_tokenizer(
     return train_fsq(training.some(numbers), levels, halvings, settings.tokenizer_steps, seed)
 
 
-def _made_before(settings: TextToImageSettings, shape: DecoderShape) -> ImageTokenizer:
-    """The tokenizer of shapes, or a published one. Raises `ConfigurationError` if the model has fewer codes."""
-    if settings.image_tokenizer == "shapes":
-        tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
-    else:
-        tokenizer = published_tokenizer(settings.image_tokenizer.partition(":")[2])
+def _tokenizer_of_shapes(shape: DecoderShape) -> FsqTokenizer:
+    """That which comes with minga. Raises `ConfigurationError` if the model has fewer codes."""
+    tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
     if tokenizer.codes > shape.codes:
         raise ConfigurationError(
             f"image_tokenizer: {tokenizer.codes} codes; the model of this size has {shape.codes} of them"
@@ -201,7 +192,7 @@ def _made_before(settings: TextToImageSettings, shape: DecoderShape) -> ImageTok
     return tokenizer
 
 
-def _codes_of(tokenizer: ImageTokenizer, pictures: CaptionedPictures, shape: DecoderShape) -> list[CodedRow]:
+def _codes_of(tokenizer: FsqTokenizer, pictures: CaptionedPictures, shape: DecoderShape) -> list[CodedRow]:
     found: list[CodedRow] = []
     for start in range(0, len(pictures), _AT_A_TIME):
         numbers = range(start, min(start + _AT_A_TIME, len(pictures)))

@@ -7,6 +7,7 @@ so nothing on a peer decodes pictures or depends on how its device rounds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,10 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
 
-from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
+from minga.recipes.data.files import body_of, file_of, keep
+from minga.recipes.data.order import block_chances, chance_within, endless, shuffled, shuffled_blocks
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
@@ -35,19 +37,17 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.order import epoch_seed, shuffled
 from minga.recipes.text_to_image.captions import read_caption_tokenizer
 from minga.recipes.text_to_image.data.folders import files_of
 from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
 from minga.recipes.text_to_image.data.own_pictures import own_rows
-from minga.recipes.text_to_image.data.sources import local_files
-from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
+from minga.recipes.text_to_image.data.rows import local_files
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import heldout_losses, sample_figures, unpack_captions
 from minga.recipes.text_to_image.export import export_model
 from minga.recipes.text_to_image.judging import judge, words_of
 from minga.recipes.text_to_image.loss import part_losses
-from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs, read_pairs
 from minga.recipes.text_to_image.prepare import (
     CAPTION_TOKENIZER_FILE,
     HELDOUT_FILE,
@@ -145,13 +145,8 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         data, shape = self.settings.data, self._shape
         heldout = self._pairs(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
         rows = own_rows(patterns, data.filters, self.settings.side, read_image_tokenizer(files), heldout)
-        pairs = as_pairs(rows, _body(files, CAPTION_TOKENIZER_FILE), shape)
-        path = folder / TRAINING_FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, pack_pairs(pairs, shape))
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        pairs = as_pairs(rows, self._tokenizer(files), shape)
+        path = keep(folder / TRAINING_FILE, pack_pairs(pairs, shape))
         return TextToImageRecipe(self.settings, self.context), {**files, TRAINING_FILE: path}
 
     def checkpoint_activations(self, model: nn.Module) -> None:
@@ -176,7 +171,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         decoder, heldout = _decoder(model), self._pairs(files, HELDOUT_FILE)
         figures = heldout_losses(decoder, heldout)
         if PARAMETERS_FILE in files and SAMPLES_FILE in files:
-            captions = unpack_captions(_file(files, SAMPLES_FILE))
+            captions = unpack_captions(file_of(files, SAMPLES_FILE))
             image_tokenizer = read_image_tokenizer(files)
             figures |= sample_figures(decoder, self._tokenizer(files), image_tokenizer, captions)
         return figures
@@ -186,7 +181,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         names = [CAPTION_TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
         export_model(
             _decoder(model),
-            {name: _body(files, name) for name in names},
+            {name: body_of(files, name) for name in names},
             directory,
             provenance,
             title=self.context.run_name,
@@ -278,31 +273,27 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return pairs.batch(rows, chance.random(len(rows)) < share if share else None)
 
     def _streamed_batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
-        words, fraction = _body(files, CAPTION_TOKENIZER_FILE), self.settings.data.heldout_fraction
-        read_caption_tokenizer(words, self._shape.vocabulary)
-        chance = np.random.default_rng(epoch_seed(self.context.seed, position, -1))
+        words, data, every = self._tokenizer(files), self.settings.data, np.arange(micro_batch_size)
 
-        def open_rows() -> Iterator[CodedRow]:
-            return (row for row in coded_rows(self.settings, self._shape) if not is_held_out(row[1], fraction))
+        def open_pass(epoch: int) -> Iterator[CodedRow]:
+            rows = coded_rows(self.settings, self._shape)
+            kept = (row for row in rows if not is_held_out(row[1], data.heldout_fraction))
+            return shuffled_blocks(kept, data.shuffle_buffer, block_chances(self.context.seed, position, epoch))
 
-        blocks = streamed_blocks(
-            open_rows,
-            lambda rows: as_pairs(rows, words, self._shape),
-            self.context.seed,
-            position,
-            self.settings.data.shuffle_buffer,
-        )
-        rows = np.arange(micro_batch_size)
-        return (self._batch(pairs, rows, chance) for pairs in in_batches(blocks, micro_batch_size))
+        rows = endless(open_pass, "data: no pair of this source passes the filters")
+        chance = chance_within(self.context.seed, position)
+        while True:
+            pairs = as_pairs(list(islice(rows, micro_batch_size)), words, self._shape)
+            yield self._batch(pairs, every, chance)
 
     def _pairs(self, files: Files, name: str) -> Pairs:
-        path = _file(files, name)
+        path = file_of(files, name)
         if path not in self._read:
             self._read[path] = read_pairs(path, self._shape)
         return self._read[path]
 
     def _tokenizer(self, files: Files) -> Tokenizer:
-        return read_caption_tokenizer(_body(files, CAPTION_TOKENIZER_FILE), self._shape.vocabulary)
+        return read_caption_tokenizer(body_of(files, CAPTION_TOKENIZER_FILE), self._shape.vocabulary)
 
 
 def _decoder(model: nn.Module) -> TextToImageDecoder:
@@ -314,17 +305,3 @@ def _decoder(model: nn.Module) -> TextToImageDecoder:
 def _seen_in(sample: Sample) -> str:
     """What a picture shows, for captions of plain shapes."""
     return "" if sample.image is None else words_of(sample.image) or "nothing that one knows"
-
-
-def _file(files: Files, name: str) -> Path:
-    if name not in files:
-        raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
-    return files[name]
-
-
-def _body(files: Files, name: str) -> bytes:
-    path = _file(files, name)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

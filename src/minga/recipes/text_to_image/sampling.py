@@ -19,8 +19,7 @@ from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.captions import encode_captions
 from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder
 from minga.recipes.text_to_image.decoder.model import PAD, TextToImageDecoder
-from minga.recipes.text_to_image.tokens.fsq import Pictures
-from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures
 
 AT_A_TIME: Final = 64
 """Pictures that are drawn together."""
@@ -29,7 +28,7 @@ AT_A_TIME: Final = 64
 def draw_pictures(
     model: TextToImageDecoder,
     words: Tokenizer,
-    image_tokenizer: ImageTokenizer,
+    image_tokenizer: FsqTokenizer,
     captions: Sequence[str],
     options: SampleOptions,
 ) -> Pictures:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.hub_data import of_hub
+from minga.recipes.data.hub import HubName, of_hub
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.sizes import SIZES
 
@@ -22,9 +22,7 @@ _OVERRIDES: Final = {
     "side": 1024,
 }
 Override = Literal["width", "layers", "heads", "text_length", "vocabulary", "codes", "grid", "side"]
-_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _TOKENIZER = r"^(train:(wordpiece|unigram)|from:.+)$"
-_IMAGE_TOKENIZER = r"^(fsq|shapes|codes|hub:.+|from:.+)$"
 
 _IN_WORDS: Final = {
     "shapes": "plain shapes in colours, painted by minga itself",
@@ -78,9 +76,7 @@ class ImageTextData(Section):
     urls: Paths = described(
         (), "(shards) addresses of .parquet, .jsonl or .tar files", "a list of at most 256 https addresses"
     )
-    name: str = described(
-        "", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"', pattern=_NAME, max_length=193
-    )
+    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"')
     config: Column = described("", "(hub) its configuration", "a text of at most 100 printable characters")
     split: Column = described("train", "(hub) its split", "a text of at most 100 printable characters")
     caption_column: Column = described("caption", "column with the caption", "a text of at most 100 characters")
@@ -149,13 +145,13 @@ class TextToImageSettings(Section):
         pattern=_TOKENIZER,
         private=True,
     )
-    image_tokenizer: Annotated[Printable, Field(max_length=1024)] = described(
+    image_tokenizer: Literal["fsq", "shapes", "codes"] = choice(
         "fsq",
         "how pictures become codes: by a tokenizer trained on them, by the one for plain shapes that comes with minga, "
-        "by a JanusVQVAE, or not at all, as the data has codes; it travels with the run",
-        '"fsq", "shapes", "hub:OWNER/NAME", "from:FOLDER" or "codes"',
-        pattern=_IMAGE_TOKENIZER,
-        private=True,
+        "or not at all, as the data has codes; it travels with the run",
+        "fsq",
+        "shapes",
+        "codes",
     )
     tokenizer_steps: int = whole(
         800, 1, 1_000_000, "steps of 64 pictures that the image tokenizer is trained; 800 take a minute on one core"

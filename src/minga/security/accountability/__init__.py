@@ -7,5 +7,5 @@ Read: rulings (the rules, the same for both ways), proofs (the forms of evidence
 in a live step, and the case that says why), log (the file, and each change of the list of members: noted, told, kept),
 verify (entry of the offline check: whose words count, whether they fit, and numbers computed again).
 
-Called by step, rechecking and `minga evidence`. It opens no connection.
+Called by step, rechecking and `minga runs verify`. It opens no connection.
 """

@@ -16,23 +16,22 @@ A script has one fault a line; `#` begins a comment:
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
 first event of that kind (see `docs/events.md`), of anybody or of the named peer or role, whose fields have the given
-values. Every fault
-happens once. Of two that overlap on one peer or link, the first to end ends both. Times are in ms, s or min; rates in
-bit, kbit, Mbit or Gbit per second.
+values. Every fault happens once. Of two that overlap on one peer or link, the first to end ends both. Times and rates
+are those of `minga.core.units`.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event
 from minga.core.events.catalogue import CATALOGUE, fields_of
+from minga.core.spec.problems import probably_meant
+from minga.core.units import parse_duration, parse_rate
 
 Action = Literal[
     "kill", "stall", "resume", "drop_link", "restore_link", "slow_link", "stop_relay", "start_relay", "open_nat", "lie"
@@ -49,11 +48,7 @@ ROLES = ("leader", "aggregator", "sender", EMITTER)
 """Roles of peers in a simulated swarm; see `Swarm.script`."""
 
 MAX_SCRIPT_BYTES = 1 << 16
-MAX_SECONDS = 1e6
 
-_TIME_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
-_RATE_UNITS_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)([a-z]+)", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _KIND = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _KEYWORDS = ("at", "when", "for", "to", "emits")
@@ -143,18 +138,18 @@ class _Line:
     def _rate(self) -> float:
         if not self._accept("to"):
             raise self._error(self._peek(), "`to` and a rate, such as `to 100kbit`, must follow")
-        return self._quantity(_RATE_UNITS_BITS, "a rate such as 100kbit", 1e15) / 8
+        return self._quantity(parse_rate, "a rate such as 100kbit")
 
     def _trigger(self) -> AtTime | AtEvent:
         if self._accept("at"):
-            return AtTime(self._quantity(_TIME_UNITS_S, "a time such as 10s", MAX_SECONDS, zero=True))
+            return AtTime(self._quantity(parse_duration, "a time such as 10s"))
         if not self._accept("when"):
             return AtTime(0.0)
         kind, emitter = self._name("the kind of an event"), None
         if self._accept("emits"):
             kind, emitter = self._name("the kind of an event"), kind
         if kind not in CATALOGUE:
-            raise self._error(kind, f"not the kind of an event{_meant(kind, CATALOGUE)}")
+            raise self._error(kind, f"not the kind of an event{probably_meant(kind, CATALOGUE)}")
         known = [each.name for each in fields_of(CATALOGUE[kind])]
         fields: list[tuple[str, str]] = []
         while (word := self._peek()) is not None and word != "for":
@@ -172,7 +167,9 @@ class _Line:
         if self._accept("for"):
             if action not in LASTING:
                 raise self._error("for", f"{action} has no duration")
-            seconds = self._quantity(_TIME_UNITS_S, "a time such as 4s", MAX_SECONDS)
+            seconds = self._quantity(parse_duration, "a time such as 4s")
+            if not seconds:
+                raise self._error(self._words[self._next - 1], "must be more than 0")
         if (word := self._peek()) is not None:
             raise self._error(
                 word, "nothing more was expected" if seconds is not None else "`at`, `when` or `for` must follow"
@@ -195,27 +192,20 @@ class _Line:
         self._next += 1
         return word
 
-    def _quantity(self, units: dict[str, float], what: str, most: float, *, zero: bool = False) -> float:
+    def _quantity(self, parse: Callable[[str], float], what: str) -> float:
         word = self._peek()
-        match = _QUANTITY.fullmatch(word or "")
-        unit = units.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            raise self._error(word, f"{what} must stand here; units are {', '.join(units)}")
-        value = float(match[1]) * unit
-        if not (math.isfinite(value) and value <= most and (value > 0 or zero)):
-            raise self._error(word, f"must be {'at least' if zero else 'more than'} zero and at most {most:g}")
+        if word is None:
+            raise self._error(word, f"{what} must stand here")
+        try:
+            value = parse(word)
+        except ConfigurationError as error:
+            raise self._error(word, str(error)) from error
         self._next += 1
         return value
 
     def _error(self, word: str | None, message: str) -> ConfigurationError:
         where = f"at `{word[:60]}`" if word is not None else "at its end"
         return ConfigurationError(f"fault script, line {self._number}, {where}: {message}")
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    """A hint at the name that is most like `word`, if any is."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _same(value: object, wanted: str) -> bool:

@@ -36,6 +36,7 @@ from minga.core.spec.sections import (
     TrainingSection,
 )
 from minga.core.units import format_size
+from minga.planner.model_facts import STATE_BYTES
 from minga.simulation.faults.script import RELAY_ACTIONS, ROLES, AtEvent, Fault, parse_faults
 from minga.simulation.scenario.sections import (
     MAX_PEERS,
@@ -60,9 +61,6 @@ MAX_PATHS: Final = 1000
 MAX_ORDERS: Final = 200
 MAX_RELAYS: Final = 20
 CLASSIFIER_PARAMETERS: Final = 7_050
-
-MOMENTS: Final = {"lamb": 2, "adamw": 2, "sgd": 1, "lars": 1, "larc": 1}
-"""Vectors that an optimizer keeps."""
 
 
 class ScenarioTables(Section):
@@ -118,8 +116,8 @@ class ScenarioTables(Section):
     @property
     def memory_bytes(self) -> int:
         """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
-        vectors = 3 + largest_strategy(self).facts.vectors + MOMENTS[self.optimizer.name]
-        return 4 * self.parameters * vectors
+        vectors = 3 + largest_strategy(self).facts.vectors
+        return self.parameters * (4 * vectors + STATE_BYTES[self.optimizer.name])
 
     def relay_of(self, kind: PeerTable) -> RelayTable | None:
         """The relay that peers of a class use; None without relays."""
@@ -463,8 +461,8 @@ def _wrong_split(scenario: Scenario) -> Iterator[str]:
         return
     if scenario.split.variant not in SIMULATED_VARIANTS:
         yield f"split.variant: {scenario.split.variant!r} is not simulated; {' and '.join(SIMULATED_VARIANTS)} are"
-    if scenario.split.servers:
-        yield 'split.servers: a scenario has peers of role = "server" for that; leave it out'
+    if scenario.split.server:
+        yield 'split.server: a scenario has peers of role = "server" for that; leave it out'
     if scenario.model.kind == "ghost":
         yield 'model.kind: a ghost has no parts; use model.kind = "classifier" for a model that is cut'
     if sum(each.count for each in servers) != 1 or not servers[0].dialable:

@@ -16,6 +16,7 @@ from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.units import parse_duration, parse_rate, parse_size
 from minga.network.virtual.internet import MAX_LATENCY_S
 from minga.network.virtual.paths import Nat, relay_url
+from minga.planner.model_facts import KNOWN, RESNET_50_PARAMETERS
 from minga.simulation.attacks.interface import is_attack, lie
 from minga.simulation.faults.script import LASTING, parse_faults
 
@@ -255,10 +256,8 @@ MAX_PEERS: Final = 10_000
 SIZES: Final = {
     "albert-base": 11_685_000,
     "albert-large": 17_850_000,
-    "resnet-50": 25_557_032,
-    "bert-base": 109_482_240,
-    "bert-large": 335_141_888,
-    "gpt2": 124_439_808,
+    "resnet-50": RESNET_50_PARAMETERS,
+    **{name: KNOWN[name].parameters for name in ("bert-base", "bert-large", "gpt2")},
 }
 """Parameters of models that a ghost may be named after."""
 

@@ -19,10 +19,8 @@ from minga.network.interface import PeerId
 from minga.simulation.split.parts import CutTask, NumberedBottom, NumberedTop, TopLayers
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.split.computing.halves import ClientHalf, converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.parts import ModelPart
-from minga.split.exchange import Exchange
-from minga.split.finding import find_server
+from minga.split.computing.parts import ModelPart, cross_entropy
+from minga.split.exchange import LOOK_S, Exchange
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
 
@@ -51,7 +49,7 @@ class SplitWorld:
         self._task = CutTask(spec)
         self._disks: dict[str, _Disk] = {}
         self._names: dict[str, str] = {}
-        self._servers: list[PeerId] = []
+        self._server: PeerId | None = None
         self._top: TopLayers | None = None
 
     async def live(self, peer: SimulatedPeer) -> None:
@@ -63,7 +61,7 @@ class SplitWorld:
             await self._train(peer, peer.settings)
 
     async def _serve(self, peer: SimulatedPeer) -> None:
-        self._servers.append(peer.network.peer_id)
+        self._server = peer.network.peer_id
         top = self._task.top()
 
         def applied(client: str, number: int, samples: int) -> None:
@@ -89,7 +87,9 @@ class SplitWorld:
     async def _train(self, peer: SimulatedPeer, settings: TrainerSettings) -> None:
         disk, board = self._disk(peer.name), peer.session.board
         half = ClientHalf(disk.bottom, disk.head, disk.part, cross_entropy, self._spec.split, peer.network.peer_id)
-        exchange = Exchange(peer.session.node, lambda last: find_server(board, self._servers, last), self._spec.split)
+        while self._server is None:
+            await asyncio.sleep(LOOK_S)
+        exchange = Exchange(peer.session.node, board, self._server, self._spec.split)
         while True:
             await peer.compute(settings, settings.micro_batch_s)
             disk.bottom.number += 1

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.swarm.classification import CLASSES, HIDDEN, INPUTS, SAMPLES, Classification
-from minga.split.computing.applying import BatchOutcome, BatchWork
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.applying import BatchOutcome, BatchWork, OneTop
+from minga.split.computing.parts import ModelPart, cross_entropy
 
 CUT: Final = 16
 """Values that a client sends of each sample."""

@@ -1,4 +1,4 @@
-"""The applying seam: what a server does with the batches of its clients. `one_top.py` has the plain way.
+"""The applying seam: what a server does with the batches of its clients; `OneTop` is the plain way.
 
 An implementation computes and does nothing else: no clock, no network, one call at a time, all on one thread. It may
 answer a batch at once, or keep it until those of other clients are there: `apply` returns what became of it, and of
@@ -7,17 +7,19 @@ others that waited for it.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from minga.core.errors import RejectedError
+from minga.averaging.codecs.interface import is_finite
+from minga.core.errors import NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.wire.messages import EXACT, NOWHERE, BatchPlace, Kind
-from minga.training.state.manifest import Manifest
-from minga.training.state.snapshot import StateSnapshot
+from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
+from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +72,6 @@ class Applying(ABC):
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Take a request; return what became of this one and of others, each exactly once, now or by a later call."""
 
-    @abstractmethod
-    def capture(self) -> StateSnapshot:
-        """A copy of the server's part, with its optimizer, as a standby would go on with it now.
-
-        Raises `ConfigurationError` for a part that has nothing to train, or whose state cannot be described.
-        """
-
-    @abstractmethod
-    def check(self, state: Manifest | StateSnapshot) -> None:
-        """Raise `ConfigurationError` unless such a state can be put in here."""
-
-    @abstractmethod
-    def restore(self, snapshot: StateSnapshot) -> None:
-        """Go on from what `capture` returned elsewhere; what is half done is forgotten. Raises as `check`."""
-
     def settle(self) -> None:  # noqa: B027
         """Leave the server's part, as the program has it, with all that was applied; nothing is applied after that."""
 
@@ -100,3 +87,198 @@ class Applying(ABC):
 def refused(why: str) -> RejectedError:
     """A refusal of a batch that no other server would take either."""
     return RejectedError(why, code=RefusalCode.REFUSED)
+
+
+# ---- The plain way to apply batches: one top, which takes a step for each batch, one after the other.
+#
+# A U-shaped batch is two requests, and between them the batches of other clients may be applied. Then the first
+# request is computed once more, with the parameters of now and the same random draws, so that its gradient is one of
+# the present parameters, with respect to activations of a little earlier. With one client that never happens. What is
+# kept for a client between its two requests are the activations that it sent.
+
+
+MAX_HALF_DONE: Final = 256
+HALF_DONE_BYTES: Final = 512 << 20
+"""Of the activations of half done batches, unless there is but one."""
+MAX_GRAPHS: Final = 4
+"""Half done batches of which the graph is kept, the latest; what the graph of one takes depends on the top alone."""
+_FAULTS_OF_INPUT: Final = (RuntimeError, ValueError, TypeError, IndexError)
+"""What a module raises that cannot take a tensor of this shape or type."""
+
+
+@dataclass
+class _HalfDone:
+    """A U-shaped batch between its two requests. Without `outputs` it has to be computed once more."""
+
+    inputs: Tensors
+    outputs: Tensors
+    draws: list[torch.Tensor]
+    wants_gradients: bool
+
+
+class OneTop(Applying):
+    """One top for all clients. `loss` compares its outputs with labels; without one it takes U-shaped batches."""
+
+    def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
+        self.part, self._loss = part, loss
+        self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
+        self._half_done: dict[str, _HalfDone] = {}
+
+    @property
+    def steps(self) -> int:
+        """Steps of the top."""
+        return self.part.steps
+
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
+        """Always answers at once."""
+        try:
+            if work.kind == "train":
+                return [self._train(work)]
+            if work.kind == "forward":
+                return [self._forward(work)]
+            if work.kind == "backward":
+                return [self._backward(work)]
+            return [self._predict(work)]
+        except RejectedError as error:
+            return [BatchOutcome(work, refusal=error)]
+
+    def half_done(self) -> Collection[str]:
+        """Clients between the two requests of a U-shaped batch."""
+        return list(self._half_done)
+
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
+        """Nobody waits for it: the request was answered."""
+        self._half_done.pop(client, None)
+        return []
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """What the top makes of these inputs."""
+        (module,) = self.part.modules
+        return as_tensors(module(*self.part.adapted(inputs)))
+
+    def _train(self, work: BatchWork) -> BatchOutcome:
+        inputs = self._leaves(work.tensors)
+        with self._refusing(), self.part.keeping_buffers() as check_buffers:
+            outputs = self.run(inputs)
+            labels = tuple(each.to(outputs[0].device) for each in work.labels)
+            loss = self._loss(as_value(outputs), as_value(labels))  # type: ignore[misc]  # a kind that it has not
+            value = float(loss.detach())
+            if not abs(value) <= MAX_LOSS:  # also true for NaN
+                raise refused(f"the loss of this batch is {value}")
+            check_buffers()
+            loss.backward()
+            gradients = self._step(inputs, wants_gradients=work.wants_gradients)
+        return BatchOutcome(work, gradients, value, applied=True)
+
+    def _forward(self, work: BatchWork) -> BatchOutcome:
+        self._half_done.pop(work.client, None)
+        inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
+        kept_bytes = sum(each.nbytes for known in self._half_done.values() for each in known.inputs)
+        is_over = kept_bytes > 0 and kept_bytes + sum(each.nbytes for each in inputs) > HALF_DONE_BYTES
+        if is_over or len(self._half_done) >= MAX_HALF_DONE:
+            raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
+        with self._refusing(), self.part.keeping_buffers() as check_buffers:
+            outputs = self.run(inputs)
+            if not all(is_finite(each.float()) for each in outputs):
+                raise refused("what the server's part of the model makes of this batch is not finite")
+            check_buffers()
+        self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
+        self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
+        return BatchOutcome(work, tuple(each.detach() for each in outputs))
+
+    def _backward(self, work: BatchWork) -> BatchOutcome:
+        known = self._half_done.pop(work.client, None)
+        if known is None:
+            raise RejectedError("there is no batch to which these gradients belong", code=RefusalCode.SESSION)
+        with self._refusing(), contextlib.nullcontext() if known.outputs else self._as_then(known):
+            floating = [each for each in known.outputs or self.run(known.inputs) if each.is_floating_point()]
+            if [each.shape for each in floating] != [each.shape for each in work.tensors]:
+                raise refused("gradients of other shapes than the activations that were sent")
+            pairs = [
+                (output, gradient.to(output.device, output.dtype))
+                for output, gradient in zip(floating, work.tensors, strict=True)
+                if output.requires_grad
+            ]
+            if pairs:
+                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+            gradients = self._step(known.inputs, wants_gradients=known.wants_gradients)
+        return BatchOutcome(work, gradients, applied=True)
+
+    def _predict(self, work: BatchWork) -> BatchOutcome:
+        with self._refusing(), self.part.predicting():
+            outputs = self.run(work.tensors)
+        return BatchOutcome(work, outputs)
+
+    def _step(self, inputs: Tensors, *, wants_gradients: bool) -> Tensors:
+        """Let the top take its step; returns the gradients for the client. Refuses, unchanged, if one is not finite."""
+        gradients = gradients_of(inputs) if wants_gradients else ()
+        if not all(is_finite(each.float()) for each in gradients):
+            raise refused("a gradient of the activations is not finite")
+        try:
+            self.part.step(inputs[0].shape[0])
+        finally:
+            self._spoil_graphs()
+        return gradients
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Inside, what modules raise of tensors that they cannot take refuses the batch."""
+        try:
+            yield
+        except _FAULTS_OF_INPUT as error:
+            raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
+        except NonFiniteError as error:
+            raise refused(str(error)) from error
+        finally:  # of whatever it raised; after a step there are none
+            self.part.zero_grad()
+
+    def _leaves(self, tensors: Tensors) -> Tensors:
+        moved = (each.to(self.part.device) for each in tensors)
+        return tuple(each.requires_grad_() if each.is_floating_point() else each for each in moved)
+
+    @contextlib.contextmanager
+    def _as_then(self, known: _HalfDone) -> Iterator[None]:
+        """Inside, the top draws what it drew for this batch before; its buffers, such as those of BatchNorm, have seen
+        the batch already, and are as before afterwards.
+        """
+        buffers = [(each, each.clone()) for each in self.part.buffers]
+        device = self.part.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            _set_draws(known.draws, device)
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for buffer, before in buffers:
+                        buffer.copy_(before)
+
+    def _spoil_graphs(self, but_latest: int = 0) -> None:
+        """What was kept of half done batches is of values that change now, or takes too much memory: these batches are
+        computed once more.
+        """
+        waiting = list(self._half_done.values())
+        for each in waiting[: len(waiting) - but_latest]:
+            each.outputs = ()
+
+
+def gradients_of(inputs: Tensors) -> Tensors:
+    """The gradients of all floating-point inputs, zeros where nothing depends on one."""
+    floating = (each for each in inputs if each.is_floating_point())
+    return tuple(torch.zeros_like(each) if each.grad is None else each.grad for each in floating)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _draws(device: torch.device) -> list[torch.Tensor]:
+    """The states of the generators that modules on this device draw from."""
+    states = [torch.random.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_draws(states: list[torch.Tensor], device: torch.device) -> None:
+    torch.random.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

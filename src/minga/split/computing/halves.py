@@ -18,9 +18,8 @@ from torch import nn
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import SplitSection
-from minga.split.computing.loss import LossFunction
-from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
-from minga.split.leakage.no_peek import Penalty
+from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value, run_module
+from minga.split.no_peek import Penalty
 from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 

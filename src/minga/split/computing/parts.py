@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.sections import OptimizerSection
 from minga.training.replica.build_optimizer import build_optimizer
-from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 
@@ -139,12 +139,8 @@ class ModelPart:
         """A copy of modules, optimizer and schedule. Raises `ConfigurationError` if it cannot be described."""
         return self._state().capture(self.steps)
 
-    def check(self, state: Manifest | StateSnapshot) -> None:
-        """Raise `ConfigurationError` unless such a state can be put in here; nothing is changed."""
-        self._state().check(state)
-
     def restore(self, snapshot: StateSnapshot) -> None:
-        """Go on from a state that was captured here or elsewhere. Raises as `check`."""
+        """Go on from a state of this part, or of a copy of it. Raises `ConfigurationError` for any other."""
         self._state().restore(snapshot)
         self.steps = snapshot.step
         self.zero_grad()
@@ -169,7 +165,7 @@ class ModelPart:
 
     def _state(self) -> TrainingState:
         if self.optimizer is None:
-            raise ConfigurationError("a part of a model that has nothing to train has no state to hand over")
+            raise ConfigurationError("a part of a model that has nothing to train has no state")
         return TrainingState(self.optimizer, model=nn.ModuleList(self.modules), scheduler=self.scheduler)
 
     def _made(
@@ -218,3 +214,19 @@ def as_tensors(value: Any) -> Tensors:
 def as_value(tensors: Tensors) -> Any:
     """A single tensor as itself, several as a tuple."""
     return tensors[0] if len(tensors) == 1 else tensors
+
+
+# ---- What a batch is trained by: the loss that one side or the other computes.
+
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+"""The mean loss of a batch, by outputs and labels."""
+
+
+def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The usual loss: `functional.cross_entropy`, of which a wrong class is a `ValueError` on every device."""
+    if not labels.is_floating_point() and outputs.dim() > 1 and labels.numel():
+        low, high = (int(each) for each in torch.aminmax(labels))
+        if high >= outputs.shape[1] or (low < 0 and low != -100):
+            raise ValueError(f"classes from {low} to {high}, where the model knows {outputs.shape[1]}")
+    return functional.cross_entropy(outputs, labels)

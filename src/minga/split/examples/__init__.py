@@ -1,9 +1,9 @@
-"""Ready examples: samples that come with packages, and networks that are cut in two or three.
+"""Ready examples: samples that come with packages, networks that are cut in two or three, an attack on activations.
 
-    scikit-learn ─▶ samples ─▶ subject ◀─ network (bottom, top, head)
+    scikit-learn ─▶ samples ─▶ network (bottom, top, head) ─▶ activations ─▶ decoder ─▶ what an attacker sees
 
-Read: samples (pictures and tables), network (dense and convolutional layers, cut by the user), subject (both together,
-as a leakage report takes them).
+Read: samples (pictures and tables), network (dense and convolutional layers, cut by the user), decoder (what can be
+rebuilt of activations).
 
-Called by leakage, the recipe `split`, commands and benchmarks. To import it does not import scikit-learn.
+Called by the recipe `split`, its demo and benchmarks. To import it does not import scikit-learn.
 """

@@ -28,9 +28,8 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.split.server.batch_server import BatchServer, Finished
-from minga.split.wire.bodies import receive_bodies, send_bodies
+from minga.split.wire.bodies import Room, receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, PUBLISH_S, BatchRequest, BeginRequest
-from minga.split.wire.room import Room
 from minga.split.wire.tensors import Body, EncodedReply
 from minga.training.record_kinds import SplitServing
 

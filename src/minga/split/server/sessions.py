@@ -20,36 +20,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.network.gossip.record_kinds import Count
 from minga.split.wire.messages import BeginReply, BeginRequest
 from minga.split.wire.tensors import EncodedReply
 
 MAX_CLIENTS: Final = 4096
 
 
-SessionOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class SessionState(msgspec.Struct):
-    """What a server knows of a client: its session, the number applied last, and the session before, of which the last
-    number is known, too (0: there was none).
-    """
-
-    session: SessionOrNone
-    last: Count = 0
-    before_session: SessionOrNone = 0
-    before_last: Count = 0
-
-
 @dataclass
 class _KnownClient:
-    state: SessionState
+    """Its session, the number applied last, with its answer, and the session before, of which the last number is known,
+    too (0: there was none).
+    """
+
+    session: int
+    last: int = 0
+    before_session: int = 0
+    before_last: int = 0
     reply: EncodedReply | None = None
 
 
@@ -71,23 +61,19 @@ class Sessions:
 
     def begin(self, client: str, request: BeginRequest, step: int) -> BeginReply:
         """Begin a session in place of the client's last one."""
-        known = self._clients.get(client)
-        state = None if known is None else known.state
-        applied, last = self._applied(state, request), self._last_of(state, request.doubt_session)
+        old = self._clients.get(client)
         session = (int.from_bytes(self._entropy(8), "big") >> 1) or 1
-        state = SessionState(session)
-        if known is not None:
-            old = known.state
-            used = old.last > 0
-            state.before_session = old.session if used else old.before_session
-            state.before_last = old.last if used else old.before_last
-            self._drop_reply(known)
-        self._clients[client] = _KnownClient(state)
+        made = _KnownClient(session)
+        if old is not None:
+            before = (old.session, old.last) if old.last else (old.before_session, old.before_last)
+            made.before_session, made.before_last = before
+            self._drop_reply(old)
+        self._clients[client] = made
         self._clients.move_to_end(client)
         while len(self._clients) > self._max_clients:
             _, gone = self._clients.popitem(last=False)
             self._drop_reply(gone)
-        return BeginReply(session, applied, step, last)
+        return BeginReply(session, self._applied(old, request), step)
 
     def check(self, client: str, session: int, number: int) -> EncodedReply | None:
         """Whether this request is the next one: None; or the answer that it got already.
@@ -95,12 +81,12 @@ class Sessions:
         Raises `RejectedError` for all others.
         """
         known = self._clients.get(client)
-        if known is None or known.state.session != session:
+        if known is None or known.session != session:
             raise anew("this session is not known here")
-        if number == known.state.last and number and known.reply is not None:
+        if number == known.last and number and known.reply is not None:
             return known.reply
-        if number != known.state.last + 1:
-            raise anew(f"request {number} of this session, where {known.state.last + 1} is due")
+        if number != known.last + 1:
+            raise anew(f"request {number} of this session, where {known.last + 1} is due")
         return None
 
     def note(self, client: str, session: int, number: int, reply: EncodedReply | None) -> None:
@@ -111,10 +97,10 @@ class Sessions:
         known = self._clients.get(client)
         if known is None:
             return
-        if (known.state.session, known.state.last + 1) != (session, number):
+        if (known.session, known.last + 1) != (session, number):
             raise ValueError(f"request {number} of session {session} was not due")
         self._drop_reply(known)
-        known.state.last, known.reply = number, reply
+        known.last, known.reply = number, reply
         self._bytes += 0 if reply is None else reply.size_bytes
         self._clients.move_to_end(client)
         for other in self._clients.values():
@@ -122,28 +108,14 @@ class Sessions:
                 break
             self._drop_reply(other)
 
-    def states(self) -> dict[str, SessionState]:
-        """What there is to know, without answers; the client of the latest request comes last."""
-        return {client: msgspec.structs.replace(kept.state) for client, kept in self._clients.items()}
-
-    def restore(self, states: dict[str, SessionState]) -> None:
-        """Go on with what `states` returned when the top was as it is now."""
-        self._clients = OrderedDict((client, _KnownClient(state)) for client, state in states.items())
-        self._bytes = 0
-
-    def _applied(self, state: SessionState | None, request: BeginRequest) -> bool | None:
+    def _applied(self, known: _KnownClient | None, request: BeginRequest) -> bool | None:
         if not request.doubt_session:
             return None
-        if state is not None and request.doubt_session == state.session:
-            return request.doubt_number <= state.last
-        if state is not None and request.doubt_session == state.before_session:
-            return request.doubt_number <= state.before_last
+        if known is not None and request.doubt_session == known.session:
+            return request.doubt_number <= known.last
+        if known is not None and request.doubt_session == known.before_session:
+            return request.doubt_number <= known.before_last
         return None  # it was forgotten, or the top is one that was loaded from a file and may have seen it
-
-    def _last_of(self, state: SessionState | None, session: int) -> int | None:
-        if state is None or not session:
-            return None
-        return {state.session: state.last, state.before_session: state.before_last}.get(session)
 
     def _drop_reply(self, kept: _KnownClient) -> None:
         if kept.reply is not None:

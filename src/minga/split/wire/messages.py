@@ -42,7 +42,7 @@ DtypeName = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32
 Axis = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS)]
 SessionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 PartDigest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
-"""Of what a client hands over, see `split/sharing/handed_part.py`; empty where nothing is."""
+"""Of what a client hands over, see `split/sharing/round_robin.py`; empty where nothing is."""
 Loss = Annotated[float, msgspec.Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 
@@ -68,14 +68,11 @@ class BeginRequest(msgspec.Struct, frozen=True):
 
 
 class BeginReply(msgspec.Struct, frozen=True):
-    """The client's session; whether the request in doubt was applied (None: not known here); the server's step; and,
-    if it knows the session of the doubt, the number in it that was applied `last`.
-    """
+    """The client's session; whether the request in doubt was applied (None: not known here); the server's step."""
 
     session: SessionNumber
     applied: bool | None
     step: Count
-    last: Count | None = None
 
 
 class BatchPlace(msgspec.Struct, frozen=True):

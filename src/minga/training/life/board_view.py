@@ -12,8 +12,7 @@ from minga.averaging.links import Links, links_of
 from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change, Observer
+from minga.network.gossip.board import Board, Change, Observer
 from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node

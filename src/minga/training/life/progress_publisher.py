@@ -121,7 +121,6 @@ class ProgressPublisher:
                 samples=report.samples,
                 samples_per_second=report.rate,
                 status=self._status,
-                time=self._node.clock.now(),
                 client=self._client,
                 vector_bytes=self._vector_bytes(step),
                 target_batch_size=batch,

@@ -25,6 +25,7 @@ import torch
 from blake3 import blake3
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from minga.core.decoding import DECODING_ERRORS, take_as
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import and_others
 from minga.optim.shards import is_sharded
@@ -62,8 +63,8 @@ def base_of(scalars: Mapping[str, Json]) -> dict[str, BaseTensor]:
     if not isinstance(said, dict) or BASE not in said:
         return {}
     try:
-        base = msgspec.convert(said[BASE], dict[str, BaseTensor], strict=True)
-    except msgspec.ValidationError as error:
+        base: dict[str, BaseTensor] = take_as(said[BASE], dict[str, BaseTensor])
+    except DECODING_ERRORS as error:
         raise ConfigurationError(f"the state's scalars are malformed: the base of the run: {error}") from error
     if any(len(name) > MAX_NAME_CHARACTERS or not name.isprintable() for name in base):
         raise ConfigurationError("the state's scalars are malformed: a tensor of the base has no usable name")
@@ -104,11 +105,11 @@ def check_base(run: Base, own: Base) -> None:
         return
     first = largest(differing, own)
     theirs, ours = (f"{base[first].dtype} {list(base[first].shape)}" for base in (run, own))
-    found = "has other values in the run than in this program"
+    found = "is frozen and has other values in the run than in this program"
     if theirs != ours:
-        found = f"is {theirs} in the run, {ours} in this program"
+        found = f"is frozen, and it is {theirs} in the run and {ours} in this program"
     raise UnfitError(
-        f"`{first}` is frozen and {found}{and_others(differing)}: begin from the same weights on all peers, with the "
+        f"`{first}` {found}{and_others(differing)}: begin from the same weights on all peers, with the "
         "same quantisation, or seed the model alike where they are random"
     )
 

@@ -49,7 +49,7 @@ MAX_REASON_LETTERS = 300
 _MINORITY = (
     "too few of the {view} members of the last step can be seen from here, and the others may be going on together; or "
     "too many of them were started again. It goes on by itself when all are back. If they are gone for good, the "
-    "organiser types: minga resume LINK --with-present"
+    "organiser types: minga amend LINK resume --with-present"
 )
 
 

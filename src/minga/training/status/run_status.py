@@ -249,13 +249,11 @@ MOST_MARKS: Final = 64
 
 @dataclass(frozen=True)
 class SplitRunStatus:
-    """`servers` have the server's part, `standbys` copies of it, and `clients` train with them; of the server that is
-    furthest: its `steps`, the `samples` of all clients so far, batches that wait, and its speed, None until two of its
-    records were seen.
+    """`servers` have the server's part, and `clients` train with it; of the server that is furthest: its `steps`, the
+    `samples` of all clients so far, batches that wait, and its speed, None until two of its records were seen.
     """
 
     servers: tuple[PeerId, ...]
-    standbys: tuple[PeerId, ...]
     clients: tuple[PeerId, ...]
     steps: int
     samples: int
@@ -286,8 +284,8 @@ class SplitMeter:
         if not records:
             clients = tuple(sorted(item.owner for item in board.items(Metrics)))
             last = self._marks[-1] if self._marks else _SplitMark(now_s, 0, 0)
-            return SplitRunStatus((), (), clients, last.steps, last.samples, 0)
-        first = max(records, key=lambda peer: (not records[peer].payload.stands_by, records[peer].payload.step, peer))
+            return SplitRunStatus((), clients, last.steps, last.samples, 0)
+        first = max(records, key=lambda peer: (records[peer].payload.step, peer))
         item = records[first]
         serving = item.payload
         if first != self._server or (self._marks and serving.step < self._marks[-1].steps):
@@ -300,11 +298,8 @@ class SplitMeter:
             self._marks.popleft()
         batches, samples = self._speeds(now_s)
         clients = tuple(sorted(item.owner for item in board.items(Metrics) if item.owner not in records))
-        serving_peers = sorted(peer for peer in records if not records[peer].payload.stands_by)
-        standbys = sorted(records.keys() - set(serving_peers))
         return SplitRunStatus(
-            tuple(serving_peers),
-            tuple(standbys),
+            tuple(sorted(records)),
             clients,
             serving.step,
             serving.samples,
@@ -332,7 +327,7 @@ class PeerStatus:
 
     `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined; `age_s` is
     how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors. `part` is
-    "server", "standby" or "client" where the model is cut.
+    "server" or "client" where the model is cut.
     """
 
     peer_id: str
@@ -467,7 +462,6 @@ def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
         return status
     parts: dict[str, str] = {
         **dict.fromkeys(split.clients, "client"),
-        **dict.fromkeys(split.standbys, "standby"),
         **dict.fromkeys(split.servers, "server"),
     }
     return replace(

@@ -14,8 +14,7 @@ from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change
+from minga.network.gossip.board import Board, Change
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.record_kinds import Metrics, Progress

@@ -9,11 +9,9 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from minga.recipes.swav.augmentation import arrays, colour
-from minga.recipes.swav.augmentation.arrays import crop_arrays
-from minga.recipes.swav.augmentation.colour import blur, jitter, make_grey
-from minga.recipes.swav.augmentation.crop_boxes import RATIOS, crop_boxes
-from minga.recipes.swav.augmentation.crop_rule import CropRule
+from minga.recipes.swav import crops as arrays
+from minga.recipes.swav import crops as colour
+from minga.recipes.swav.crops import RATIOS, CropRule, blur, crop_arrays, crop_boxes, jitter, make_grey
 from tests.worlds.swav_world import made_up
 
 
@@ -80,7 +78,7 @@ def test_jitter_of_strength_0_changes_nothing_and_leaves_a_fifth_alone() -> None
 
 
 def test_a_sixth_of_the_circle_of_hues_turns_red_to_yellow() -> None:
-    from minga.recipes.swav.augmentation.colour import _hue
+    from minga.recipes.swav.crops import _hue
 
     red = torch.tensor([200.0, 0.0, 0.0]).view(1, 3, 1, 1)
     turned = _hue(red, torch.full((1, 1, 1, 1), 1 / 6)).flatten().tolist()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ConfigurationError
 from minga.recipes import StreamPosition, new_model
-from minga.recipes.swav.augmentation.crop_rule import CropRule
-from minga.recipes.swav.augmentation.encoded import FileCropper, crop_picture
-from minga.recipes.swav.data.encoded_set import SHARD_BYTES, EncodedSet, pack_files
-from minga.recipes.swav.data.picture_set import read_pictures
-from minga.recipes.swav.data.prefetch import prefetched
-from minga.recipes.swav.data.preparation import is_held_out
-from minga.recipes.swav.data.stream import streamed_order
+from minga.recipes.swav.crops import CropRule, FileCropper, crop_picture
+from minga.recipes.swav.pictures import SHARD_BYTES, EncodedSet, pack_files, read_pictures
 from minga.testing import RecipeCase
 from tests.worlds.swav_world import SMALL, made_up
 
@@ -141,8 +134,8 @@ def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypa
 
     asked: list[dict[str, Any]] = []
 
-    def load(**named: Any) -> Any:
-        asked.append(named)
+    def load(path: str, **named: Any) -> Any:
+        asked.append({"path": path, **named})
         rows = [{"photo": {"bytes": body, "path": None}, "kind": f"class {label}"} for body, label in encoded()]
         features = datasets.Features({"photo": datasets.Image(), "kind": datasets.Value("string")})
         return datasets.Dataset.from_list(rows, features=features).to_iterable_dataset()
@@ -196,65 +189,11 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
         case_of(source="folder", folder=str(tmp_path), packed_size=16).recipe().prepare()
 
 
-def test_a_stream_shows_each_picture_once_an_epoch_in_an_order_of_each_peer() -> None:
-    pictures = [bytes([number]) for number in range(50)]
-    orders = []
-    for peer in ("a" * 64, "b" * 64):
-        stream = streamed_order(lambda _: iter(pictures), 3, StreamPosition(peer), 10, 20)
-        epochs = [b"".join(itertools.chain.from_iterable(next(stream)[0] for _ in range(5))) for _ in range(2)]
-        assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
-        assert epochs[0] != epochs[1]
-        orders.append(epochs[0])
-    assert orders[0] != orders[1]
-    with pytest.raises(ConfigurationError, match="no pictures to train on"):
-        next(streamed_order(lambda _: iter(()), 3, ALICE, 10, 20))
-
-
-def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:
-    made: list[int] = []
-
-    def source() -> Iterator[int]:
-        for number in range(8):
-            made.append(number)
-            yield number
-        raise LocalError("no more")
-
-    ahead = prefetched(source(), depth=2)
-    assert next(ahead) == 0
-    assert len(made) <= 5
-    assert [next(ahead) for _ in range(7)] == list(range(1, 8))
-    with pytest.raises(LocalError, match="no more"):
-        next(ahead)
-    endless = prefetched(itertools.count(), depth=2)
-    assert next(endless) == 0
-    endless.close()  # type: ignore[attr-defined]
-    assert list(prefetched(iter([1, 2]))) == [1, 2]
-
-
-def test_the_end_does_not_wait_for_a_source_that_pauses() -> None:
-    goes_on, went_on = threading.Event(), threading.Event()
-
-    def source() -> Iterator[int]:
-        yield 0
-        goes_on.wait(30)
-        went_on.set()
-        yield 1
-
-    ahead = prefetched(source())
-    assert next(ahead) == 0
-    ahead.close()  # type: ignore[attr-defined]
-    assert not went_on.is_set()
-    goes_on.set()
-    (thread,) = [each for each in threading.enumerate() if each.name == "minga-batches"]
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_pictures_are_packed_into_several_files_and_equal_ones_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert SHARD_BYTES < 256 << 20
-    monkeypatch.setattr("minga.recipes.swav.data.encoded_set.SHARD_BYTES", 100)
+    monkeypatch.setattr("minga.recipes.swav.pictures.SHARD_BYTES", 100)
     bodies = [bytes([number]) * 45 for number in range(5)]
     shards = pack_files(bodies)
     assert shards == pack_files(bodies)
@@ -264,13 +203,6 @@ def test_pictures_are_packed_into_several_files_and_equal_ones_alike(
         files[name].write_bytes(body)
     stored = EncodedSet(files)
     assert [stored.body(number) for number in range(len(stored))] == bodies
-
-
-def test_about_the_share_asked_for_is_held_out_by_content() -> None:
-    bodies = [f"picture {number}".encode() for number in range(2000)]
-    out = [is_held_out(body, 0.2) for body in bodies]
-    assert 0.17 < sum(out) / len(out) < 0.23
-    assert out == [is_held_out(body, 0.2) for body in bodies]
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.8])

@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from minga.core.errors import ConfigurationError, LocalError
-from minga.recipes.images.content_rank import held_out
+from minga.recipes.data.hold_out import held_out
+from minga.recipes.data.hub import open_files
 from minga.recipes.interface import StreamPosition
-from minga.recipes.text_to_image.data import sources
+from minga.recipes.text_to_image.data import rows as sources
 from minga.recipes.text_to_image.data.compositions import (
     COLOURS,
     Composer,
@@ -252,7 +253,8 @@ def test_files_with_codes_are_shipped_after_the_filters(tmp_path: Path) -> None:
 
 def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coded_file(tmp_path / "pairs.parquet")
-    monkeypatch.setattr(sources, "open_dataset", lambda *_: sources._opened([str(path)], "data.files"))
+    found = open_files([str(path)], "data.files")
+    monkeypatch.setattr(sources, "open_hub", lambda *_: found)
     data = {
         "source": "hub",
         "name": "owner/pairs",
@@ -294,7 +296,8 @@ def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: p
     features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
     path = tmp_path / "pictures.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
-    monkeypatch.setattr(sources, "open_dataset", lambda *_: sources._opened([str(path)], "data.files"))
+    found = open_files([str(path)], "data.files")
+    monkeypatch.setattr(sources, "open_hub", lambda *_: found)
     data = ImageTextData(source="hub", name="owner/pictures", heldout_fraction=0.1)
     training, heldout = picture_sets(data, 16, 0)
     assert len(training) + len(heldout) == 11  # one is three times as wide as high

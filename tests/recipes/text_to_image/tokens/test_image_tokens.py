@@ -1,4 +1,4 @@
-"""Image tokens: exact ids, a tokenizer that learns, tokenizers as files, a published one instead."""
+"""Image tokens: exact ids, a tokenizer that learns, tokenizers as files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.data.compositions import Composer, Variety, draw_compositions
 from minga.recipes.text_to_image.data.openmoji import drawings
-from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures
-from minga.recipes.text_to_image.tokens.janus import published_tokenizer
-from minga.recipes.text_to_image.tokens.quantiser import ScalarQuantiser
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures, ScalarQuantiser
 from minga.recipes.text_to_image.tokens.stored import (
     DESCRIPTION_FILE,
     PARAMETERS_FILE,
@@ -120,11 +117,6 @@ def test_codes_of_a_local_tokenizer_do_not_depend_on_what_is_around(tmp_path: Pa
         {"kind": "fsq", "levels": "no", "halvings": 2, "is_local": False},
         {"kind": "fsq", "levels": [4, 4], "halvings": 2, "is_local": "no"},
         {"kind": "other", "levels": [4, 4], "halvings": 2, "is_local": False},
-        {"kind": "janus", "config": {"base_channels": 10**12}},
-        {"kind": "janus", "config": {"no_such_thing": {}}},
-        {"kind": "janus", "config": {"_attn_implementation": "owner/kernel"}},
-        {"kind": "janus", "config": {"base_channels": "many"}},
-        {"kind": "janus", "config": "none"},
         {},
         [],
     ],
@@ -144,29 +136,3 @@ def test_parameters_that_are_not_finite_are_refused_and_missing_ones_explained(t
         read_image_tokenizer(files)
     with pytest.raises(ConfigurationError, match="without an image tokenizer"):
         read_image_tokenizer({PARAMETERS_FILE: files[PARAMETERS_FILE]})
-
-
-def test_a_published_tokenizer_works_from_its_folder_and_travels_as_files(tmp_path: Path) -> None:
-    config = JanusVQVAEConfig(
-        embed_dim=4,
-        num_embeddings=16,
-        latent_channels=8,
-        base_channels=32,
-        channel_multiplier=[1, 1],
-        num_res_blocks=1,
-        num_patches=16,
-    )
-    torch.manual_seed(0)
-    JanusVQVAE(config).save_pretrained(tmp_path / "published")
-    tokenizer = published_tokenizer(str(tmp_path / "published"))
-    some = pictures(2, 4)
-    codes = tokenizer.encode(some)
-    assert codes.shape[0] == 2
-    assert codes.max() < tokenizer.codes == 16
-    own = tmp_path / "files"
-    own.mkdir()
-    read = read_image_tokenizer(write(own, image_tokenizer_files(tokenizer)))
-    assert np.array_equal(read.encode(some), codes)
-    assert np.array_equal(read.decode(codes), tokenizer.decode(codes))
-    with pytest.raises(ConfigurationError, match="no JanusVQVAE"):
-        published_tokenizer(str(own))

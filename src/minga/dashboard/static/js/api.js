@@ -2,15 +2,9 @@
 
 const API = "/api/v1";
 
-/** A document of the API. Throws an Error with the server's words. */
+/** A document of the API; without a name, what there is. Throws an Error with the server's words. */
 export async function get(name) {
-  return answer(await fetch(`${API}/${name}`, { headers: { Accept: "application/json" } }));
-}
-
-/** Sends an order of the organiser; returns what it does. */
-export async function sendOrder(order) {
-  const body = JSON.stringify(order);
-  return answer(await fetch(`${API}/orders`, { method: "POST", headers: { "Content-Type": "application/json" }, body }));
+  return answer(await fetch(name ? `${API}/${name}` : API, { headers: { Accept: "application/json" } }));
 }
 
 async function answer(response) {

@@ -5,7 +5,6 @@ import { empty, h, say } from "./dom.js";
 import { leaderboardPage } from "./leaderboard_page.js";
 import { peerPage } from "./peer_page.js";
 import { peersPage } from "./peers_page.js";
-import { planPage } from "./plan_page.js";
 import { runPage } from "./run_page.js";
 import { Store } from "./store.js";
 
@@ -14,7 +13,6 @@ const PAGES = [
   [/^\/peers$/, "Peers", peersPage],
   [/^\/peers\/([0-9a-f]{64})$/, "Peer", peerPage],
   [/^\/leaderboard$/, "Leaderboard", leaderboardPage],
-  [/^\/plan$/, "Plan", planPage],
 ];
 const STATES = {
   training: ["training", "good"],
@@ -27,7 +25,6 @@ const STATES = {
 };
 
 const store = new Store();
-const session = { may_order: false, version: "" };
 const main = document.getElementById("main");
 let leave = () => {};
 
@@ -36,7 +33,7 @@ function showPage({ moved = false } = {}) {
   const found = PAGES.map(([pattern, title, page]) => [location.pathname.match(pattern), title, page]).find(([match]) => match);
   const [match, title, page] = found ?? [null, "Not found", notFound];
   main.replaceChildren();
-  leave = page(main, { store, session, peer: match?.[1], go }) ?? (() => {});
+  leave = page(main, { store, peer: match?.[1], go }) ?? (() => {});
   document.body.dataset.page = title;
   for (const link of document.querySelectorAll("nav a")) {
     const isHere = new URL(link.href).pathname === location.pathname || (title === "Peer" && link.pathname === "/peers");
@@ -94,8 +91,4 @@ document.getElementById("theme").addEventListener("click", () => globalThis.chan
 store.addEventListener("change", showFrame);
 showPage();
 store.start();
-get("session").then((known) => {
-  Object.assign(session, known);
-  say(document.getElementById("version"), `minga ${known.version}`);
-  if (known.may_order) showPage();
-}, () => {});
+get("").then(({ version }) => say(document.getElementById("version"), `minga ${version}`), () => {});

@@ -3,7 +3,6 @@
 import { card, empty, h } from "./dom.js";
 import { ago, bytes, clock, duration, peerName, percent, short, whole } from "./format.js";
 import { Log } from "./log.js";
-import { banButton } from "./orders.js";
 import { stateTag } from "./peers_page.js";
 import { poll } from "./poll.js";
 
@@ -36,9 +35,9 @@ function givenCard({ given }) {
   ]));
 }
 
-export function peerPage(main, { peer, session }) {
+export function peerPage(main, { peer }) {
   const title = h("h1", { class: "id" }, peerName(peer));
-  const head = h("div", { class: "page-head" }, h("div", {}, h("p", {}, h("a", { href: "/peers", "data-page": true }, "All peers")), title, h("p", { class: "id" }, peer)), session.may_order && banButton(peer));
+  const head = h("div", { class: "page-head" }, h("div", {}, h("p", {}, h("a", { href: "/peers", "data-page": true }, "All peers")), title, h("p", { class: "id" }, peer)));
   const cards = h("div", { class: "grid" }, h("div", { class: "card wide" }, empty("Looking for this peer …", "")));
   const log = new Log("what happened to this peer", ["Nothing happened to it while this dashboard watched.", ""]);
   const happened = card("What happened", { width: "wide" }, log.element);

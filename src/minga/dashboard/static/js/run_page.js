@@ -1,16 +1,15 @@
 // The page of the run: its figures now, its course in charts, and what happened.
 
 import { empty, h } from "./dom.js";
-import { orderButtons } from "./orders.js";
 import { RunCharts } from "./run_charts.js";
 import { showTiles, tiles } from "./run_tiles.js";
 
-export function runPage(main, { store, session }) {
+export function runPage(main, { store }) {
   const waiting = h("div", { class: "card" }, empty("Looking for the run …", "The first figures come within some seconds."));
   const trouble = h("div", { class: "card", hidden: true });
   const figures = tiles();
   const charts = new RunCharts();
-  const head = h("div", { class: "page-head" }, h("h1", {}, "Run"), session.may_order && orderButtons(store));
+  const head = h("div", { class: "page-head" }, h("h1", {}, "Run"));
   const body = h("div", { hidden: true }, figures.element, trouble, charts.element);
   main.append(head, waiting, body);
 

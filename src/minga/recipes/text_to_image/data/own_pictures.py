@@ -10,16 +10,15 @@ import numpy as np
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.data.folders import folder_pictures
-from minga.recipes.text_to_image.data.stream import CodedRow
-from minga.recipes.text_to_image.pairs import Pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
-from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer
 
 _AT_A_TIME: Final = 256
 
 
 def own_rows(
-    folders: Sequence[str], filters: ImageTextFilters, side: int, tokenizer: ImageTokenizer, heldout: Pairs | None
+    folders: Sequence[str], filters: ImageTextFilters, side: int, tokenizer: FsqTokenizer, heldout: Pairs | None
 ) -> list[CodedRow]:
     """Captions and codes of the pictures in `folders`, cut to squares of `side` pixels, by the run's image tokenizer.
 

@@ -10,14 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.images.content_rank import held_out
+from minga.recipes.data.hold_out import held_out
 from minga.recipes.images.loading import Pixels, square
 from minga.recipes.text_to_image.data.compositions import Composer, Composition, Variety, caption_of, draw_compositions
 from minga.recipes.text_to_image.data.folders import folder_pictures
 from minga.recipes.text_to_image.data.openmoji import Drawing, drawings
-from minga.recipes.text_to_image.data.rows import picture_of_row, taken
+from minga.recipes.text_to_image.data.rows import picture_of_row, rows, taken
 from minga.recipes.text_to_image.data.shapes import shape_drawings
-from minga.recipes.text_to_image.data.sources import rows
 from minga.recipes.text_to_image.settings import ImageTextData
 
 MAX_HELDOUT: Final = 5000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.data.hub import open_files, open_hub, rows_of
 from minga.recipes.images.loading import open_picture
 from minga.recipes.text.sources import clean
 from minga.recipes.text_to_image.settings import ImageTextData
@@ -94,3 +97,25 @@ def _column(row: Mapping[str, Any], name: str, setting: str) -> Any:
     if name not in row:
         raise ConfigurationError(f"data.{setting} = {name!r}: there is no such column; there are: {', '.join(row)}")
     return row[name]
+
+
+# ---- The rows of a data set of the hub, of files on the web and of files here, one after the other.
+
+
+def rows(data: ImageTextData) -> Iterator[Mapping[str, Any]]:
+    """The rows of the source "hub", "shards" or "codes"; pictures stay encoded.
+
+    Raises `ConfigurationError` if the source cannot be opened, `LocalError` if it breaks off again and again.
+    """
+    if data.source == "hub":
+        found = open_hub(data.name, data.config, data.split)
+    elif data.source == "shards":
+        found = open_files(data.urls, "data.urls")
+    else:
+        found = open_files([str(path) for path in local_files(data)], "data.files")
+    return rows_of(found, f"data: {data.name or data.source}")
+
+
+def local_files(data: ImageTextData) -> list[Path]:
+    """The organiser's files that `files` names, by pattern and name."""
+    return [Path(name) for pattern in data.files for name in sorted(glob.glob(pattern)) if Path(name).is_file()]

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from minga.recipes.text_to_image.decoder.layers import Around
-from minga.recipes.text_to_image.decoder.masks import REACH
+from minga.recipes.text_to_image.decoder.layers import REACH, Around, shift_tokens
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape
-from minga.recipes.text_to_image.decoder.token_shift import shift_tokens
 
 
 def capacity(shape: DecoderShape, attends: Attends) -> int:

@@ -21,12 +21,12 @@ from minga.recipes.text_to_image.decoder.layers import (
     GatedFeedForward,
     LayerParts,
     RotaryAttention,
+    attention_mask,
+    rotary_angles,
+    shift_tokens,
 )
-from minga.recipes.text_to_image.decoder.masks import attention_mask
 from minga.recipes.text_to_image.decoder.reversible import ReversibleLayer, run_plain, run_reversible
-from minga.recipes.text_to_image.decoder.rotary import rotary_angles
 from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape, LayerPlan, check_plan
-from minga.recipes.text_to_image.decoder.token_shift import shift_tokens
 
 PAD = 0
 

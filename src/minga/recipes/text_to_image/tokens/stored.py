@@ -5,45 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.text_to_image.tokens.fsq import HALVINGS, Codes, FsqTokenizer, Pictures
-from minga.recipes.text_to_image.tokens.janus import JanusTokenizer
+from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
 
 DESCRIPTION_FILE: Final = "image_tokenizer.json"
 PARAMETERS_FILE: Final = "image_tokenizer.safetensors"
 _MAX_DESCRIPTION: Final = 64 << 10
 
 
-class ImageTokenizer(Protocol):
-    """Pictures to codes and back, without gradients."""
-
-    kind: str
-
-    @property
-    def codes(self) -> int:
-        """How many codes there are."""
-
-    def description(self) -> dict[str, Any]:
-        """Its shape as JSON."""
-
-    def encode(self, pictures: Pictures) -> Codes:
-        """The codes [n, S²] of pictures [n, side, side, 3]."""
-
-    def decode(self, codes: Codes) -> Pictures:
-        """The pictures of codes."""
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """Its parameters and buffers."""
-
-
-def image_tokenizer_files(tokenizer: ImageTokenizer) -> dict[str, bytes]:
+def image_tokenizer_files(tokenizer: FsqTokenizer) -> dict[str, bytes]:
     """The tokenizer as files by name."""
     description = {"kind": tokenizer.kind, **tokenizer.description()}
     return {
@@ -52,7 +28,7 @@ def image_tokenizer_files(tokenizer: ImageTokenizer) -> dict[str, bytes]:
     }
 
 
-def read_image_tokenizer(files: Mapping[str, Path]) -> ImageTokenizer:
+def read_image_tokenizer(files: Mapping[str, Path]) -> FsqTokenizer:
     """The tokenizer that came with a run.
 
     Raises `ConfigurationError` if none came, or its files are not what `image_tokenizer_files` makes, `StorageError`
@@ -79,9 +55,7 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> ImageTokenizer:
     return tokenizer.eval()
 
 
-def _built(description: Any) -> FsqTokenizer | JanusTokenizer:
-    if description["kind"] == JanusTokenizer.kind:
-        return JanusTokenizer(description["config"])
+def _built(description: Any) -> FsqTokenizer:
     levels, halvings = description["levels"], description["halvings"]
     whole = isinstance(levels, list) and all(type(level) is int and 3 <= level <= 64 for level in levels)
     is_local = description["is_local"]

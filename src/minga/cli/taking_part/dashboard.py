@@ -1,0 +1,86 @@
+"""`minga dashboard LINK`, a monitor of its own that serves the dashboard, and what `minga host --dashboard` shares."""
+
+from __future__ import annotations
+
+import time
+
+from minga.cli.commands import DashboardCommand
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import Output
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.qr import code_of, in_terminal
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
+from minga.monitor.watcher import Watcher
+from minga.training.join import join
+
+try:
+    from minga.dashboard.dashboard import Dashboard
+    from minga.dashboard.settings import DEFAULT_PORT, DashboardSettings
+except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    raise ConfigurationError(
+        f"the dashboard needs the package {package}: python -m pip install '.[dashboard]' in the source of minga"
+    ) from error
+
+FOLDER = "dashboard"
+LOOK_S = 0.25
+
+
+def run_watch(options: DashboardCommand, context: Context) -> None:
+    """Serve until Ctrl-C."""
+    settings = checked_settings(options.listen, public=options.public, url=options.url)
+    context.output.say("Looking for the run …")
+    with join(options.link, options.peer_options(), with_files=False) as joined:
+        context.wire(joined)
+        directory = joined.directory / FOLDER
+        watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
+        earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
+        joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
+        dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
+        try:
+            dashboard.start()
+            announce_dashboard(dashboard, context.output)
+            while not (context.parent_watch is not None and context.parent_watch.is_over(0)):
+                look(watcher, context.output)
+                time.sleep(LOOK_S)
+        finally:
+            dashboard.close()
+    context.output.summary(ok=True)
+
+
+def look(watcher: Watcher, output: Output) -> None:
+    """Look at the run. A full disk ends the history on it, not the dashboard: viewers see what is in memory."""
+    try:
+        watcher.look()
+    except StorageError as error:
+        watcher.history.path = None
+        output.say(f"No history is kept from now on: {error}")
+
+
+def checked_settings(listen: str, *, public: bool, url: str | None) -> DashboardSettings:
+    """The settings that the options say. Raises `ConfigurationError`."""
+    return DashboardSettings.listening(listen, public=public, url=url)
+
+
+def announce_dashboard(dashboard: Dashboard, output: Output, *, show_qr: bool = False) -> None:
+    """Say where it is, for viewers, newcomers and the organiser."""
+    settings = dashboard.settings
+    output.event(
+        "dashboard",
+        url=dashboard.url,
+        urls=dashboard.urls,
+        join_url=dashboard.join_url,
+    )
+    output.say(f"The dashboard: {dashboard.url}")
+    for url in dashboard.urls[1:]:
+        output.say(f"           or: {url}")
+    if settings.is_local:
+        output.say(f"Only this machine reaches it. For others, let it listen at 0.0.0.0:{DEFAULT_PORT}.")
+    elif settings.public:
+        output.say("Every person who reaches this address may look.")
+    else:
+        output.say("Viewers need this address with its token.")
+    if dashboard.join_url is not None and not settings.is_local:
+        output.say(f"Every person who reaches this address finds the link there, and can join: {dashboard.join_url}")
+        if show_qr and output.interactive:
+            output.console.file.write(in_terminal(code_of(dashboard.join_url)) + "\n")

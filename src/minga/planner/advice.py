@@ -1,0 +1,221 @@
+"""What to tell an organiser who plans a run: what will go wrong, what binds, and what would help, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from minga.averaging.matchmaking.leader import longest_hold_s
+from minga.combinations import cautions
+from minga.core.errors import ConfigurationError
+from minga.core.units import format_duration, format_size
+from minga.planner.comparison import IDLE_SHARE, advised_batch
+from minga.planner.explanation import AUXILIARY_RATE
+from minga.planner.forecast import Forecast, footprint, forecast
+from minga.planner.peer_text import PeerClass
+from minga.planner.planned_run import ROOM, Volunteers, spec_of
+
+OVERSHOOT: Final = 1.1
+"""How many times longer than without whole micro-batches filling may take before the organiser is told."""
+
+GAIN: Final = 0.05
+AUXILIARY_GAIN: Final = 0.1
+"""By which fraction a step has to change for peers, or one more auxiliary, to make a difference."""
+
+LITTLE: Final = 0.05
+"""Where communication takes no larger share of a step, nobody is told how to shorten it."""
+
+BINDS: Final = 0.97
+"""A peer that is busy for this share of a round binds it."""
+
+MUCH_A_DAY_BYTES: Final = 50e9
+
+
+def warnings(found: Forecast) -> tuple[str, ...]:
+    """What an organiser about to start this run should know, the worst first."""
+    if not found.step_s < math.inf:
+        return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
+    kinds = (
+        _cautions,
+        _newcomers,
+        _memory,
+        _unheard,
+        _few_inner_steps,
+        _idle,
+        _binding,
+        _resting,
+        _coarse,
+        _traffic,
+        _helper,
+    )
+    return tuple(text for kind in kinds for text in kind(found))
+
+
+def _cautions(found: Forecast) -> Iterator[str]:
+    for each in cautions(spec_of(found.setting)):
+        yield f"the setting {each.reason}"
+
+
+def _newcomers(found: Forecast) -> Iterator[str]:
+    patience_s = longest_hold_s(found.step_s)
+    slowest = max(range(len(found.classes)), key=lambda place: found.classes[place].sync_s)
+    name, sync_s = found.setting.volunteers[slowest].name, found.classes[slowest].sync_s
+    if sync_s == math.inf:
+        yield "nobody can give a newcomer the state beside the rounds"
+    elif sync_s > patience_s:
+        yield (
+            f"a newcomer ({name}) needs {format_duration(sync_s)} to sync, your step takes "
+            f"{format_duration(found.step_s)}: the others wait {format_duration(patience_s)} for it and then go on, "
+            "and it has to begin again; raise the target batch, or it will hardly get in"
+        )
+
+
+def _memory(found: Forecast) -> Iterator[str]:
+    for place, each in enumerate(found.setting.volunteers):
+        if each.memory_bytes is None or not each.computes:
+            continue
+        needed, room = footprint(found, place).device, ROOM * each.memory_bytes
+        if needed > room:
+            advice = "join with a smaller --micro-batch" if each.micro_batch > 1 else "the model does not fit there"
+            yield (
+                f"{each.name} has {format_size(each.memory_bytes)} of memory, and a micro-batch of {each.micro_batch} "
+                f"takes {format_size(needed)}; {advice}"
+            )
+        elif each.has_to_be_told:
+            yield (
+                f"the memory of {each.name} has room for micro-batches of {each.micro_batch}, and a processor takes "
+                f"larger ones unasked: join there with --micro-batch {each.micro_batch}"
+            )
+
+
+def _unheard(found: Forecast) -> Iterator[str]:
+    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
+        if each.computes and figures.samples == 0 and figures.resting < each.peers.count:
+            micro_batch_s = each.micro_batch / each.samples_per_s
+            yield (
+                f"a micro-batch of {each.micro_batch} takes {each.name} {format_duration(micro_batch_s)}, longer than "
+                f"a step fills ({format_duration(found.filling_s)}): it never contributes; join there with a smaller "
+                "--micro-batch"
+            )
+
+
+def _few_inner_steps(found: Forecast) -> Iterator[str]:
+    strategy, facts = found.setting.strategy.name, found.setting.strategy.facts
+    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
+        at_work = max(1, each.peers.count - figures.resting)
+        taken = facts.fragments * figures.samples / at_work / each.micro_batch if each.computes else math.inf
+        if 0 < taken < facts.least_micro_batches:
+            advice = _rounded_up(found.setting.target_batch_size * facts.least_micro_batches / taken)
+            yield (
+                f'{each.name} takes about {taken:.0f} inner steps between two means, and strategy = "{strategy}" wants '
+                f"{facts.least_micro_batches} with this momentum: raise the target batch to {advice:,}, or lower that"
+            )
+            return
+
+
+def _idle(found: Forecast) -> Iterator[str]:
+    if found.idle <= IDLE_SHARE + 0.005:
+        return
+    advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
+    if found.setting.strategy.facts.max_in_flight == 0:
+        advice += ', or take strategy = "delayed"'
+    yield f"communication takes {found.idle:.0%} of each step: {advice}"
+
+
+def _binding(found: Forecast) -> Iterator[str]:
+    """Classes whose own vector sets the time of rounds, if the run would be better off without them."""
+    setting = found.setting
+    full = [
+        place
+        for place, figures in enumerate(found.classes)
+        if figures.busy_s >= BINDS * found.round_s > 0.0
+        and figures.resting < setting.volunteers[place].peers.count
+        and setting.volunteers[place].computes
+    ]
+    if not full or len(full) == len(setting.volunteers) or found.idle <= LITTLE:
+        return
+    without = tuple(each for place, each in enumerate(setting.volunteers) if place not in full)
+    try:
+        others = forecast(replace(setting, volunteers=without))
+    except ConfigurationError:
+        return
+    who = " and ".join(f"{each.peers.count} {each.name}" for each in (setting.volunteers[place] for place in full))
+    change = found.step_s / others.step_s - 1.0
+    verdict = "change little"
+    if abs(change) > GAIN:
+        verdict = "are worth having" if change < 0.0 else "cost more than they bring"
+    yield (
+        f"the lines of {who} bind the rounds; without these peers a round takes {format_duration(others.round_s)} "
+        f"instead of {format_duration(found.round_s)}, and a step {format_duration(others.step_s)} instead of "
+        f"{format_duration(found.step_s)}: they {verdict}"
+    )
+
+
+def _resting(found: Forecast) -> Iterator[str]:
+    rested = [
+        f"{figures.resting} of {each.peers.count} {each.name}"
+        for each, figures in zip(found.setting.volunteers, found.classes, strict=True)
+        if figures.resting
+    ]
+    if rested:
+        yield (
+            f"{' and '.join(rested)} will be asked to rest: sending their gradients takes longer than their samples "
+            f"save; with a target batch of {advised_batch(found):,} all would have work"
+        )
+
+
+def _coarse(found: Forecast) -> Iterator[str]:
+    """Steps that last clearly longer than computing the target batch does, since micro-batches are few and long."""
+    setting = found.setting
+    active = [
+        each
+        for each, figures in zip(setting.volunteers, found.classes, strict=True)
+        if each.computes and figures.resting < each.peers.count
+    ]
+    worst = max(active, key=lambda each: each.micro_batch / each.samples_per_s)
+    speed = sum(
+        each.samples_per_s * (each.peers.count - figures.resting)
+        for each, figures in zip(setting.volunteers, found.classes, strict=True)
+    )
+    evenly_s = setting.target_batch_size / speed
+    if found.filling_s <= OVERSHOOT * evenly_s:
+        return
+    fitting = _power_of_two(min(worst.micro_batch / 2, worst.samples_per_s * (OVERSHOOT - 1.0) * evenly_s))
+    advice = f"; join with --micro-batch {fitting} there" if fitting < worst.micro_batch else ""
+    yield (
+        f"a step of {found.batch:,} samples takes {format_duration(found.filling_s)} of computing instead of "
+        f"{format_duration(evenly_s)}, since micro-batches of {worst.micro_batch} take {worst.name} "
+        f"{format_duration(worst.micro_batch / worst.samples_per_s)}{advice}"
+    )
+
+
+def _rounded_up(number: float) -> int:
+    """To two digits: more would say that it is known so well."""
+    unit: int = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
+
+
+def _power_of_two(limit: float) -> int:
+    return 1 << max(0, math.floor(math.log2(limit))) if limit >= 1.0 else 1
+
+
+def _traffic(found: Forecast) -> Iterator[str]:
+    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
+        if each.computes and max(figures.upload_bytes_per_day, figures.download_bytes_per_day) > MUCH_A_DAY_BYTES:
+            yield (
+                f"each {each.name} sends {format_size(figures.upload_bytes_per_day)} and receives "
+                f"{format_size(figures.download_bytes_per_day)} a day; check that its provider allows that"
+            )
+
+
+def _helper(found: Forecast) -> Iterator[str]:
+    if found.idle <= LITTLE:
+        return
+    peers = PeerClass("", 1, 1, AUXILIARY_RATE, AUXILIARY_RATE, "auxiliary")
+    helper = Volunteers(peers, "aux", 0.0, 1, 0.0, "none")
+    helped = forecast(replace(found.setting, volunteers=(*found.setting.volunteers, helper)))
+    if helped.step_s <= found.step_s * (1.0 - AUXILIARY_GAIN):
+        before, after = format_duration(found.step_s), format_duration(helped.step_s)
+        yield f"one more auxiliary of 1 Gbit/s would shorten steps from {before} to {after}"

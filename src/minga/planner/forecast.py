@@ -1,0 +1,380 @@
+"""What a swarm will reach, worked out before it exists, by the planner that the peers themselves will use.
+
+A step is made of
+
+    filling      until the target batch is there, in whole micro-batches (`fill`)
+    forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
+    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest.
+                 Where a round takes one contribution, it is that of the member with the slowest line
+    update       the slowest peer applies the result
+
+one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
+whichever is longer: filling, or all the rest.
+
+Rates are what the lines carry as payload, as a speed test shows it, and all of it is free for the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from minga.averaging.clocking import sample_quota
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
+from minga.averaging.solver.division import Binding, Division, SwarmRates, usable
+from minga.averaging.solver.flat import Prediction, predict
+from minga.averaging.solver.planner import divide
+from minga.core.errors import ConfigurationError
+from minga.network.gossip.gossip import usual_beat_s
+from minga.network.gossip.rumours import TELLS_ALL
+from minga.planner.device_memory import scratch_bytes
+from minga.planner.model_facts import ModelFacts
+from minga.planner.planned_run import PlannedRun, Volunteers, swarm_rates
+from minga.training.state.snapshot import FILED_BYTES
+
+# ---- When a step is full, and what each class of peers has by then: the leader's own choice of limits, for known
+# speeds.
+#
+# All begin the step at the same time, and a peer's k-th micro-batch ends k times as long after that. From these paces
+# `share_out` of `minga.averaging.clocking.sample_quota` chooses the samples at which each peer stops, as it does for
+# leaders in a run; what they stop at together is the batch of the step. The way of a report to the leader is no part
+# of it.
+
+
+@dataclass(frozen=True)
+class PeerPace:
+    """`count` equal peers that compute `micro_batch` samples in `micro_batch_s` seconds."""
+
+    count: int
+    micro_batch: int
+    micro_batch_s: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all of them together."""
+        return self.count * self.micro_batch / self.micro_batch_s
+
+
+@dataclass(frozen=True)
+class StepFill:
+    """Seconds from the beginning of a step until all have stopped, and the samples that each pace has by then."""
+
+    seconds: float
+    samples: tuple[int, ...]
+
+
+def fill(paces: Sequence[PeerPace], batch: int) -> StepFill:
+    """How a step of at least `batch` samples fills up; forever if nobody computes."""
+    singles = [
+        sample_quota.MemberPace(0, pace.micro_batch, pace.micro_batch_s, pace.micro_batch_s)
+        for pace in paces
+        for _ in range(pace.count)
+    ]
+    limits = sample_quota.share_out(batch, singles)
+    samples, start = [], 0
+    for pace in paces:
+        samples.append(sum(limits.samples[start : start + pace.count]))
+        start += pace.count
+    return StepFill(limits.seconds, tuple(samples))
+
+
+# ---- What comes of a run.
+
+
+FORMING_TRIPS: Final = 2.5
+DAY_S: Final = 86_400.0
+
+TOLD_BYTES, EXCHANGED_BYTES_PER_S = 190.0, 140.0
+PASSED_ON_BYTES, FIRST_COPIES = 350.0, 1.6
+"""What gossip takes, fitted to the table of docs/scaling.md (`python -m benchmarks.scaling --gossip
+2,10,25,50,75,100,200`)."""
+
+
+@dataclass(frozen=True)
+class ClassForecast:
+    """What each peer of one class will do, on average: bytes for each round, samples for each step of all of them.
+
+    `reduces` is the fraction of the vector of which it is root or relay. `resting` of them compute nothing; `sync_s` is
+    the time that one more of them needs for the state.
+    """
+
+    reduces: float
+    upload_bytes: float
+    download_bytes: float
+    upload_bytes_per_day: float
+    download_bytes_per_day: float
+    samples: int
+    resting: int
+    busy_s: float
+    sync_s: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A setting and what comes of it. Times in seconds; `idle` is the share of a step in which nobody computes.
+
+    `utilisation` is the share of all that the machines could compute that goes into steps.
+    """
+
+    setting: PlannedRun
+    vector_bytes: int
+    filling_s: float
+    forming_s: float
+    round_s: float
+    update_s: float
+    step_s: float
+    batch: int
+    utilisation: float
+    idle: float
+    binding: Binding | None
+    two_level: bool
+    classes: tuple[ClassForecast, ...]
+
+    @property
+    def steps_per_hour(self) -> float:
+        """0 if no step ever ends."""
+        return 3600.0 / self.step_s if self.step_s < math.inf else 0.0
+
+    @property
+    def communication_s(self) -> float:
+        """All of a step that is not computing."""
+        return self.forming_s + self.round_s + self.update_s
+
+
+def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = None) -> tuple[int, int]:
+    """Bytes of the vector as it travels: on its way up, and of a mean on its way down."""
+    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec, download_codec)
+    return layout.upload_bytes(0, layout.total), layout.download_bytes(0, layout.total)
+
+
+def forecast(setting: PlannedRun) -> Forecast:
+    """What comes of `setting`; takes a second or two for large swarms.
+
+    Raises `ConfigurationError` if nobody computes, or nobody can reduce.
+    """
+    given = _checked(setting)
+    fragments = setting.strategy.facts.fragments
+    sizes = encoded_bytes(setting.model, setting.codec, setting.download_codec)
+    up, down = (math.ceil(size / fragments) for size in sizes)
+    vector_bytes = max(up, down)
+    overlapped = setting.strategy.facts.max_in_flight > 0
+    work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
+    takes_best = setting.strategy.facts.contributors == "best"
+    rests = () if takes_best else resting(given, work)
+    rates = with_one_sender(given) if takes_best else with_resting(given, rests)
+    division = divide(rates, vector_bytes)
+    foreseen = predict(division, rates, vector_bytes) if up == down else _predicted(division, rates, up, down)
+    rested = _count_by_class(setting, rests)
+    paces = _paces(setting, rested)
+    filling = fill(paces, setting.round_batch_size)
+    forming_s = FORMING_TRIPS * _round_trip_s(setting)
+    update_s = max(each.update_s for each in setting.volunteers)
+    communication_s = forming_s + foreseen.seconds + update_s
+    computing_s, batch = _computing(setting, paces, filling)
+    step_s = max(computing_s, communication_s) if overlapped else computing_s + communication_s
+    able = sum(peer.samples_per_second for peer in given.peers)
+    used = batch / able / step_s if step_s < math.inf else 0.0
+    return Forecast(
+        setting=setting,
+        vector_bytes=vector_bytes,
+        filling_s=computing_s,
+        forming_s=forming_s,
+        round_s=foreseen.seconds,
+        update_s=update_s,
+        step_s=step_s,
+        batch=batch,
+        utilisation=min(1.0, used),
+        idle=max(0.0, 1.0 - computing_s / step_s) if step_s < math.inf else 1.0,
+        binding=foreseen.binding,
+        two_level=bool(division.sites),
+        classes=_classes(setting, division, foreseen, filling, rested, step_s),
+    )
+
+
+def gossip_bytes_per_s(peers: int) -> float:
+    """Bytes that a peer sends, and receives, besides rounds, within a tenth of what was measured.
+
+    In a small swarm each owner tells all others of its beats. In a larger one each peer passes on nearly all beats of
+    the swarm; the fewer peers there are, the more of them have a beat already.
+    """
+    if peers < 2:
+        return 0.0
+    beats_per_s = 1.0 / usual_beat_s(peers)
+    if peers <= TELLS_ALL:
+        return EXCHANGED_BYTES_PER_S + TOLD_BYTES * (peers - 1) * beats_per_s
+    return PASSED_ON_BYTES * (peers - FIRST_COPIES) * beats_per_s
+
+
+# ---- inner workings
+
+
+def _checked(setting: PlannedRun) -> SwarmRates:
+    rates = swarm_rates(setting.volunteers)
+    if not any(each.computes for each in setting.volunteers):
+        raise ConfigurationError("--peers: nobody computes gradients; add peers with a device or samples_per_s=")
+    if len(rates.peers) > 1 and not any(peer.aggregates for peer in rates.peers):
+        raise ConfigurationError("--peers: all are clients, so nobody can reduce; at least one must be reachable")
+    return rates
+
+
+def _predicted(division: Division, rates: SwarmRates, up_bytes: int, down_bytes: int) -> Prediction:
+    """A round whose contributions and means differ in size: what each peer carries of both, over its link."""
+    no_means = replace(rates, peers=tuple(replace(peer, receives=False) for peer in rates.peers))
+    no_gradients = replace(rates, peers=tuple(replace(peer, sends=False) for peer in rates.peers))
+    one, other = predict(division, no_means, up_bytes), predict(division, no_gradients, down_bytes)
+    sent = np.add(one.upload_bytes, other.upload_bytes)
+    received = np.add(one.download_bytes, other.download_bytes)
+    links = usable(rates)
+    seconds = np.concatenate((sent / links.upload, received / links.download))
+    busiest = int(np.argmax(seconds))
+    binding = Binding("upload" if busiest < len(sent) else "download", busiest % len(sent))
+    longest = float(seconds[busiest])
+    return Prediction(longest, tuple(sent.tolist()), tuple(received.tolist()), binding if longest > 0.0 else None)
+
+
+def _count_by_class(setting: PlannedRun, rests: Sequence[int]) -> list[int]:
+    ends = np.cumsum([each.peers.count for each in setting.volunteers])
+    found = np.bincount(np.searchsorted(ends, np.array(rests, dtype=int), side="right"), minlength=len(ends))
+    return [int(number) for number in found]
+
+
+def _paces(setting: PlannedRun, rested: Sequence[int]) -> list[PeerPace]:
+    return [
+        PeerPace(each.peers.count - resting, each.micro_batch, each.micro_batch / each.samples_per_s)
+        if each.computes
+        else PeerPace(0, 1, 1.0)
+        for each, resting in zip(setting.volunteers, rested, strict=True)
+    ]
+
+
+def _computing(setting: PlannedRun, paces: Sequence[PeerPace], filling: StepFill) -> tuple[float, int]:
+    """Seconds of a step's computing and its samples.
+
+    With the delayed strategy members that stop go on into the next step, so all that have part in a step compute all
+    the time, and since they get out of step those with the smallest micro-batches make it just full.
+    """
+    if setting.strategy.facts.max_in_flight == 0 or not filling.seconds < math.inf:
+        return filling.seconds, sum(filling.samples)
+    heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
+    least = min(pace.micro_batch for pace in heard)
+    batch = least * math.ceil(setting.round_batch_size / least)
+    return batch / sum(pace.samples_per_s for pace in heard), batch
+
+
+def _round_trip_s(setting: PlannedRun) -> float:
+    """The longest round trip to a leader, who may be anybody that can be reached."""
+    if sum(each.peers.count for each in setting.volunteers) == 1:
+        return 0.0
+    leaders = [each.peers for each in setting.volunteers if each.peers.role != "client"]
+    mean_s = sum(each.count * each.latency_s for each in leaders) / sum(each.count for each in leaders)
+    return 2.0 * (mean_s + max(each.peers.latency_s for each in setting.volunteers))
+
+
+def _classes(
+    setting: PlannedRun,
+    division: Division,
+    foreseen: Prediction,
+    filling: StepFill,
+    rested: Sequence[int],
+    step_s: float,
+) -> tuple[ClassForecast, ...]:
+    found, start = [], 0
+    per_day = DAY_S / step_s if step_s < math.inf else 0.0
+    total = len(foreseen.upload_bytes)
+    gossip = gossip_bytes_per_s(total) * DAY_S
+    donors_per_s = _free_for_newcomers(setting, foreseen, step_s)
+    reduces = np.zeros(total)
+    for part in division.parts:
+        reduces[list({part.root, *part.relays})] += part.share
+    for each, samples, rests in zip(setting.volunteers, filling.samples, rested, strict=True):
+        stop = start + each.peers.count
+        up, down = (float(np.mean(part[start:stop])) for part in (foreseen.upload_bytes, foreseen.download_bytes))
+        rate = min(each.peers.download, donors_per_s)
+        found.append(
+            ClassForecast(
+                reduces=float(np.mean(reduces[start:stop])),
+                upload_bytes=up,
+                download_bytes=down,
+                upload_bytes_per_day=up * per_day + gossip,
+                download_bytes_per_day=down * per_day + gossip,
+                samples=samples,
+                resting=rests,
+                busy_s=max(up / each.peers.upload, down / each.peers.download),
+                sync_s=setting.state_bytes / rate if rate > 0.0 else math.inf,
+            )
+        )
+        start = stop
+    return tuple(found)
+
+
+def _free_for_newcomers(setting: PlannedRun, foreseen: Prediction, step_s: float) -> float:
+    """Bytes per second that reachable members have left for a newcomer beside the rounds."""
+    free, index = 0.0, 0
+    for each in setting.volunteers:
+        for _ in range(each.peers.count):
+            used = foreseen.upload_bytes[index] / step_s if step_s < math.inf else 0.0
+            free += max(0.0, each.peers.upload - used) if each.peers.role != "client" else 0.0
+            index += 1
+    return free
+
+
+# ---- How much memory a peer needs, by what the code keeps: on the device, and in main memory beside it.
+#
+#     device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a
+#              micro-batch
+#     main     the sum of gradients (two of them with the delayed strategy), the result of the round, in which parts are
+#              summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer, if
+#              that is small: a large one is a file
+#
+# Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of memory of one peer. `activations` is None where nothing is known of the model's layers."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    scratch: int
+    activations: int | None
+    accumulators: int
+    result: int
+    wire: int
+    state_copy: int
+
+    @property
+    def device(self) -> int:
+        """What has to fit on the device (without unknown activations)."""
+        return self.parameters + self.gradients + self.optimizer + self.scratch + (self.activations or 0)
+
+    @property
+    def main(self) -> int:
+        """What is in main memory; a large copy of the state is on disk."""
+        return self.accumulators + self.result + self.wire + (self.state_copy if self.state_copy < FILED_BYTES else 0)
+
+
+def footprint(forecast: Forecast, place: int) -> Footprint:
+    """The memory of a peer of class number `place`."""
+    setting = forecast.setting
+    each: Volunteers = setting.volunteers[place]
+    model, size = setting.model, 4 * setting.model.parameters
+    known = model.activation_bytes is not None and each.computes
+    activations = round((model.activation_bytes or 0.0) * each.micro_batch) if known else None
+    return Footprint(
+        parameters=size,
+        gradients=size,
+        optimizer=setting.moment_bytes,
+        scratch=scratch_bytes(model, setting.optimizer),
+        activations=activations if each.computes else 0,
+        accumulators=size * setting.strategy.facts.vectors,
+        result=size,
+        # And of each sender a few chunks on their way, below 1 % of the vector.
+        wire=round(forecast.classes[place].reduces * forecast.vector_bytes),
+        state_copy=setting.state_bytes,
+    )

@@ -1,0 +1,134 @@
+"""Data sets of the Hugging Face hub, and files of the kinds that the library `datasets` reads: opened, and read row by
+row, also over lines that break off now and then.
+
+`datasets` takes one name for two things: a folder below the working directory comes before a data set of the hub, and a
+loader such as "text" reads whatever lies there. A run spec of a stranger must lead to neither: what a peer trains on
+shows in its gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from minga.core.errors import ConfigurationError, LocalError
+from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
+
+HubName = Annotated[
+    str, Field(pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$", max_length=193)
+]
+"""What a run spec may say for the name of a data set, or nothing."""
+
+LOADERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".tar": "webdataset"}
+
+
+def of_hub(name: str, *details: str) -> str:
+    """A data set of the hub for people; `details` are its configuration and the like, empty ones are left out."""
+    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
+
+
+def check_on_hub(name: str, setting: str) -> None:
+    """Raise `ConfigurationError` if `datasets` would read files of this machine under that name."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    if name in _PACKAGED_DATASETS_MODULES:
+        raise ConfigurationError(f"{setting} = {name!r}: this is no data set, but a loader of files on this machine")
+    if Path(name).exists():
+        raise ConfigurationError(
+            f"{setting} = {name!r}: there is a folder or file of this name in {Path.cwd()}, which would be read in the "
+            "place of the data set of the hub; start the command in another folder"
+        )
+
+
+def open_hub(name: str, config: str = "", split: str = "train", revision: str = "") -> Any:
+    """A data set of the hub as a `datasets.IterableDataset`; nothing is downloaded as a whole.
+
+    Raises `ConfigurationError`, with the library's own words, if it cannot be opened, and if the name leads to files of
+    this machine.
+    """
+    check_on_hub(name, "data.name")
+    return opened(f"data.name = {name!r}", name, name=config or None, split=split, revision=revision or None)
+
+
+def open_files(places: Sequence[str], setting: str) -> Any:
+    """Paths or addresses of files of one kind, by their ends. Raises `ConfigurationError` if they cannot be opened."""
+    kinds = {LOADERS.get(Path(place.removesuffix(".gz")).suffix) for place in places}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is None:
+        raise ConfigurationError(f"{setting}: must name files of one kind: {', '.join(LOADERS)}")
+    return opened(setting, kind, data_files=list(places), split="train")
+
+
+def opened(setting: str, path: str, **how: Any) -> Any:
+    """What `datasets.load_dataset` opens; `setting` names it in errors. Pictures stay files: what it costs to decode
+    them is bounded elsewhere.
+
+    Raises `ConfigurationError` if it cannot be opened.
+    """
+    import datasets
+
+    try:
+        found = datasets.load_dataset(path, **{"streaming": True, **how})
+        for column, feature in (getattr(found, "features", None) or {}).items():
+            if isinstance(feature, datasets.Image) and feature.decode:
+                found = found.cast_column(column, datasets.Image(decode=False))
+        return found
+    except (OSError, ValueError, RuntimeError, TypeError, datasets.exceptions.DatasetsError) as error:
+        hint = ""
+        if "script" in str(error):
+            hint = '; where a data set has a loading script, try revision = "refs/convert/parquet"'
+        raise ConfigurationError(f"{setting}: cannot be opened: {str(error)[:500]}{hint}") from error
+
+
+def rows_of(dataset: Any, source: str, order: int | None = None) -> Iterator[Mapping[str, Any]]:
+    """The rows of a `datasets.IterableDataset`; `order` seeds another order of the parts of which it consists.
+
+    Raises `ConfigurationError` for rows without columns, and `LocalError`, which names the `source`, if the stream
+    breaks off again and again.
+    """
+    for row in resumed_rows(dataset if order is None else in_order_of(order, dataset), source):
+        if not isinstance(row, Mapping):
+            raise ConfigurationError(f"{source}: a row has no columns")
+        yield row
+
+
+def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.sleep) -> Iterator[Any]:
+    """The rows of a `datasets.IterableDataset` that pass through no shuffle buffer. After a failure, and a pause, it is
+    opened again behind the last row: files that were read are not read again, and of the one under way only what its
+    format cannot skip. Pauses take 1, 2, 4, 8 and 16 seconds; the next row that arrives makes them short again. A
+    stream of which nothing ever came is given up at once: it is more likely named wrongly than broken.
+
+    Raises the `LocalError` of the last attempt, which names the `source`, and at once a `ConfigurationError`.
+    """
+    state: dict[str, Any] | None = None
+    failures = 0
+    while True:
+        try:
+            if state is not None:
+                rows.load_state_dict(state)
+            for row in rows:
+                state, failures = rows.state_dict(), 0
+                yield row
+            return
+        except ConfigurationError:  # another attempt would not help
+            raise
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            failures += 1
+            if state is None or failures > ATTEMPTS:
+                raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
+        pause(FIRST_PAUSE_S * 2 ** (failures - 1))
+
+
+def in_order_of(seed: int, rows: Any) -> Any:
+    """The parts of a `datasets.IterableDataset` in an order of the seed, each read to its end before the next one: of
+    parts that are read beside each other, all would be read again after a failure.
+    """
+    shuffle = partial(rows.shuffle, seed=seed % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
+    beside = "max_buffer_input_shards"  # datasets 5
+    return shuffle(**{beside: 1}) if beside in signature(rows.shuffle).parameters else shuffle()

@@ -1,0 +1,277 @@
+"""One kind of crops, as the ways to make them read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageEnhance, ImageFilter
+from torch import Tensor
+from torch.nn import functional
+
+from minga.recipes.images.loading import open_picture
+
+
+@dataclass(frozen=True)
+class CropRule:
+    """How crops are made.
+
+    side: in pixels.
+    low, high: the share of a picture's area that a crop shows.
+    flip: share of the crops that are mirrored.
+    jitter: strength of the changes of brightness, contrast and saturation, from 0 to 1; the hue has a quarter of it.
+    blur: share of the crops that are blurred.
+    """
+
+    side: int
+    low: float
+    high: float
+    flip: float
+    jitter: float
+    blur: float
+
+
+# ---- Which parts of pictures crops show: boxes of random area, shape and place, in whole pixels.
+#
+# Equal on every machine: chance is NumPy's, and of all functions only the square root is used, which every processor
+# rounds alike. So the ratios of a crop's sides, evenly spaced in their logarithms, are a table.
+
+
+RATIOS: Final = np.array(
+    [
+        (0.7500, 0.7636, 0.7775, 0.7916, 0.8059, 0.8205, 0.8354, 0.8506, 0.8660, 0.8817, 0.8977),
+        (0.9140, 0.9306, 0.9475, 0.9647, 0.9822, 1.0000, 1.0181, 1.0366, 1.0554, 1.0746, 1.0941),
+        (1.1139, 1.1341, 1.1547, 1.1756, 1.1970, 1.2187, 1.2408, 1.2633, 1.2862, 1.3096, 1.3333),
+    ]
+).ravel()
+"""Width by height, from 3/4 to 4/3."""
+
+ATTEMPTS: Final = 10
+
+
+def crop_boxes(
+    chance: np.random.Generator, count: int, height: int, width: int, low: float, high: float
+) -> npt.NDArray[np.int64]:
+    """Boxes int64 [count, 4]: top, left, height and width within a picture of the given size.
+
+    The area is uniform from `low` to `high` of the picture's. A box that does not fit is drawn again, ten times at
+    most; then the largest centred box of an allowed ratio is taken.
+    """
+    shape = (ATTEMPTS, count)
+    areas = (low + (high - low) * chance.random(shape)) * (height * width)
+    ratios = RATIOS[chance.integers(0, len(RATIOS), shape)]
+    heights, widths = (np.rint(np.sqrt(each)).astype(np.int64) for each in (areas / ratios, areas * ratios))
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    first, every = fits.argmax(axis=0), np.arange(count)
+    found = fits[first, every]
+    tallest, widest = _largest(height, width)
+    high_side = np.where(found, heights[first, every], tallest)
+    wide_side = np.where(found, widths[first, every], widest)
+    tops = np.where(found, chance.integers(0, height - high_side + 1), (height - tallest) // 2)
+    lefts = np.where(found, chance.integers(0, width - wide_side + 1), (width - widest) // 2)
+    return np.stack([tops, lefts, high_side, wide_side], axis=1)
+
+
+def _largest(height: int, width: int) -> tuple[int, int]:
+    """The largest height and width of a box whose ratio is allowed."""
+    return min(height, max(1, width * 4 // 3)), min(width, max(1, height * 4 // 3))
+
+
+# ---- Changes of colour on many pictures at once: brightness, contrast, saturation, hue, grey and blur.
+#
+# Pictures are float32 [n, c, s, s] from 0 to 255, grey (c = 1) or red, green, blue (c = 3). Which pictures change, by
+# how much and in which order is drawn by NumPy beforehand.
+
+
+JITTERED: Final = 0.8
+GREYED: Final = 0.2
+HUE_SHARE: Final = 0.25
+"""Shares of the pictures that are jittered and made grey, and of the jitter's strength that the hue has."""
+
+BLUR_LOW, BLUR_HIGH, BLUR_SIDE = 0.1, 2.0, 224
+"""Radius of the blur, in pixels of a picture of 224 pixels; smaller pictures are blurred by proportionally less."""
+
+_WEIGHTS: Final = (0.299, 0.587, 0.114)
+
+
+def jitter(pictures: Tensor, chance: np.random.Generator, strength: float) -> None:
+    """Change four pictures of five, in place: brightness, contrast, saturation and hue, in a random order."""
+    count = len(pictures)
+    chosen = chance.random(count) < JITTERED
+    moves = 2.0 * chance.random((4, count)) - 1.0
+    order = chance.random((4, count)).argsort(axis=0)
+    factors = torch.from_numpy((1.0 + strength * moves[:3]).astype(np.float32))
+    turns = torch.from_numpy((HUE_SHARE * strength * moves[3]).astype(np.float32))
+    changes: list[tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = [
+        (_brightness, factors[0]),
+        (_contrast, factors[1]),
+        (_saturation, factors[2]),
+        (_hue, turns),
+    ]
+    for place in range(4):
+        for number, (change, amounts) in enumerate(changes[: 4 if pictures.shape[1] == 3 else 2]):
+            rows = torch.from_numpy(np.flatnonzero(chosen & (order[place] == number)))
+            if len(rows):
+                pictures[rows] = change(pictures[rows], amounts[rows].view(-1, 1, 1, 1))
+
+
+def make_grey(pictures: Tensor, chance: np.random.Generator) -> None:
+    """Take the colours out of one picture of five, in place."""
+    rows = torch.from_numpy(np.flatnonzero(chance.random(len(pictures)) < GREYED))
+    if pictures.shape[1] == 3 and len(rows):
+        pictures[rows] = _grey(pictures[rows]).expand(-1, 3, -1, -1)
+
+
+def blur(pictures: Tensor, chance: np.random.Generator, share: float) -> None:
+    """Blur a share of pictures of at most 64 pixels a side by three taps a direction, in place."""
+    count, side = len(pictures), pictures.shape[-1]
+    chosen = chance.random(count) < share
+    radii = (BLUR_LOW + (BLUR_HIGH - BLUR_LOW) * chance.random(count)) * (side / BLUR_SIDE)
+    rows = np.flatnonzero(chosen)
+    if len(rows):
+        taps = np.exp(-0.5 / np.square(radii[rows]))
+        side_weight = torch.from_numpy((taps / (1.0 + 2.0 * taps)).astype(np.float32)).view(-1, 1, 1, 1)
+        part = pictures[torch.from_numpy(rows)]
+        for dim in (2, 3):
+            part = part + side_weight * (_neighbours(part, dim) - 2.0 * part)
+        pictures[torch.from_numpy(rows)] = part
+
+
+def _neighbours(pictures: Tensor, dim: int) -> Tensor:
+    """The sum of both neighbours of each pixel along a dimension; at the border a pixel is its own."""
+    size = pictures.shape[dim]
+    before = torch.cat([pictures.narrow(dim, 0, 1), pictures.narrow(dim, 0, size - 1)], dim)
+    after = torch.cat([pictures.narrow(dim, 1, size - 1), pictures.narrow(dim, size - 1, 1)], dim)
+    return before + after
+
+
+def _grey(pictures: Tensor) -> Tensor:
+    if pictures.shape[1] == 1:
+        return pictures
+    red, green, blue = (pictures[:, channel : channel + 1] * weight for channel, weight in enumerate(_WEIGHTS))
+    return red + green + blue
+
+
+def _brightness(pictures: Tensor, factor: Tensor) -> Tensor:
+    return (pictures * factor).clamp_(0.0, 255.0)
+
+
+def _contrast(pictures: Tensor, factor: Tensor) -> Tensor:
+    levels = _grey(pictures).round().to(torch.int64)  # whole numbers have one sum, however many threads add them up
+    mean = (levels.sum(dim=(1, 2, 3), keepdim=True) // levels[0].numel()).float()
+    return (mean + (pictures - mean) * factor).clamp_(0.0, 255.0)
+
+
+def _saturation(pictures: Tensor, factor: Tensor) -> Tensor:
+    grey = _grey(pictures)
+    return (grey + (pictures - grey) * factor).clamp_(0.0, 255.0)
+
+
+def _hue(pictures: Tensor, turn: Tensor) -> Tensor:
+    """Turn the circle of hues by `turn` of its length; value and chroma stay."""
+    red, green, blue = torch.split(pictures, 1, dim=1)
+    value, chroma = pictures.amax(1, keepdim=True), pictures.amax(1, keepdim=True) - pictures.amin(1, keepdim=True)
+    safe = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
+    sixths = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, (blue - red) / safe + 2.0, (red - green) / safe + 4.0),
+    )
+    sixths = sixths + 6.0 * turn
+    found = []
+    for place in (5.0, 3.0, 1.0):
+        along = torch.remainder(sixths + place, 6.0)
+        found.append(value - chroma * torch.minimum(along, 4.0 - along).clamp(0.0, 1.0))
+    return torch.cat(found, dim=1)
+
+
+# ---- Crops of small pictures of one size, all at once, as tensor arithmetic.
+#
+# What leaves is rounded to whole numbers, which hides nearly all differences between machines in the last bits.
+
+
+def crop_arrays(pictures: Tensor, rule: CropRule, chance: np.random.Generator) -> Tensor:
+    """One crop of each picture of uint8 [n, c, h, w], uint8 [n, c, side, side]: mirrored at times, changed in
+    colour, made grey and blurred at times.
+    """
+    count, _, height, width = pictures.shape
+    boxes = crop_boxes(chance, count, height, width, rule.low, rule.high)
+    flipped = chance.random(count) < rule.flip
+    crops = _resample(pictures.float(), boxes, flipped, rule.side)
+    if rule.jitter > 0:
+        jitter(crops, chance, rule.jitter)
+    make_grey(crops, chance)
+    if rule.blur > 0:
+        blur(crops, chance, rule.blur)
+    return crops.round_().clamp_(0.0, 255.0).to(torch.uint8)
+
+
+def _resample(pictures: Tensor, boxes: npt.NDArray[np.int64], flipped: npt.NDArray[np.bool_], side: int) -> Tensor:
+    """The boxes of float32 [n, c, h, w] scaled to `side` pixels, between four neighbours each."""
+    height, width = pictures.shape[2:]
+    steps = (np.arange(side) + 0.5) / side
+    tops, lefts, heights, widths = (boxes[:, place, None].astype(np.float64) for place in range(4))
+    rows = 2.0 * (tops + heights * steps) / height - 1.0
+    columns = 2.0 * (lefts + widths * np.where(flipped[:, None], 1.0 - steps, steps)) / width - 1.0
+    shape = (len(boxes), side, side)
+    grid = np.stack([np.broadcast_to(columns[:, None, :], shape), np.broadcast_to(rows[:, :, None], shape)], axis=3)
+    places = torch.from_numpy(grid.astype(np.float32))
+    return functional.grid_sample(pictures, places, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+# ---- Crops of picture files, one by one, by Pillow, on several threads: it lets other threads run while it computes.
+
+
+THREADS: Final = 4
+
+
+class FileCropper:
+    """Decodes pictures and cuts crops out of them; the threads end with the object."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="minga-pictures")
+
+    def decode(self, bodies: Sequence[bytes]) -> list[Image.Image]:
+        """The pictures in files. Raises `ConfigurationError` for what is none."""
+        return list(self._pool.map(open_picture, bodies))
+
+    def crop(self, pictures: Sequence[Image.Image], rule: CropRule, chance: np.random.Generator) -> Tensor:
+        """One crop of each picture, uint8 [n, 3, side, side]; chance of one picture does not depend on the others."""
+        seeds = chance.integers(0, 2**63, len(pictures)).tolist()
+        crops = self._pool.map(lambda picture, seed: crop_picture(picture, rule, seed), pictures, seeds)
+        return torch.from_numpy(np.stack([np.asarray(crop) for crop in crops])).permute(0, 3, 1, 2).contiguous()
+
+
+def crop_picture(picture: Image.Image, rule: CropRule, seed: int) -> Image.Image:
+    """A crop of an RGB picture: mirrored, jittered, made grey and blurred at times."""
+    chance = np.random.default_rng(seed)
+    top, left, height, width = crop_boxes(chance, 1, picture.height, picture.width, rule.low, rule.high)[0].tolist()
+    box = (left, top, left + width, top + height)
+    crop = picture.resize((rule.side, rule.side), Image.Resampling.BILINEAR, box=box)
+    draws, order = chance.random(9).tolist(), chance.permutation(4).tolist()
+    if draws[0] < rule.flip:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if draws[1] < JITTERED and rule.jitter > 0:
+        for number in order:
+            crop = _change(crop, number, 2.0 * draws[2 + number] - 1.0, rule.jitter)
+    if draws[6] < GREYED:
+        crop = crop.convert("L").convert("RGB")
+    if draws[7] < rule.blur:
+        radius = (BLUR_LOW + (BLUR_HIGH - BLUR_LOW) * draws[8]) * rule.side / BLUR_SIDE
+        crop = crop.filter(ImageFilter.GaussianBlur(radius))
+    return crop
+
+
+def _change(crop: Image.Image, number: int, move: float, strength: float) -> Image.Image:
+    """Brightness, contrast, saturation or hue, by `number`, moved by -1 to 1 times the strength."""
+    if number < 3:
+        kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        return kinds[number](crop).enhance(1.0 + strength * move)
+    hues = np.array(crop.convert("HSV"))
+    hues[..., 0] += np.uint8(round(HUE_SHARE * strength * move * 256) % 256)  # hues are a circle of 256
+    return Image.fromarray(hues, "HSV").convert("RGB")

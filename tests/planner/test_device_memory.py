@@ -1,0 +1,155 @@
+"""What a device has to hold for a model, counted without memory, and which micro-batch fits into it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
+from minga.optim import LAMB, MomentStorage
+from minga.planner.device_memory import (
+    DeviceMemory,
+    PassMemory,
+    counted_passes,
+    counted_peak_bytes,
+    device_memory,
+    moment_bytes,
+)
+from minga.planner.devices import look_up
+from minga.planner.model_facts import facts_of_recipe, model_facts, recipe_spec
+from minga.recipes.counting import LiveBytes
+from minga.recipes.initial import new_model
+from minga.recipes.registry import RECIPES, load_recipe
+from tests.worlds.cli_run import last_json, run
+
+TINY = "causal-lm-tiny"
+
+
+def memory_of(**changed: bool) -> DeviceMemory:
+    """1000 parameters, with 100 bytes a sample beside the gradients."""
+    passes = PassMemory(((1, 4100.0), (8, 4800.0), (16, 5600.0)))
+    return device_memory(model_facts("1000"), OptimizerSection(), StrategyChoice("synchronous"), passes, **changed)
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
+    sizes = RECIPES.get(name).sizes
+    if not sizes:  # a network that the run spec draws has no name for plans
+        with pytest.raises(ConfigurationError, match="no model of this name"):
+            model_facts(name)
+        return
+    kept = model_facts(f"{name}-{sizes[0]}").activation_bytes
+    assert kept is not None
+    assert kept > 0
+
+
+def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
+    spec = recipe_spec(TINY, 32)
+    parameters = facts_of_recipe(spec, TINY).parameters
+    assert counted_peak_bytes(load_recipe(spec), 1) < 4 * parameters + 32 * (1 << 20)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: bool) -> None:
+    recipe = load_recipe(recipe_spec(TINY, 64))
+    model = new_model(recipe)
+    if checkpoints:
+        recipe.checkpoint_activations(model)
+    batch = recipe.synthetic_batch(4)
+    with LiveBytes() as real:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            real.know(tensor)
+        recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    assert counted_peak_bytes(recipe, 4, checkpoints_activations=checkpoints) == pytest.approx(real.peak, rel=0.02)
+
+
+def test_computing_twice_and_half_precision_take_less() -> None:
+    recipe = load_recipe(recipe_spec(TINY, 64))
+    whole = counted_peak_bytes(recipe, 8)
+    assert counted_peak_bytes(recipe, 8, checkpoints_activations=True) < 0.8 * whole
+    assert counted_peak_bytes(recipe, 8, dtype=torch.bfloat16) < 0.95 * whole
+
+
+def test_without_the_inner_module_of_pytorch_a_pass_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = recipe_spec(TINY, 64)
+    model = facts_of_recipe(spec, TINY)
+    monkeypatch.setitem(sys.modules, "minga.recipes.counting", None)
+    found = counted_passes(spec, model)
+    assert model.activation_bytes is not None
+    assert found.of(2) == pytest.approx(4 * model.parameters + 2 * 1.45 * model.activation_bytes)
+
+
+def test_sizes_of_micro_batches_between_and_beyond_those_counted_lie_on_lines() -> None:
+    passes = PassMemory(((1, 10.0), (8, 17.0), (16, 41.0)))
+    assert [passes.of(size) for size in (1, 4, 8, 12, 16, 32)] == [10.0, 13.0, 17.0, 29.0, 41.0, 89.0]
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
+    memory = memory_of()
+    available = 20e6
+    largest = memory.largest_micro_batch(available)
+    assert largest is not None
+    assert memory.device(largest) <= 0.9 * available < memory.device(largest + 1)
+    assert memory.largest_micro_batch(1e6) == 0
+
+
+def test_with_offload_the_moments_and_the_update_are_in_ram() -> None:
+    here, away = memory_of(), memory_of(offload=True)
+    assert here.device(1) - away.device(1) == 8000 + 4000, "moments, and the sum of the gradients"
+    assert away.ram - here.ram == 4000 + 8000 + 4000 + 4000
+    assert away.transfer_per_step == 2 * 4000
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_moments_take_what_the_optimizer_keeps(bits: int) -> None:
+    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((300, 400), (70, 30))]
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}, "optimizer": {"state_bits": bits}})
+    optimizer = LAMB(weights, storage=MomentStorage(bits=bits))
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step")
+    model = model_facts("1")
+    facts = type(model)("x", (120_000, 2100), 1.0, 1, None, "")
+    assert moment_bytes(facts.tensors, spec.optimizer) == kept
+
+
+def test_devices_compute_in_the_format_that_joining_chooses() -> None:
+    t4, cpu = look_up("t4"), look_up("laptop-cpu")
+    assert t4.samples_per_s(1e9, "auto") == t4.samples_per_s(1e9, "half")
+    assert cpu.samples_per_s(1e9, "auto") == cpu.samples_per_s(1e9, "single")
+
+
+def summary_of(*arguments: str) -> dict[str, object]:
+    done = run("plan", *arguments, "--json")
+    assert done.returncode == 0
+    return last_json(done.stdout)
+
+
+def test_the_command_tells_the_largest_micro_batch() -> None:
+    told: Callable[..., dict[str, object]] = lambda *more: summary_of(  # noqa: E731
+        "--model", TINY, "--memory", "2GB", "--tokens", "64", *more
+    )
+    plain, away = told("--precision", "single"), told("--precision", "single", "--offload")
+    assert plain["parameters"] == away["parameters"] == 1_328_256
+    assert isinstance(plain["largest_micro_batch"], int)
+    assert isinstance(away["largest_micro_batch"], int)
+    assert 100 < plain["largest_micro_batch"] <= away["largest_micro_batch"]
+    assert away["transfer_bytes_per_step"] == 8 * 1_328_256
+
+
+def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit() -> None:
+    found = summary_of("--model", "swav-tiny", "--memory", "20MB")
+    assert (found["fits"], found["micro_batch_of_run"]) == (False, 64)
+    assert isinstance(found["largest_micro_batch"], int)
+    assert 0 < found["largest_micro_batch"] < 64
+
+
+def test_a_bare_number_of_parameters_has_no_known_activations() -> None:
+    assert summary_of("--model", "18M", "--memory", "2GB")["largest_micro_batch"] is None

@@ -1,0 +1,109 @@
+"""Orders without end, what is held out, and batches that are made ahead."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from minga.core.errors import ConfigurationError, LocalError
+from minga.recipes import StreamPosition
+from minga.recipes.data.hold_out import content_rank, held_out
+from minga.recipes.data.order import block_chances, endless, shuffled_blocks
+from minga.recipes.data.prefetch import prefetched
+
+
+def test_a_stream_shows_each_item_once_a_pass_in_an_order_of_each_peer() -> None:
+    orders = []
+    for peer in ("a" * 64, "b" * 64):
+
+        def open_pass(epoch: int, peer: str = peer) -> Iterator[int]:
+            return shuffled_blocks(range(50), 20, block_chances(3, StreamPosition(peer), epoch))
+
+        stream = endless(open_pass, "nothing")
+        passes = [list(itertools.islice(stream, 50)) for _ in range(2)]
+        assert [sorted(each) for each in passes] == [list(range(50))] * 2
+        assert passes[0] != passes[1]
+        assert sorted(passes[0][:20]) == list(range(20)), "blocks stay together"
+        orders.append(passes[0])
+    assert orders[0] != orders[1]
+    with pytest.raises(ConfigurationError, match="nothing"):
+        next(endless(lambda _: iter(()), "nothing"))
+
+
+def test_a_stream_that_failed_gives_nothing_more() -> None:
+    """Its next pass is not taken for the rest of this one."""
+
+    def broken(_: int) -> Iterator[int]:
+        yield 1
+        raise LocalError("the line is dead")
+
+    stream = endless(broken, "nothing")
+    assert next(stream) == 1
+    with pytest.raises(LocalError):
+        next(stream)
+    assert next(stream, None) is None
+
+
+def test_one_generator_for_all_blocks_or_one_for_each() -> None:
+    def one() -> Iterator[np.random.Generator]:
+        return itertools.repeat(np.random.default_rng(1))
+
+    assert list(shuffled_blocks(range(7), 3, one())) == list(shuffled_blocks(range(7), 3, one()))
+    assert sorted(shuffled_blocks(range(7), 3, one())) == list(range(7))
+
+
+def test_about_the_share_asked_for_is_held_out_by_content_alone() -> None:
+    contents = [f"content {number}" for number in range(2000)]
+    streamed = [content_rank(each) < 0.2 for each in contents]
+    assert 0.17 < sum(streamed) / len(streamed) < 0.23
+    assert streamed == [content_rank(each.encode()) < 0.2 for each in contents]
+    chosen = held_out([*contents, *contents], 0.2)
+    assert chosen[:2000] == chosen[2000:]
+    assert sum(held_out(contents, 1e-9)) == 1, "at least one"
+    assert held_out(contents, 0.0) == [False] * 2000
+    with pytest.raises(ConfigurationError, match="none is left"):
+        held_out(["a", "a"], 0.5)
+
+
+def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:
+    made: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(8):
+            made.append(number)
+            yield number
+        raise LocalError("no more")
+
+    ahead = prefetched(source(), depth=2)
+    assert next(ahead) == 0
+    assert len(made) <= 5
+    assert [next(ahead) for _ in range(7)] == list(range(1, 8))
+    with pytest.raises(LocalError, match="no more"):
+        next(ahead)
+    endless = prefetched(itertools.count(), depth=2)
+    assert next(endless) == 0
+    endless.close()  # type: ignore[attr-defined]
+    assert list(prefetched(iter([1, 2]))) == [1, 2]
+
+
+def test_the_end_does_not_wait_for_a_source_that_pauses() -> None:
+    goes_on, went_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        goes_on.wait(30)
+        went_on.set()
+        yield 1
+
+    ahead = prefetched(source())
+    assert next(ahead) == 0
+    ahead.close()  # type: ignore[attr-defined]
+    assert not went_on.is_set()
+    goes_on.set()
+    (thread,) = [each for each in threading.enumerate() if each.name == "minga-batches"]
+    thread.join(30)
+    assert not thread.is_alive()
