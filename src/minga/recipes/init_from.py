@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +21,7 @@ from safetensors.torch import save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
-from minga.core.units import counted
+from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.training.state.base import base_of
 from minga.training.state.checkpoints import CheckpointStore
@@ -29,6 +30,9 @@ from minga.training.state.state_dict import MODEL
 INITIAL_FILE = "initial.safetensors"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
+
+_ADAPTED: Final = ".base_layer."
+"""What `peft` adds to the name of a layer that gets an adapter."""
 
 logger = logging.getLogger("minga.recipes")
 
@@ -64,7 +68,7 @@ def load_initial(model: nn.Module, files: Files) -> None:
     if INITIAL_FILE not in files:
         return
     given = _read([files[INITIAL_FILE]], INITIAL_FILE)
-    own = model.state_dict(keep_vars=True)
+    own = {name.replace(_ADAPTED, "."): each for name, each in model.state_dict(keep_vars=True).items()}
     matching = {name: tensor for name, tensor in own.items() if name in given}
     if not matching:
         raise ConfigurationError(
@@ -83,7 +87,13 @@ def load_initial(model: nn.Module, files: Files) -> None:
             if not tensor.isfinite().all():
                 raise ConfigurationError(f"model.init_from: {name} holds numbers that are not finite")
     filled = {tensor.data_ptr() for tensor in matching.values()}  # tied tensors are written once
-    if fresh := sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel()):
+    fresh = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel())
+    frozen = {name.replace(_ADAPTED, ".") for name, each in model.named_parameters() if not each.requires_grad}
+    if lacking := [name for name in fresh if name in frozen]:
+        raise ConfigurationError(
+            f"model.init_from: it lacks {lacking[0]}{and_others(lacking)}, which is not trained here"
+        )
+    if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
 

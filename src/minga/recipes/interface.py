@@ -429,6 +429,11 @@ class Recipe(ABC, Generic[S]):
         """
         return {}
 
+    @classmethod
+    def prepare_demo(cls, folder: Path) -> Mapping[str, Any]:  # noqa: ARG003
+        """Make in the empty `folder` what the demo begins from; returns further tables of its run spec."""
+        return {}
+
     def show(self, models: Sequence[nn.Module], files: Files) -> Showing:  # noqa: ARG002
         """What the demo shows of models, such as one before training and one after it: what each makes of the same
         things. Leaves the models and all random generators as they were.

@@ -14,6 +14,7 @@ import json
 import shutil
 import time
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ STEPS_TO_THE_END = 2
 def run_demo(options: DemoCommand, context: Context) -> int:
     """Run the demo; the exit code is 1 if something did not come out as promised."""
     recipe, output = RECIPES.get(options.recipe), context.output
-    spec = demo_run(options.recipe, recipe)
+    demo_run(options.recipe, recipe)  # raises before anything is made
     directory = _result_directory(options.out)
     stage = Stage(directory, output)
     context.interruption.on_interrupt(stage.abandon)
     try:
+        stage.tell("The recipe makes what the demo begins from …")
+        spec = demo_run(options.recipe, recipe, recipe.prepare_demo(directory / "peers"))
         if spec.split.is_on:
             outcome = play_cut_model(stage, spec, options.minutes, options.peers)
         else:
@@ -166,11 +169,11 @@ class _Together:
         self.stage.tell(f"step {steps[-1][1] if steps else 0}{held_out}")
 
 
-def demo_run(name: str, recipe: type[Recipe[Any]]) -> RunSpec:
-    """The run spec of a demo of the recipe `name`. Raises `ConfigurationError`."""
+def demo_run(name: str, recipe: type[Recipe[Any]], prepared: Mapping[str, Any] | None = None) -> RunSpec:
+    """The run spec of a demo of the recipe `name`, with tables of what was `prepared`. Raises `ConfigurationError`."""
     common = importlib.resources.files("minga.cli.demo").joinpath("demo.toml").read_text("utf-8")
     values: dict[str, Any] = {**tomllib.loads(common), "model": {"recipe": name}}
-    for section, table in recipe.demo_spec().items():
+    for section, table in (*recipe.demo_spec().items(), *(prepared or {}).items()):
         values[section] = {**values.get(section, {}), **table}
     return RunSpec.from_mapping(values, f"the demo of {name}")
 

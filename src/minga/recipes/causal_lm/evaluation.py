@@ -163,7 +163,7 @@ def continuations(
                     )
                 drawn = model.generate(  # type: ignore[operator]
                     torch.tensor([ids], device=device),
-                    generation_config=_generation(options, end, longest - len(ids)),
+                    generation_config=generation(options, end, longest - len(ids)),
                     attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
                 )
                 samples += [Sample(prompt, tokenizer.decode(row[1:].tolist())) for row in drawn]
@@ -172,7 +172,8 @@ def continuations(
     return samples
 
 
-def _generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+def generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+    """How tokens are drawn, at most `room` of them."""
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     is_greedy = options.temperature == 0.0
     return GenerationConfig(

