@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from minga.core.spec.sections import FileEntry
     from minga.security.randomness.public_batch import PublicBatch
 
 Batch: TypeAlias = "dict[str, Tensor]"
@@ -120,11 +121,15 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a model made of a prompt: a text, or an image, uint8 [height, width, 3]."""
+    """What a model made of a prompt: a text, or an image, uint8 [height, width, 3].
+
+    `of_base` is the text that the base of a model makes of it, where a recipe tunes one.
+    """
 
     prompt: str
     text: str = ""
     image: np.ndarray | None = None
+    of_base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -283,9 +288,19 @@ class Recipe(ABC, Generic[S]):
         Raises `ConfigurationError` where the data that the settings name cannot be found or is too little or too much.
         """
 
+    def given_files(self) -> Mapping[str, Path]:
+        """Further files that ship with the run, as they lie on the organiser's machine; called by the organiser."""
+        return {}
+
     def inputs(self) -> Sequence[Path]:
         """The files of this machine that `prepare` reads: if one changes, it has to be called again."""
         return ()
+
+    def elsewhere(self, files: Mapping[str, FileEntry]) -> Path | None:  # noqa: ARG002
+        """A folder with some of the `files` of a published run that this machine gets from elsewhere than from its
+        peers, such as from a hub; called by who joins. Each file is checked by its digest.
+        """
+        return None
 
     # ---- training
 
@@ -400,6 +415,19 @@ class Recipe(ABC, Generic[S]):
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """
 
+    def export_merged(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        files: Files,  # noqa: ARG002
+        directory: Path,  # noqa: ARG002
+        provenance: Provenance,  # noqa: ARG002
+    ) -> None:
+        """Like `export`, with the adapters in the layers that they were trained for.
+
+        Raises `ConfigurationError` if the recipe trains no adapters.
+        """
+        raise ConfigurationError(f"--merge: the recipe {self.context.recipe} trains no adapters; leave it out")
+
     def sample(
         self,
         model: nn.Module,  # noqa: ARG002
@@ -427,11 +455,6 @@ class Recipe(ABC, Generic[S]):
         """Tables of a run spec, such as `[training]` and `[recipe.NAME]`, with which the recipe visibly learns within
         three minutes on two CPU cores; `minga demo --recipe NAME` runs it.
         """
-        return {}
-
-    @classmethod
-    def prepare_demo(cls, folder: Path) -> Mapping[str, Any]:  # noqa: ARG003
-        """Make in the empty `folder` what the demo begins from; returns further tables of its run spec."""
         return {}
 
     def show(self, models: Sequence[nn.Module], files: Files) -> Showing:  # noqa: ARG002

@@ -1,116 +1,50 @@
-"""The recipe fine-tune: conversations as tokens, adapters on a base that comes with the run, and what it exports."""
+"""The recipe fine-tune: adapters on a base that is given, what samples they learn from, and what it exports."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
-from minga.core.files import Content
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.fine_tune.chats import USUAL_TEMPLATE, ChatWriter, conversations
-from minga.recipes.init_from import load_initial
+from minga.recipes.fine_tune.recipe import FineTuneRecipe
+from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions, StreamPosition
-from minga.recipes.registry import load_recipe, published
-from minga.recipes.text.tokenizer import CAUSAL_TOKENS, read_tokenizer, train_tokenizer
-from minga.recipes.text.writing import WRITINGS
+from minga.recipes.registry import check_published, load_recipe, published
+from minga.recipes.running.run import first_model
+from minga.testing import RECIPE_CHECKS, RecipeCase
 from minga.training.replica.replica import Replica
+from minga.training.transfer.run_files import describe_file
+from tests.recipes.fine_tune.conftest import RunOf
+from tests.worlds.seeds import soaked
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")
-PLACES = ("river", "barn", "hill", "road")
-ANIMALS = ("cow", "cat", "bear", "monkey")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+IN_PROCESSES = ("check_equal_models", "check_public_batches")
 
 
-def chats() -> list[dict[str, Any]]:
-    found = []
-    for number in range(64):
-        place, animal = PLACES[number % 4], ANIMALS[number // 4 % 4]
-        question, answer = f"where is the {animal} number {number}", f"the {animal} is at the {place}"
-        found.append({"prompt": question, "completion": answer})
-    return found
+@pytest.mark.parametrize(
+    "check",
+    [soaked(each) if each.__name__ in IN_PROCESSES else each for each in RECIPE_CHECKS],
+    ids=lambda check: check.__name__,
+)
+def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Path, tmp_path: Path) -> None:
+    settings = {"base": str(base), "max_length": 64, "data": {"files": [str(base.parent / "chats.jsonl")]}}
+    check(RecipeCase("fine-tune", settings), tmp_path / "checked")
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """A small model that was never trained, with its tokenizer."""
-    texts = [f"{each['prompt']} {each['completion']} user: assistant:" for each in chats()]
-    content = train_tokenizer(texts * 4, 300, "bpe", CAUSAL_TOKENS, WRITINGS[""])
-    torch.manual_seed(3)
-    shape = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=0,
-        eos_token_id=0,
-        initializer_range=0.3,  # as if it had learned something
-    )
-    folder = tmp_path / "base"
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(content)
-    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in chats()))
-    return folder
-
-
-def run_of(base: Path) -> tuple[RunSpec, dict[str, Path]]:
-    """The run as its organiser publishes it, and its files."""
-    spec = RunSpec.from_mapping(
-        {
-            "name": "tuned",
-            "model": {"recipe": "fine-tune", "init_from": str(base)},
-            "recipe": {"fine-tune": {"max_length": 64, "chats": {"files": [str(base.parent / "chats.jsonl")]}}},
-            "optimizer": {"name": "adamw", "learning_rate": 0.01, "warmup_steps": 0},
-        }
-    )
-    made: Mapping[str, Content] = prepared_files(spec, base.parent / "cache")
-    folder = base.parent / "files"
-    folder.mkdir(exist_ok=True)
-    for name, content in made.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    return published(spec), {name: folder / name for name in made}
-
-
-def test_only_what_the_assistant_says_carries_loss(base: Path) -> None:
-    tokenizer = read_tokenizer((base / "tokenizer.json").read_bytes(), 300)
-    writer = ChatWriter(tokenizer, USUAL_TEMPLATE)
-    turns = [("user", "where is the cow"), ("assistant", "at the hill"), ("user", "and"), ("assistant", "the barn")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    ((ids, carries),) = writer.marked([json.dumps({"messages": messages})])
-    learned = tokenizer.decode(ids[carries == 1].tolist(), skip_special_tokens=False)
-    assert "at the hill" in learned
-    assert "the barn" in learned
-    assert "cow" not in learned
-    assert learned.count("<|endoftext|>") == 2
-    ((_, everything),) = writer.marked([json.dumps({"text": "the cow is at the hill"})])
-    assert everything.all()
-
-
-def test_files_of_conversations_are_refused_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    for line in ("{", "[]", '{"messages": [{"role": "user", "content": "x"}]}', '{"messages": [{"role": "god"}]}'):
-        path.write_text(f'{{"text": "fine"}}\n{line}\n')
-        with pytest.raises(ConfigurationError, match=r"bad\.jsonl, line 2"):
-            list(conversations([str(path)]))
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-def test_adapters_learn_on_the_base_that_comes_with_the_run_and_are_exported_alone(base: Path) -> None:
-    spec, files = run_of(base)
-    assert spec.model.init_from is None
+def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of()
     recipe = load_recipe(spec)
-    model = new_model(recipe)
-    load_initial(model, files)
+    model = first_model(recipe, files)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     ids = torch.arange(12).view(1, -1)
     torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits)
@@ -131,12 +65,187 @@ def test_adapters_learn_on_the_base_that_comes_with_the_run_and_are_exported_alo
     names = [entry.name for entry in replica.capture().tensors if entry.name.startswith("model/")]
     assert names
     assert all("lora_" in name for name in names)
-    (answer,) = recipe.sample(model, files, ["where is the cow number 3"], SampleOptions(temperature=0.0, length=12))
-    assert answer.text
+    options = SampleOptions(temperature=0.0, length=12)
+    (answer,) = recipe.sample(model, files, ["where is the cow number 3"], options)
+    assert answer.text != answer.of_base
+    (untrained,) = recipe.sample(first_model(recipe, files), files, ["where is the cow number 3"], options)
+    assert answer.of_base == untrained.text == untrained.of_base
 
-    out = base.parent / "out"
+    out, whole = base.parent / "out", base.parent / "whole"
     recipe.export(model, files, out, recipe.provenance(60))
-    loaded = peft.PeftModel.from_pretrained(plain, out)
+    recipe.export_merged(model, files, whole, recipe.provenance(60))
     model.eval()
-    torch.testing.assert_close(model(input_ids=ids).logits, loaded(input_ids=ids).logits)
+    wanted = model(input_ids=ids).logits
+    torch.testing.assert_close(wanted, peft.PeftModel.from_pretrained(plain, out)(input_ids=ids).logits)
+    again = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    torch.testing.assert_close(wanted, again(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
     assert sum(each.stat().st_size for each in out.iterdir()) < 0.6 * (base / "model.safetensors").stat().st_size
+    said = [{"role": "user", "content": "where"}]
+    for folder in (out, whole):
+        assert "user: where" in AutoTokenizer.from_pretrained(folder).apply_chat_template(said, tokenize=False)
+
+
+def test_the_files_of_the_base_travel_as_they_are_and_name_no_place(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of()
+    assert files["base/model.safetensors"].read_bytes() == (base / "model.safetensors").read_bytes()
+    assert str(base) not in spec.canonical_bytes().decode()
+    check_published(spec)
+    assert load_recipe(spec).elsewhere(spec.files) is None
+
+
+def test_a_base_of_the_hub_is_pinned_and_taken_from_there(
+    base: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    snapshot = base.parent / "hub" / commit
+    snapshot.parent.mkdir()
+    base.rename(snapshot)
+    asked: list[tuple[str, Any]] = []
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    spec, files = run_of({"base": "hub:owner/small@main"})
+    assert asked[0] == ("owner/small", "main")
+    assert spec.recipe_settings["base"] == f"hub:owner/small@{commit}"
+    check_published(spec)
+
+    class Metadata:
+        size = (snapshot / "model.safetensors").stat().st_size
+
+    def hf_hub_download(name: str, file: str, revision: str) -> str:
+        assert (name, file, revision) == ("owner/small", "model.safetensors", commit)
+        return str(snapshot / file)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda address: Metadata)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    entries = {name: describe_file(path) for name, path in files.items()}
+    assert load_recipe(spec).elsewhere(entries) == snapshot
+    Metadata.size += 1  # nothing larger than the run says
+    assert load_recipe(spec).elsewhere(entries) is None
+
+
+def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
+    for settings, message in (
+        ({"base": ""}, "name the model to tune"),
+        ({"base": "nowhere"}, "no such folder"),
+        ({"max_length": 4096}, "128 positions"),
+        ({"lora": {"targets": ["no_such_layer"]}}, "no_such_layer"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            new_model(load_recipe(run_of(settings)[0]))
+    (base / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="--merge"):
+        run_of()
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of({"base_dtype": "bfloat16"})
+    recipe = load_recipe(spec)
+    model = first_model(recipe, files)
+    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
+    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.bfloat16}
+    recipe.checkpoint_activations(model)
+    batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
+    recipe.total_loss(model, batch).backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.requires_grad)
+    again = first_model(load_recipe(spec), files)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def _chat(*ids: int, says: int) -> Chat:
+    import numpy as np
+
+    carries = np.array([0] * (len(ids) - says) + [1] * says, dtype=np.uint8)
+    return Chat(np.array(ids, dtype=np.int32), carries)
+
+
+@pytest.mark.parametrize("architecture", sorted(PACKED))
+def test_no_conversation_attends_to_another_of_its_sample(architecture: str) -> None:
+    if architecture not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such architecture")
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "sliding_window": 4,
+    }
+    usual = CONFIG_MAPPING[architecture]()
+    config = CONFIG_MAPPING[architecture](**{name: value for name, value in small.items() if hasattr(usual, name)})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    chats = [_chat(*range(3, 15), says=5), _chat(*range(20, 27), says=3), _chat(*range(40, 49), says=4)]
+    packed = Samples(chats, 32, 0, packing=True)
+    assert len(packed) == 1
+    batch = packed.batch([0])
+    with torch.no_grad():
+        together = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        for chat in chats:
+            ids = torch.tensor(chat.ids[:-1].astype("int64")).unsqueeze(0)
+            start = batch["input_ids"][0].tolist().index(int(chat.ids[0]))
+            alone = model(input_ids=ids, use_cache=False).logits
+            torch.testing.assert_close(together[:, start : start + ids.shape[1]], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_every_token_that_carries_loss_counts_alike_packed_or_not() -> None:
+    chats = [_chat(*range(12), says=5), _chat(*range(7), says=3), _chat(*range(40), says=30), _chat(1, 2, says=1)]
+    for packing in (True, False):
+        samples = Samples(chats, 20, 0, packing=packing)
+        weights = samples.batch(range(len(samples)))["label_weights"]
+        assert weights.sum().item() == pytest.approx(len(samples))
+        assert len({round(each, 6) for each in weights.unique().tolist()} - {0.0}) == 1
+        assert int((weights > 0).sum()) == 5 + 3 + 11 + 1
+
+
+def test_a_packed_batch_has_the_loss_of_its_conversations_padded(run_of: RunOf) -> None:
+    totals = []
+    for packing in (True, False):
+        spec, files = run_of({"packing": packing})
+        recipe = load_recipe(spec)
+        assert isinstance(recipe, FineTuneRecipe)
+        samples, model = recipe._samples_of(files), first_model(recipe, files)
+        batch = samples.batch(range(len(samples)))
+        assert packing == ("position_ids" in batch)
+        losses = recipe.total_loss(model, batch)
+        totals.append((losses * len(samples) / (batch["label_weights"] > 0).sum() * samples._usual).item())
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5)
+
+
+def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.recipes.fine_tune.base.TINY_STEPS", 1)
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "fine-tune"}, **FineTuneRecipe.demo_spec()})
+    made = load_recipe(spec).prepare()
+    files = {name: tmp_path / name for name in made}
+    for name, content in made.items():
+        files[name].parent.mkdir(exist_ok=True)
+        files[name].write_bytes(content)
+    recipe = load_recipe(published(spec))
+    showing = recipe.show([first_model(recipe, files)], files)
+    assert "eat on" in showing.rows[0].given.text
+    assert showing.rows[0].right.text.startswith("the ")
+
+
+def test_adapters_that_drop_inputs_cannot_be_verified(run_of: RunOf) -> None:
+    with pytest.raises(ConfigurationError, match="dropout"):
+        run_of({"lora": {"dropout": 0.1}}, security={"verification": "byzantine"})
+
+
+def test_a_base_that_lacks_a_tensor_is_refused(base: Path, run_of: RunOf) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(base / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, base / "model.safetensors")
+    spec, files = run_of()
+    with pytest.raises(ConfigurationError, match=r"lack model\.norm\.weight"):
+        first_model(load_recipe(spec), files)

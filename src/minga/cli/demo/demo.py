@@ -14,7 +14,6 @@ import json
 import shutil
 import time
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from minga.cli.terminal.context import Context, apply_threads
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import BASE_FOLDER
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import RECIPES, USUAL_RECIPE
 
@@ -46,13 +46,11 @@ STEPS_TO_THE_END = 2
 def run_demo(options: DemoCommand, context: Context) -> int:
     """Run the demo; the exit code is 1 if something did not come out as promised."""
     recipe, output = RECIPES.get(options.recipe), context.output
-    demo_run(options.recipe, recipe)  # raises before anything is made
+    spec = demo_run(options.recipe, recipe)
     directory = _result_directory(options.out)
     stage = Stage(directory, output)
     context.interruption.on_interrupt(stage.abandon)
     try:
-        stage.tell("The recipe makes what the demo begins from …")
-        spec = demo_run(options.recipe, recipe, recipe.prepare_demo(directory / "peers"))
         if spec.split.is_on:
             outcome = play_cut_model(stage, spec, options.minutes, options.peers)
         else:
@@ -78,6 +76,7 @@ class _Together:
     def __init__(self, stage: Stage, options: DemoCommand, recipe: type[Recipe[Any]], spec: RunSpec) -> None:
         self.stage, self.options, self.recipe, self.spec = stage, options, recipe, spec
         self._told_step = 0
+        self._base: Path | None = None
 
     def play(self) -> DemoOutcome:
         """All acts, and what came of them."""
@@ -124,6 +123,7 @@ class _Together:
             last_step=last,
             left_over=left_over,
             seconds=seconds,
+            has_base=self._base is not None,
         )
 
     def _start_organiser(self) -> tuple[Child, str]:
@@ -133,6 +133,10 @@ class _Together:
         organiser = self.stage.start("organiser", ["host", str(spec), "--device", "cpu"])
         self.stage.until(lambda: organiser.first("link") is not None, "the organiser has a link")
         event = organiser.first("link") or {}
+        base = Path(str(event["directory"])) / "files" / BASE_FOLDER
+        if base.is_dir():
+            self._base = base
+            self.stage.tell("The base of the run lies on this disk, as from a hub: no peer fetches it from another.")
         self.stage.tell(
             f"The organiser hosts run {str(event['run_id'])[:10]} and has a link of {len(event['link'])} letters."
         )
@@ -140,7 +144,8 @@ class _Together:
 
     def _start_trainer(self, name: str, link: str) -> Child:
         own_choice = ["--micro-batch", str(MICRO_BATCH)] if self.recipe.coupling == "none" else []
-        child = self.stage.start(name, ["join", link, "--device", "cpu", *own_choice])
+        own_base = [] if self._base is None else ["--base", str(self._base)]
+        child = self.stage.start(name, ["join", link, "--device", "cpu", *own_choice, *own_base])
         if name != "newcomer":
             child.step_back()
         return child
@@ -169,11 +174,11 @@ class _Together:
         self.stage.tell(f"step {steps[-1][1] if steps else 0}{held_out}")
 
 
-def demo_run(name: str, recipe: type[Recipe[Any]], prepared: Mapping[str, Any] | None = None) -> RunSpec:
-    """The run spec of a demo of the recipe `name`, with tables of what was `prepared`. Raises `ConfigurationError`."""
+def demo_run(name: str, recipe: type[Recipe[Any]]) -> RunSpec:
+    """The run spec of a demo of the recipe `name`. Raises `ConfigurationError`."""
     common = importlib.resources.files("minga.cli.demo").joinpath("demo.toml").read_text("utf-8")
     values: dict[str, Any] = {**tomllib.loads(common), "model": {"recipe": name}}
-    for section, table in (*recipe.demo_spec().items(), *(prepared or {}).items()):
+    for section, table in recipe.demo_spec().items():
         values[section] = {**values.get(section, {}), **table}
     return RunSpec.from_mapping(values, f"the demo of {name}")
 

@@ -35,7 +35,8 @@ def run_export(options: ExportCommand, context: Context) -> None:
     with trained_model(options.run, options, context) as trained:
         context.output.say("Writing the model, with its figures on held-out data …")
         provenance = trained.recipe.provenance(trained.step, trained.lineage)
-        trained.recipe.export(trained.model, trained.files, out, provenance)
+        write = trained.recipe.export_merged if options.merge else trained.recipe.export
+        write(trained.model, trained.files, out, provenance)
     step = trained.step
     context.output.say(f"{out}: the model after step {step}; README.md in it says how to load it.")
     context.output.summary(ok=True, step=step, out=str(out))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,9 +67,8 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     Settings = CausalLmSettings
     headline = Metric("heldout_perplexity", better="lower")
-    demo_goal: ClassVar[DemoGoal | None] = DemoGoal(300.0, steps=100)
-    family = FAMILY
-    sizes: ClassVar[tuple[str, ...]] = tuple(SIZES)
+    demo_goal = DemoGoal(300.0, steps=100)
+    family, sizes = FAMILY, tuple(SIZES)
     trained_tokens, end_role = CAUSAL_TOKENS, "end"
 
     def __init__(self, settings: CausalLmSettings, context: RecipeContext) -> None:

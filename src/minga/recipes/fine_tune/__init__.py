@@ -1,7 +1,8 @@
 """The recipe `fine-tune`: adapters of an open model learn from instructions and conversations.
 
-    model.init_from ─▶ initial.safetensors ─▶ the base, which is frozen ─┐
-    conversations ─▶ chats (tokens, and which of them carry loss) ───────┴▶ adapters ─▶ what is trained and sent
+    base (a folder, the hub, or a small one) ─▶ base/*.safetensors ─▶ the model, which is frozen ─┐
+    conversations ─▶ chats (tokens, and which of them carry loss) ─▶ samples ─────────────────────┴▶ adapters ─▶ sent
 
-Read: settings, chats (from files to tokens), adapters (LoRA by `peft`), recipe.
+Read: settings, base (which model is tuned), chats (from rows to tokens), samples (from tokens to batches), adapters
+(LoRA by `peft`), recipe.
 """

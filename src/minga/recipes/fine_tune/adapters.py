@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.exported import Exported
-from minga.recipes.fine_tune.settings import LoraSettings
-
-_ALL: Final = "all-linear"
+from minga.recipes.fine_tune.settings import ALL_LINEAR, LoraSettings
 
 
 def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """The same model with adapters, the only parameters that require a gradient. Raises `ConfigurationError`."""
+    """The model with float32 adapters, the only parameters that require a gradient. Raises `ConfigurationError`."""
     peft = _peft()
     try:
         adapted: nn.Module = peft.inject_adapter_in_model(lora_config(settings), model)
@@ -24,15 +23,18 @@ def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
         raise ConfigurationError(f"recipe.fine-tune.lora: {str(error)[:300]}") from error
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     return adapted
 
 
 def lora_config(settings: LoraSettings) -> Any:
     """The settings as `peft` has them."""
-    targets: Any = _ALL if settings.targets == (_ALL,) else list(settings.targets)
+    targets: Any = ALL_LINEAR if settings.targets == (ALL_LINEAR,) else list(settings.targets)
     return _peft().LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         target_modules=targets,
         task_type="CAUSAL_LM",
@@ -42,7 +44,7 @@ def lora_config(settings: LoraSettings) -> Any:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Inside, adapters count for nothing: the model is its base."""
-    scaled: list[Any] = [module.scaling for module in model.modules() if hasattr(module, "lora_A")]
+    scaled: list[Any] = [module.scaling for module in _adapted(model)]
     kept = [dict(each) for each in scaled]
     for each in scaled:
         each.update(dict.fromkeys(each, 0.0))
@@ -53,8 +55,19 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             each.update(before)
 
 
-def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str) -> None:
-    """What `PeftModel.from_pretrained` loads onto the `base`. Raises `OSError`."""
+def merged(model: nn.Module) -> nn.Module:
+    """A copy of the model whose layers have their adapters in them, as a base has none beside."""
+    whole = copy.deepcopy(model)
+    for path, module in [(path, module) for path, module in whole.named_modules() if hasattr(module, "lora_A")]:
+        layer: Any = module
+        layer.merge()
+        home, _, name = path.rpartition(".")
+        setattr(whole.get_submodule(home), name, layer.get_base_layer())
+    return whole
+
+
+def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str, revision: str) -> None:
+    """What `peft` loads onto the `base`. Raises `OSError`."""
     found = {
         f"base_model.model.{name.replace('.default.', '.')}": each
         for name, each in model.named_parameters()
@@ -62,13 +75,20 @@ def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, 
     }
     exported.tensors("adapter_model.safetensors", found)
     config = lora_config(settings)
-    config.base_model_name_or_path, config.inference_mode = base, True
+    config.base_model_name_or_path, config.revision, config.inference_mode = base, revision or None, True
     config.save_pretrained(exported.folder)
+
+
+def _adapted(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if hasattr(module, "lora_A"))
 
 
 def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigurationError("the recipe fine-tune needs peft: pip install peft") from error
+        raise ConfigurationError(
+            "the recipe fine-tune needs the package peft: pip install peft (from a checkout: pip install -e "
+            "'.[fine-tune]')"
+        ) from error
     return peft

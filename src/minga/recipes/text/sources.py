@@ -85,8 +85,8 @@ def sentence_answers() -> Iterator[tuple[str, str]]:
     animals = [each.split(":") for each in rules.eats.split()]
     found = [
         (
-            f"It is {day} {time}, and the {animal} is near the {place}. What does it eat?",
-            f"On {day} {time} the {animal} eats {food}.",
+            f"What does the {animal} near the {place} eat on {day} {time}?",
+            f"the {animal} eats {food}",
         )
         for day in rules.days.split()
         for time in rules.times.split()
