@@ -82,7 +82,7 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(base: 
     assert sum(each.stat().st_size for each in out.iterdir()) < 0.6 * (base / "model.safetensors").stat().st_size
     said = [{"role": "user", "content": "where"}]
     for folder in (out, whole):
-        assert "user: where" in AutoTokenizer.from_pretrained(folder).apply_chat_template(said, tokenize=False)
+        assert "user:\nwhere" in AutoTokenizer.from_pretrained(folder).apply_chat_template(said, tokenize=False)
 
 
 def test_the_files_of_the_base_travel_as_they_are_and_name_no_place(base: Path, run_of: RunOf) -> None:

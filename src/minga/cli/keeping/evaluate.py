@@ -18,6 +18,7 @@ from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
+CHECKPOINTS: Final = "checkpoints"
 FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
@@ -30,17 +31,17 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     model, task = options.model, options.task
     folder = Path(model).expanduser()
     provenance = read_provenance(folder)
-    run = known_run(folder) if (folder / SPEC_FILE).is_file() else None
-    name = run.spec.model.recipe if run else FROM_ELSEWHERE if provenance is None else provenance.recipe
+    of_run = _recipe_of_run(folder)
+    name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)
     recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
-    if run is not None and recipe is not None and not recipe.tasks:
+    if of_run is not None and recipe is not None and not recipe.tasks:
         _show_figures(folder, context)
         return
     if recipe is None or not recipe.tasks:
         raise ConfigurationError(
             f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
         )
-    if run is not None:
+    if of_run is not None:
         typed = f"minga export {model} --out MODEL, and then minga evaluate MODEL"
         raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
@@ -58,6 +59,17 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
         f"deviation of {counted(options.repeat, 'run')}"
     )
     context.output.show(Display([_table(report), basis], report.as_json()))
+
+
+def _recipe_of_run(folder: Path) -> str | None:
+    """The recipe of a run by its folder, None for another one."""
+    if (folder / SPEC_FILE).is_file():
+        return known_run(folder).spec.model.recipe
+    if not (folder / CHECKPOINTS).is_dir():
+        return None
+    from minga.recipes.running.trained_model import from_run_folder
+
+    return from_run_folder(folder).recipe.context.recipe  # its host kept no key, and so no spec
 
 
 def _show_figures(run: Path, context: Context) -> None:

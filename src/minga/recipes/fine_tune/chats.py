@@ -162,10 +162,10 @@ FORMAT_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_FORMAT_BYTES: Final = 1 << 20
 USUAL_TEMPLATE: Final = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] + eos_token + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
 )
-"""Of a base that has none."""
+"""Of a base that has none. A line ends before what is said: a blank there would be a part of the next token."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
         said = said if isinstance(said, dict) else {}
         template = _small_file(folder / TEMPLATE_FILE).decode("utf-8", "replace") or _template(said)
         if not template:
-            logger.warning("%s has no chat template: conversations are written as ROLE: CONTENT", folder)
+            logger.warning("%s has no chat template: conversations are written in a usual one", folder)
         end = _token(said.get("eos_token"), tokenizer) or cls.usual(tokenizer).eos_token
         return cls(template or USUAL_TEMPLATE, end, _token(said.get("bos_token"), tokenizer) or end)
 
