@@ -297,8 +297,8 @@ class Recipe(ABC, Generic[S]):
         return ()
 
     def elsewhere(self, files: Mapping[str, FileEntry]) -> Path | None:  # noqa: ARG002
-        """A folder with some of the `files` of a published run that this machine gets from elsewhere than from its
-        peers, such as from a hub; called by who joins. Each file is checked by its digest.
+        """A folder with some of these `files` of a published run, which this machine lacks, if it can get them from
+        elsewhere than from its peers, such as from a hub. Called by who joins; each file is checked by its digest.
         """
         return None
 

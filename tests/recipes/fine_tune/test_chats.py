@@ -35,7 +35,7 @@ def learned(writer: ChatWriter, tokenizer: Tokenizer, document: dict[str, Any]) 
 def test_only_what_the_assistant_says_carries_loss(tokenizer: Tokenizer) -> None:
     writer = ChatWriter(tokenizer, ChatFormat.usual(tokenizer))
     end = "<|endoftext|>"
-    assert learned(writer, tokenizer, {"messages": MESSAGES}) == f"at the hill{end}the barn{end}"
+    assert learned(writer, tokenizer, {"messages": MESSAGES}) == f" at the hill{end} the barn{end}"
     assert learned(writer, tokenizer, {"text": "the cow is at the hill"}) == f"the cow is at the hill{end}"
 
 

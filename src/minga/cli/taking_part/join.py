@@ -104,7 +104,11 @@ def run_join(options: JoinCommand, context: Context) -> None:
             if options.base is not None:
                 check_base(options.base, prospect.spec)
             return options.base
-        return load_recipe(prospect.spec).elsewhere(prospect.spec.files)
+        kept = peer.run_directory(parsed.run_id) / "files"
+        missing = {
+            name: entry for name, entry in prospect.spec.files.items() if lies_in(kept, name, entry.size_bytes) is None
+        }
+        return load_recipe(prospect.spec).elsewhere(missing)
 
     is_paused = True
     with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:

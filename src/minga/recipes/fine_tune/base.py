@@ -32,7 +32,7 @@ KEY: Final = "recipe.fine-tune.base"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _WANTED: Final = (SINGLE, INDEX, "model-*.safetensors", "config.json", "tokenizer*.json", "chat_template.jinja")
 
-TINY_STEPS, TINY_BATCH, TINY_LENGTH, TINY_VOCABULARY = 120, 16, 128, 512
+TINY_STEPS, TINY_BATCH, TINY_LENGTH, TINY_VOCABULARY = 160, 8, 128, 512
 
 logger = logging.getLogger("minga.recipes")
 
@@ -43,7 +43,7 @@ def folder_of(base: str) -> Path:
     Raises `ConfigurationError` if they cannot be had, or are those of adapters.
     """
     if base.startswith(HUB):
-        return downloaded(base.removeprefix(HUB), KEY, _WANTED)
+        return _of_hub(base)
     folder = Path(base).expanduser()
     if not folder.is_dir():
         searched = "" if folder.is_absolute() else f" in {Path.cwd()}, where this command was typed"
@@ -53,6 +53,12 @@ def folder_of(base: str) -> Path:
     if (folder / "adapter_config.json").is_file():
         raise ConfigurationError(f"{KEY} = {base!r}: it holds adapters; name what `minga export --merge` writes")
     return folder
+
+
+@cache
+def _of_hub(base: str) -> Path:
+    """Asked once, so that all that is read is of one commit."""
+    return downloaded(base.removeprefix(HUB), KEY, _WANTED)
 
 
 def pinned(base: str, folder: Path) -> str:

@@ -162,10 +162,10 @@ FORMAT_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_FORMAT_BYTES: Final = 1 << 20
 USUAL_TEMPLATE: Final = (
-    "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] + eos_token + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-"""Of a base that has none. A line ends before what is said: a blank there would be a part of the next token."""
+"""Of a base that has none. The assistant says the blank: tokenizers make one token of it and the word after it."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True):

@@ -378,7 +378,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
                         generation_config=generation(options, end, room),
                         attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
                     )
-                    found.append([tokenizer.decode(row[len(ids) :].tolist()) for row in drawn])
+                    found.append([tokenizer.decode(row[len(ids) :].tolist()).strip() for row in drawn])
         finally:
             model.train(was_training)
         return found

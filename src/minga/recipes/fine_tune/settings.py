@@ -34,8 +34,9 @@ class LoraSettings(Section):
 
 
 class ChatPlace(Section):
-    """Files of the organiser, or a data set of the hub. A row has the key `messages` (a list of `role` and `content`),
-    or `prompt` and `completion`, or a text.
+    """Files of the organiser, or a data set of the hub.
+
+    A row has the key `messages` (a list of `role` and `content`), or `prompt` and `completion`, or a text.
     """
 
     files: Annotated[
@@ -81,7 +82,10 @@ class ChatSource(ChatPlace):
 
 
 class ChatData(ChatPlace):
-    """What the adapters learn from. The organiser reads all of it, and it travels with the run as tokens."""
+    """What the adapters learn from.
+
+    The organiser reads all of it, and it travels with the run as tokens.
+    """
 
     source: Literal["sentences", "files", "hub", "mixture"] = choice(
         "files",
