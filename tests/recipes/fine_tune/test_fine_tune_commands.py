@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import minga
+from minga.cli.taking_part.first_screen import require_recipe
 from minga.cli.taking_part.join import check_base
 from minga.core.errors import ConfigurationError
-from minga.recipes.initial import new_model
 from minga.recipes.registry import load_recipe
 from minga.recipes.running.run import RecipeRun, Work
 from minga.training.transfer.run_files import describe_file
@@ -55,4 +55,6 @@ def test_what_to_install_is_said_where_peft_is_missing(run_of: RunOf, monkeypatc
     spec, _ = run_of()
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigurationError, match="pip install peft"):
-        new_model(load_recipe(spec))
+        require_recipe(spec)  # before anything is downloaded
+    with pytest.raises(ConfigurationError, match="pip install peft"):
+        load_recipe(spec).prepare()

@@ -237,9 +237,10 @@ def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, mon
     assert showing.rows[0].right.text.startswith("the ")
 
 
-def test_adapters_that_drop_inputs_cannot_be_verified(run_of: RunOf) -> None:
-    with pytest.raises(ConfigurationError, match="dropout"):
-        run_of({"lora": {"dropout": 0.1}}, security={"verification": "byzantine"})
+@pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_dtype": "bfloat16"}])
+def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any], run_of: RunOf) -> None:
+    with pytest.raises(ConfigurationError, match="dropout = 0 and base_dtype"):
+        run_of(settings, security={"verification": "byzantine"})
 
 
 def test_a_base_that_lacks_a_tensor_is_refused(base: Path, run_of: RunOf) -> None:

@@ -168,7 +168,7 @@ def require_whole_model(spec: RunSpec, instead: str) -> None:
 
 def require_recipe(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
-    from minga.recipes.registry import CUSTOM, check_installed
+    from minga.recipes.registry import CUSTOM, check_installed, load_recipe
 
     require_whole_model(spec, "minga split join LINK")
 
@@ -178,6 +178,7 @@ def require_recipe(spec: RunSpec) -> None:
             "use the program that the organiser gave you: it calls minga.join with this link"
         )
     check_installed(spec)
+    load_recipe(spec).check_received()
 
 
 def show_and_ask(

@@ -16,7 +16,7 @@ from minga.recipes.fine_tune.settings import ALL_LINEAR, LoraSettings
 
 def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     """The model with float32 adapters, the only parameters that require a gradient. Raises `ConfigurationError`."""
-    peft = _peft()
+    peft = peft_here()
     try:
         adapted: nn.Module = peft.inject_adapter_in_model(lora_config(settings), model)
     except ValueError as error:  # it names the layers that it did not find
@@ -31,7 +31,7 @@ def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
 def lora_config(settings: LoraSettings) -> Any:
     """The settings as `peft` has them."""
     targets: Any = ALL_LINEAR if settings.targets == (ALL_LINEAR,) else list(settings.targets)
-    return _peft().LoraConfig(
+    return peft_here().LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
@@ -83,7 +83,8 @@ def _adapted(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if hasattr(module, "lora_A"))
 
 
-def _peft() -> Any:
+def peft_here() -> Any:
+    """The package `peft`. Raises `ConfigurationError`, with what to type, if it is not installed."""
     try:
         import peft
     except ImportError as error:

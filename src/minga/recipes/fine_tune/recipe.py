@@ -21,7 +21,7 @@ from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled
 from minga.recipes.exported import Exported, Provenance
-from minga.recipes.fine_tune.adapters import merged, save_adapters, with_adapters, without_adapters
+from minga.recipes.fine_tune.adapters import merged, peft_here, save_adapters, with_adapters, without_adapters
 from minga.recipes.fine_tune.base import (
     KEY,
     downloaded_weights,
@@ -95,7 +95,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
                 "fine-tune": {
                     "base": TINY,
                     "max_length": 96,
-                    "lora": {"rank": 8, "alpha": 16.0},
+                    "lora": {"rank": 4, "alpha": 8.0},
                     "data": {"source": "sentences"},
                 }
             },
@@ -141,12 +141,15 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         return self.resolved
 
     def check_public(self) -> None:
-        """Dropout draws at random, which nobody can draw again."""
-        if self.settings.lora.dropout:
-            raise ConfigurationError('security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0')
+        """Dropout draws at random, which nobody can draw again, and devices round bfloat16 otherwise."""
+        if self.settings.lora.dropout or self.settings.base_dtype != "float32":
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0 and base_dtype = "float32"'
+            )
 
     def check_received(self) -> None:
-        """The shape of the base has to be there: else it would be looked up."""
+        """The shape of the base has to be there, else it would be looked up; and `peft`, before anything comes."""
+        peft_here()
         if not self.settings.config:
             raise ConfigurationError(
                 "this run does not spell out the shape of its base (recipe.fine-tune.config); ask the organiser to "
@@ -157,6 +160,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         """Tokenizer and form of the base, and the conversations as tokens; of the small base its weights."""
         if self.context.init_from is not None:
             raise ConfigurationError(f"model.init_from: adapters begin new; the model to tune is {KEY}")
+        peft_here()
         files = dict[str, bytes]()
         if self.settings.base == TINY:
             files |= train_tiny()

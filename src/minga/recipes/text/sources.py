@@ -80,7 +80,7 @@ def sentence_documents(language: str = "") -> Iterator[str]:
 
 
 def sentence_answers() -> Iterator[tuple[str, str]]:
-    """Questions about what these animals eat, and the answers, which the English sentences tell: 2,688 of them."""
+    """1,344 questions about what these animals eat, and the answers, which the English sentences tell."""
     rules, chance = _RULES[""], np.random.default_rng(1)
     animals = [each.split(":") for each in rules.eats.split()]
     found = [
@@ -93,7 +93,7 @@ def sentence_answers() -> Iterator[tuple[str, str]]:
         for animal, food in animals
         for place in rules.places.split()
     ]
-    yield from (found[number] for number in chance.permutation(len(found)))
+    yield from (found[number] for number in chance.permutation(len(found))[::2])
 
 
 def bible_documents() -> Iterator[str]:
