@@ -422,7 +422,7 @@ class Recipe(ABC, Generic[S]):
         directory: Path,  # noqa: ARG002
         provenance: Provenance,  # noqa: ARG002
     ) -> None:
-        """Like `export`, with the adapters in the layers that they were trained for.
+        """Like `export`, with the adapters in the layers that they were trained for, also of `model` itself.
 
         Raises `ConfigurationError` if the recipe trains no adapters.
         """

@@ -74,9 +74,8 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(base: 
 
     out, whole = base.parent / "out", base.parent / "whole"
     recipe.export(model, files, out, recipe.provenance(60))
+    wanted = model.eval()(input_ids=ids).logits
     recipe.export_merged(model, files, whole, recipe.provenance(60))
-    model.eval()
-    wanted = model(input_ids=ids).logits
     torch.testing.assert_close(wanted, peft.PeftModel.from_pretrained(plain, out)(input_ids=ids).logits)
     again = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
     torch.testing.assert_close(wanted, again(input_ids=ids).logits, atol=1e-4, rtol=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,15 +54,15 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             each.update(before)
 
 
-def merged(model: nn.Module) -> nn.Module:
-    """A copy of the model whose layers have their adapters in them, as a base has none beside."""
-    whole = copy.deepcopy(model)
-    for path, module in [(path, module) for path, module in whole.named_modules() if hasattr(module, "lora_A")]:
+def merge(model: nn.Module) -> None:
+    """Put the adapters into the layers that they belong to: the model has the names of its base then, and no more
+    memory than before.
+    """
+    for path, module in [(path, module) for path, module in model.named_modules() if hasattr(module, "lora_A")]:
         layer: Any = module
         layer.merge()
         home, _, name = path.rpartition(".")
-        setattr(whole.get_submodule(home), name, layer.get_base_layer())
-    return whole
+        setattr(model.get_submodule(home), name, layer.get_base_layer())
 
 
 def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str, revision: str) -> None:

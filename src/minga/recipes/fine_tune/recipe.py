@@ -21,7 +21,7 @@ from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled
 from minga.recipes.exported import Exported, Provenance
-from minga.recipes.fine_tune.adapters import merged, peft_here, save_adapters, with_adapters, without_adapters
+from minga.recipes.fine_tune.adapters import merge, peft_here, save_adapters, with_adapters, without_adapters
 from minga.recipes.fine_tune.base import (
     KEY,
     downloaded_weights,
@@ -315,14 +315,15 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
 
     def export_merged(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for `AutoModelForCausalLM` and `AutoTokenizer`, with a README."""
-        form = self._form(files)
+        form, figures = self._form(files), self.evaluate(model, files)
+        merge(model)
         export_model(
-            merged(model),
+            model,
             self._tokenizer(files),
             directory,
             provenance,
             title=self.context.run_name,
-            figures=self.evaluate(model, files),
+            figures=figures,
             text=self.settings.data.in_words(),
             auto=CAUSAL,
             special={"eos_token": form.eos_token, "bos_token": form.bos_token},
