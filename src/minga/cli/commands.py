@@ -81,6 +81,9 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     evaluate: bool = option(
         "Measure the model on held-out data beside training, as the host does.", "--evaluate", default=False, rare=True
     )
+    base: Path | None = option(
+        "Folder with the weights that the run tunes, where this machine has them.", default=None, rare=True
+    )
     max_files: str = option(
         "Decline a run whose files take more on this disk.", default="2GB", metavar="SIZE", rare=True
     )
@@ -160,6 +163,7 @@ class ExportCommand(LookingOptions):
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
     out: Path = option("New or empty directory for the model.")
+    merge: bool = option("(adapters) The base with the adapters in it.", "--merge", default=False)
 
 
 @command(TAKE_PART, "minga.cli.keeping.sample:run_sample", 'minga sample LINK "In the beginning" --n 3 --top-k 40')
@@ -185,9 +189,12 @@ class SampleCommand(LookingOptions):
     slow_imports=True,
 )
 class EvaluateCommand(OutputOptions, ThreadsOptions):
-    """Try a trained model on a task, beside an untrained one."""
+    """Try a trained model on a task, beside an untrained one.
 
-    model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub.")
+    Where its recipe has no task, name the folder of the run: it is measured on held-out data.
+    """
+
+    model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub; or a run's folder.")
     task: str | None = option(
         "Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
         default=None,

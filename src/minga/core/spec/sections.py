@@ -18,6 +18,9 @@ from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, is_source_url, parse_announced
 
 MAX_FILE_BYTES = 8 << 30
+BASE_FOLDER = "base/"
+"""How the names of the files begin that hold the parameters which a run tunes and does not train."""
+
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256

@@ -121,7 +121,7 @@ class RecipeRun:
             self.recipe, self.files = self.recipe.own_data(self.files, work.data, folder)
         self.device = choose_device(work.device)
         self.precision = choose_precision(work.precision, self.device, spec)
-        self.model: nn.Module = _first_model(self.recipe, peer.files).to(self.device)
+        self.model: nn.Module = first_model(self.recipe, peer.files).to(self.device)
         if work.checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if work.compiled:
@@ -270,13 +270,13 @@ class RecipeRun:
 def begin_run(peer: Peer) -> None:
     """As the organiser's peer, which does not train: have the run begin with the state that its recipe gives all."""
     spec, recipe = peer.spec, load_recipe(peer.spec)
-    model = _first_model(recipe, peer.files)
+    model = first_model(recipe, peer.files)
     inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
     clipping = spec.optimizer.max_grad_norm
     peer.begin_with(Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe))
 
 
-def _first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
+def first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
     """The model with which a run of this recipe begins."""
     model = new_model(recipe)
     load_initial(model, files)
