@@ -150,7 +150,9 @@ def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
         return sum(tensors) * STATE_BYTES[optimizer.name]
     total = 0
     for numel in tensors:
-        if numel < optimizer.state_min_numel:
+        if optimizer.name == "muon":  # a matrix keeps its one of float32
+            total += 4 * numel if numel >= optimizer.state_min_numel else 8 * numel
+        elif numel < optimizer.state_min_numel:
             total += STATE_BYTES[optimizer.name] * numel
         else:
             total += 2 * (numel + 4 * -(-numel // optimizer.state_block))

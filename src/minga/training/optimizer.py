@@ -20,6 +20,7 @@ from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.arithmetic import forbid_rounded_products
+from minga.optim.reproducible import ReproducibleOptimizer
 from minga.receipts.book_file import BookFile
 from minga.receipts.document import ReceiptFileServer
 from minga.security.randomness.public_batch import PublicBatch
@@ -124,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         if spec.security.verification == "byzantine":
-            _check_public(spec, ranks, model)
+            _check_public(spec, ranks, optimizer, model)
             forbid_rounded_products()
         if samples_per_step is not None and not callable(samples_per_step):
             _count(samples_per_step, "samples_per_step")
@@ -518,9 +519,16 @@ def _positive(number: float, name: str) -> float:
     return number
 
 
-def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:
+def _check_public(
+    spec: RunSpec, ranks: ProcessGroup | None, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> None:
     if ranks is not None:
         raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
+    if isinstance(optimizer, ReproducibleOptimizer) and not optimizer.rounds_alike:
+        raise ConfigurationError(
+            'in a run with security.verification = "byzantine" peers compare states bit for bit, which products of '
+            "matrices on other devices do not have: pass Muon(..., exact=True)"
+        )
     if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "

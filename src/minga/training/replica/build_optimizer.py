@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon
+from minga.optim.muon import hidden_matrices
 
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
@@ -28,28 +29,40 @@ def is_matrix(name: str, parameter: Tensor) -> bool:  # noqa: ARG001
 
 
 def build_optimizer(
-    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix
+    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix, *, exact: bool = True
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
-    LARS does not scale the gradients of parameters that are not `decayed`. Gradient clipping is not the optimizer's: it
-    comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
+    LARS does not scale the gradients of parameters that are not `decayed`. Muon gives equal bits on all devices if it
+    is `exact`, which costs time and is needed where all peers take the same steps. Gradient clipping is not the
+    optimizer's: it comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigurationError("the model has no parameter that requires a gradient")
     with_decay = [parameter for name, parameter in trained if decayed(name, parameter)]
     without = [parameter for name, parameter in trained if not decayed(name, parameter)]
-    optimizer = _optimizer(settings, with_decay, without)
+    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
+    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
+    groups = [first, second]
+    if settings.name == "lars":
+        second["trust_coefficient"] = 0.0
+    elif settings.name == "muon":
+        hidden = hidden_matrices(model)
+        groups = [
+            {
+                **group,
+                "params": [each for each in group["params"] if (each in hidden) == use_muon],
+                "use_muon": use_muon,
+            }
+            for use_muon in (True, False)
+            for group in groups
+        ]
+    optimizer = _optimizer(settings, [group for group in groups if group["params"]], exact=exact)
     return optimizer, LambdaLR(optimizer, schedule(settings))
 
 
-def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], without: list[nn.Parameter]) -> Optimizer:
-    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
-    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
-    if settings.name == "lars":
-        second["trust_coefficient"] = 0.0
-    groups = [group for group in (first, second) if group["params"]]
+def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]], *, exact: bool) -> Optimizer:
     rate, betas = settings.learning_rate, settings.betas
     storage = MomentStorage(settings.state_bits, settings.state_block, settings.state_min_numel)
     match settings.name:
@@ -65,6 +78,16 @@ def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], witho
             )
         case "adamw":
             return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon, storage=storage)
+        case "muon":
+            return Muon(
+                groups,
+                lr=rate,
+                momentum=settings.momentum,
+                exact=exact,
+                betas=betas,
+                eps=settings.epsilon,
+                storage=storage,
+            )
         case "lars":
             return LARS(groups, lr=rate, momentum=settings.momentum)
         case "larc":

@@ -148,8 +148,8 @@ class Replica:
 
     @property
     def rounds_alike(self) -> bool:
-        """Whether the optimizer is one of `minga.optim`."""
-        return isinstance(self.optimizer, ReproducibleOptimizer)
+        """Whether the optimizer is one of `minga.optim`, with settings that give equal bits everywhere."""
+        return isinstance(self.optimizer, ReproducibleOptimizer) and self.optimizer.rounds_alike
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""

@@ -35,7 +35,17 @@ from minga.training.state.tensor_access import TensorAccess
 
 SAMPLES, TOKENS = "samples", "tokens"
 MAX_UNIT_CHARACTERS = 40
-_SWITCHES: Final = ("amsgrad", "centered", "debias", "decoupled_weight_decay", "maximize", "nesterov")
+_SWITCHES: Final = (
+    "amsgrad",
+    "centered",
+    "debias",
+    "decoupled_weight_decay",
+    "exact",
+    "match_adamw",
+    "maximize",
+    "nesterov",
+    "use_muon",
+)
 """Settings that are no numbers, which a newcomer would take over, and make other updates."""
 _RATES: Final = {"lr", "initial_lr"}
 _CYCLED: Final = {"momentum", "betas"}
