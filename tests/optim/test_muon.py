@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import minga
 from minga.optim import AdamW, Muon, muon_groups
 from minga.optim.muon import multiplies_exactly, orthogonal
+from tests.worlds.framework_peers import results_of
+from tests.worlds.script_peers import Machine, run_scripts, spec_of
 
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -92,3 +98,81 @@ def test_muon_groups_leave_embeddings_and_the_output_layer_to_adamw() -> None:
     assert {id(each) for each in groups[0]["params"]} == {id(model[1].weight), id(model[3].weight)}
     with pytest.raises(ValueError, match="use_muon=False"):
         Muon(model.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "local"])
+def test_muon_is_one_optimizer_for_both_kinds_in_own_loops(strategy: str, tmp_path: Path) -> None:
+    """With equal bits where all take the same steps: then peers need no sketch to tell rounding from a fault."""
+
+    def train(machine: Machine) -> Any:
+        torch.manual_seed(machine.number)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3))
+        inner = Muon(muon_groups(model), lr=0.02, exact=strategy == "synchronous")
+        optimizer = minga.Optimizer(inner, machine.peer, model=model)
+        machine.meet(optimizer)
+        for batch in machine.batches(4):
+            (model(batch) - 1.0).square().mean().backward()
+            optimizer.step(samples=4)
+            if optimizer.finished:
+                return optimizer.digest(), inner.rounds_alike
+        raise AssertionError
+
+    found = run_scripts(spec_of(16, 6, training={"strategy": strategy}), [train] * 2, tmp_path)
+    assert len({digest for digest, _ in found}) == 1
+    assert {exact for _, exact in found} == {strategy == "synchronous"}
+
+
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+from minga.integrations.transformers import join
+from minga.optim import AdamW, Muon, Together, muon_groups
+
+
+class Mean(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+    def forward(self, x, return_loss=True):
+        return {"loss": self.layers(x).square().mean()}
+
+
+def one(model):
+    return Muon(muon_groups(model), lr=0.05)
+
+
+def several(model):
+    first, *rest = muon_groups(model)
+    return Together([Muon([first], lr=0.05), AdamW([{**group, "use_muon": None} for group in rest], lr=0.05)])
+
+
+def trained(number, make):
+    model = Mean()
+    arguments = TrainingArguments(output_dir=str(folder / "out"), max_steps=1000, per_device_train_batch_size=6,
+                                  lr_scheduler_type="linear", save_strategy="no", report_to="none", disable_tqdm=True,
+                                  use_cpu=True)
+    data = [{"x": row} for row in rows(6, 0)]
+    trainer = Trainer(model, arguments, train_dataset=data, optimizers=(make(model), None))
+    with enter(spec_of(6, 4, optimizer={"max_grad_norm": "off"}), number) as peer:
+        join(trainer, peer)
+        trainer.train()
+    return values(model)
+
+
+model = Mean()
+plain = one(model)
+schedule = torch.optim.lr_scheduler.LambdaLR(plain, lambda step: 1.0 - step / 4)
+for _ in range(4):
+    model(rows(6, 0))["loss"].backward()
+    plain.step()
+    schedule.step()
+    plain.zero_grad()
+say(plain=values(model), one=trained(0, one), several=trained(1, several))
+"""
+
+
+def test_muon_is_one_optimizer_for_both_kinds_in_a_trainer(tmp_path: Path) -> None:
+    (told,) = results_of(tmp_path, [TRAINER])
+    assert told["one"] == pytest.approx(told["plain"], abs=1e-6)
+    assert told["several"] == pytest.approx(told["plain"], abs=1e-6)

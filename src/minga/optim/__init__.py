@@ -6,7 +6,7 @@
 
 Read: arithmetic (operations that round alike everywhere), shards (tensors of which each process holds a part), pieces
 (tensors as flat pieces), norms (sums in a fixed order, clipping), reproducible (the base class), block_codes (numbers
-in 8 bits), moments (of AdamW and LAMB), then sgd, adamw, muon, lamb, lars, larc.
+in 8 bits), moments (of AdamW and LAMB), then sgd, adamw, muon, lamb, lars, larc, and together (several as one).
 
 Called by training, recipes and programs of users. It knows tensors only: no peers, no run spec.
 """
@@ -20,6 +20,7 @@ from minga.optim.muon import Muon, muon_groups
 from minga.optim.norms import clip_by_global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.sgd import SGD
+from minga.optim.together import Together
 
 __all__ = [
     "LAMB",
@@ -30,6 +31,7 @@ __all__ = [
     "MomentStorage",
     "Muon",
     "ReproducibleOptimizer",
+    "Together",
     "clip_by_global_norm",
     "muon_groups",
 ]

@@ -26,7 +26,7 @@ the type of the parameters' arithmetic, float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -159,7 +159,7 @@ def hidden_matrices(model: nn.Module) -> set[Tensor]:
     `get_output_embeddings`, as those of transformers do, or else the last layer that has a matrix.
     """
     found, outer = set[Tensor](), set[Tensor]()
-    last: list[Tensor] = []
+    last: Sequence[Tensor] = ()
     for module in model.modules():
         matrices = [each for each in module.parameters(recurse=False) if each.ndim >= 2]
         (outer if isinstance(module, nn.Embedding | nn.EmbeddingBag) else found).update(matrices)

@@ -18,6 +18,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon
 from minga.optim.muon import hidden_matrices
+from minga.optim.reproducible import ReproducibleOptimizer
+from minga.optim.together import members_of
 
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
@@ -166,11 +168,19 @@ _OPTIONAL: Final = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
-    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
-        raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
+    for each in members_of(optimizer):
+        name = type(each).__name__
+        if isinstance(each, torch.optim.SparseAdam):
+            raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
+        if inspect.signature(each.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+            raise ConfigurationError(
+                f"{name} evaluates the loss several times per step, which peers cannot do together"
+            )
+
+
+def rounds_alike(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether equal gradients give equal bits on every device: those of `minga.optim`, with settings that do so."""
+    return all(isinstance(each, ReproducibleOptimizer) and each.rounds_alike for each in members_of(optimizer))
 
 
 def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
