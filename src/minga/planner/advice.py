@@ -12,10 +12,11 @@ from minga.combinations import cautions
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
 from minga.planner.comparison import IDLE_SHARE, advised_batch
+from minga.planner.device_memory import FILLED
 from minga.planner.explanation import AUXILIARY_RATE
-from minga.planner.forecast import Forecast, footprint, forecast
+from minga.planner.forecast import Forecast, forecast, memory_of
 from minga.planner.peer_text import PeerClass
-from minga.planner.planned_run import ROOM, Volunteers, spec_of
+from minga.planner.planned_run import Volunteers, spec_of
 
 OVERSHOOT: Final = 1.1
 """How many times longer than without whole micro-batches filling may take before the organiser is told."""
@@ -76,9 +77,11 @@ def _memory(found: Forecast) -> Iterator[str]:
     for place, each in enumerate(found.setting.volunteers):
         if each.memory_bytes is None or not each.computes:
             continue
-        needed, room = footprint(found, place).device, ROOM * each.memory_bytes
+        needed, room = memory_of(found, place).device(each.micro_batch), FILLED * each.memory_bytes
         if needed > room:
             advice = "join with a smaller --micro-batch" if each.micro_batch > 1 else "the model does not fit there"
+            if found.setting.model.base is not None and found.setting.model.base.bits > 4:
+                advice += ", or take a base of fewer bits"
             yield (
                 f"{each.name} has {format_size(each.memory_bytes)} of memory, and a micro-batch of {each.micro_batch} "
                 f"takes {format_size(needed)}; {advice}"

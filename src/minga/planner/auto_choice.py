@@ -180,9 +180,9 @@ def _for_spec(spec: RunSpec, peers: str) -> AutoChoice:
     classes, least = parse_peers(peers), training.batch_range[0]
     model = facts_of_recipe(spec, "the run spec")
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
-    volunteers = resolve(classes, model, spec.optimizer.name, least, measured=measured)
+    volunteers = resolve(classes, model, spec.optimizer, least, measured=measured)
     codec = spec.averaging.codec if "codec" in spec.averaging.model_fields_set else None
-    setting = PlannedRun(volunteers, model, spec.optimizer.name, least, SYNCHRONOUS, codec or "float16")
+    setting = PlannedRun(volunteers, model, spec.optimizer, least, SYNCHRONOUS, codec or "float16")
     is_auto = training.target_batch_size == "auto"
     limits = BatchLimits(*training.batch_range, training.most_communication) if is_auto else None
     return choose(setting, codec, limits)
