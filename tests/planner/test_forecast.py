@@ -459,7 +459,10 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
             "--strategy 'x': it must be one of synchronous, delayed",
         ),
         (["--model", "18M", "--peers", PEERS, "--precision", "x"], "it must be one of auto, single, half"),
-        (["--model", "18M", "--peers", PEERS, "--optimizer", "x"], "it must be one of lamb, adamw, muon, sgd, lars, larc"),
+        (
+            ["--model", "18M", "--peers", PEERS, "--optimizer", "x"],
+            "it must be one of lamb, adamw, muon, sgd, lars, larc",
+        ),
     ],
 )
 def test_bad_options(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:

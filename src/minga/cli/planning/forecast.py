@@ -26,18 +26,19 @@ def run_forecast(options: PlanCommand, context: Context) -> None:
     from minga.planner.advice import warnings
     from minga.planner.comparison import best_of, compare
 
-    setting, ways, auto = _asked(options)
+    setting, ways, auto, phases = _asked(options)
     context.output.say("Planning …")
     compared = compare(setting, ways, auto)
     best = best_of(compared)
     found = warnings(best.forecast)
     tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
-    context.output.show(Display([*tables, *words], forecast_json(best, compared, found)))
+    said = [f"This is for the last phase of the run: {phases}."] if phases else []
+    context.output.show(Display([*tables, *said, *words], forecast_json(best, compared, found, phases)))
 
 
-def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
-    """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
-    leaders do that.
+def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None, str]:
+    """The setting with the first way, all ways that are to be compared, how the target batch size is chosen if the
+    leaders do that, and in words the phases of a run that changes its strategy, of which the last one is planned.
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY, OptimizerSection
@@ -48,7 +49,8 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
     from minga.planner.ways import TrainingWay, compared_ways
 
     name = str(options.model)
-    spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
+    whole = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
+    spec = None if whole is None else whole.phases[-1]
     precision = cast("Precision", one_of("--precision", options.precision, get_args(Precision)))
     named = options.strategy or _of(spec, "training", "strategy")
     said_by = "--strategy" if options.strategy else f"{name}: training.strategy ="
@@ -70,7 +72,8 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
         download = None if options.codec else spec.averaging.download_codec
         ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
     first = ways[0]
-    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec), ways, auto
+    phases = "" if whole is None or options.strategy else whole.training.phase_at(0)
+    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec), ways, auto, phases
 
 
 def planned_model(options: PlanCommand) -> ModelFacts:

@@ -183,11 +183,14 @@ def names(volunteers: Sequence[Volunteers]) -> list[str]:
     ]
 
 
-def forecast_json(chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str]) -> dict[str, Any]:
-    """The same as JSON values; times that are infinite are null."""
+def forecast_json(
+    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], phases: str
+) -> dict[str, Any]:
+    """The same as JSON values; times that are infinite are null. `phases` are those of the run, in words."""
     best = chosen.forecast
     setting = best.setting
     return {
+        "phases": phases,
         "steps_per_hour": round(best.steps_per_hour, 4),
         "utilisation": round(best.utilisation, 4),
         "step_s": seconds_json(best.step_s),

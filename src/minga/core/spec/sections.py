@@ -205,6 +205,16 @@ class TrainingSection(Section):
         """The names of all strategies of this run, each once, in the order in which they come."""
         return tuple(dict.fromkeys((self.strategy, *(each.strategy for each in self.strategy_changes))))
 
+    def phase_at(self, step: int) -> str:
+        """Which strategy is at work at `step` and which comes next, in words; empty if there is one to the end."""
+        planned = [(0, self.strategy), *((each.from_step, each.strategy) for each in self.strategy_changes)]
+        phases = [planned[0], *(later for before, later in pairwise(planned) if before[1] != later[1])]
+        if len(phases) == 1:
+            return ""
+        since, name = [each for each in phases if each[0] <= step][-1]
+        later = next((each for each in phases if each[0] > step), None)
+        return f"{name} since step {since}" if later is None else f"{name} up to step {later[0]}, then {later[1]}"
+
     def at(self, step: int) -> TrainingSection:
         """These settings as they hold in the round of `step`, without changes."""
         due = [each for each in self.strategy_changes if each.from_step <= step]
