@@ -236,7 +236,29 @@ def test_of_equally_good_ways_the_first_is_best() -> None:
     assert len(found) == 8
     assert best_of(found) is found[0]
     slow = plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting
-    assert best_of(compare(slow, ways)).way.strategy.name == "delayed"
+    assert best_of(compare(slow, [*ways, local_way(20, "int4")])).way.strategy.name == "local"
+
+
+def test_what_never_arrived_in_the_benchmark_is_not_advised(capfd: pytest.CaptureFixture[str]) -> None:
+    slow = plan("8x(t4, 1Mbit, samples_per_s=10, micro_batch=4)").setting
+    synchronous, delayed, sparse = (
+        TrainingWay(BOTH[0], "float16"),
+        TrainingWay(BOTH[1], "float16"),
+        TrainingWay(BOTH[0], "topk(k=41)", "gtopk"),
+    )
+    found = compare(slow, [synchronous, delayed, sparse])
+    assert [each.arrives for each in found] == [True, False, False]
+    assert min(found, key=lambda each: each.equal_s).way == sparse
+    assert best_of(found).way == synchronous
+    assert frugal_of(found, found[0]) is None
+    assert best_of(found[2:]).way == sparse  # where nothing else was asked for, and then it is said
+    peers = ("--model", "gpt2", "--peers", "8x(t4, up=20Mbit, down=100Mbit)")
+    code, text = call(capfd, "plan", *peers, "--strategy", "delayed", "--codec", "int8")
+    assert code == 0
+    assert "! Delayed with int8 never came to the loss of synchronous steps" in " ".join(text.split())
+    _, text = call(capfd, "plan", *peers)
+    assert "± 0 " not in text
+    assert "(1 run)" in text
 
 
 def test_a_way_that_sends_far_less_and_is_hardly_later_is_named_beside_the_best() -> None:

@@ -11,7 +11,7 @@ from minga.averaging.matchmaking.leader import longest_hold_s
 from minga.combinations import cautions
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.planner.comparison import IDLE_SHARE, advised_batch
+from minga.planner.comparison import IDLE_SHARE, Compared, advised_batch
 from minga.planner.device_memory import FILLED
 from minga.planner.explanation import AUXILIARY_RATE
 from minga.planner.forecast import Forecast, forecast, memory_of
@@ -52,6 +52,16 @@ def warnings(found: Forecast) -> tuple[str, ...]:
         _helper,
     )
     return tuple(text for kind in kinds for text in kind(found))
+
+
+def never(chosen: Compared) -> tuple[str, ...]:
+    """What to say of a way that is the only one to choose from, and never arrives."""
+    if chosen.arrives:
+        return ()
+    return (
+        f"{chosen.way.name} with {chosen.way.codec} never came to the loss of synchronous steps with float16 in our "
+        "benchmark (docs/benchmarks.md): take another strategy or codec",
+    )
 
 
 def _cautions(found: Forecast) -> Iterator[str]:
@@ -121,10 +131,10 @@ def _few_inner_steps(found: Forecast) -> Iterator[str]:
 def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
-    advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
-    if found.setting.strategy.facts.max_in_flight == 0:
-        advice += ', or take strategy = "delayed"'
-    yield f"communication takes {found.idle:.0%} of each step: {advice}"
+    yield (
+        f"communication takes {found.idle:.0%} of each step: raise the target batch to {advised_batch(found):,}, which "
+        f"brings that down to {IDLE_SHARE:.0%}"
+    )
 
 
 def _binding(found: Forecast) -> Iterator[str]:

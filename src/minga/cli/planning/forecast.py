@@ -23,14 +23,14 @@ USUAL_TARGET_BATCH_SIZE, TUNED_BATCH_SIZE = 4096, 128
 def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
-    from minga.planner.advice import warnings
+    from minga.planner.advice import never, warnings
     from minga.planner.comparison import best_of, compare
 
     setting, ways, auto, phases = _asked(options)
     context.output.say("Planning …")
     compared = compare(setting, ways, auto)
     best = best_of(compared)
-    found = warnings(best.forecast)
+    found = (*never(best), *warnings(best.forecast))
     tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
     said = [f"This is for the last phase of the run: {phases}."] if phases else []
     context.output.show(Display([*tables, *said, *words], forecast_json(best, compared, found, phases)))

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
-from minga.core.units import format_duration, format_number, format_size
+from minga.core.units import counted, format_duration, format_number, format_size
 from minga.planner.comparison import BatchLimits, Compared, advised_batch, frugal_of
 from minga.planner.device_memory import DeviceMemory, device_memory, estimated_passes
 from minga.planner.explanation import binding_text, seconds_json
@@ -74,7 +74,7 @@ def _by_bits(best: Forecast) -> Iterator[tuple[int, DeviceMemory]]:
 def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
     """Steps of local strategies are rounds, of as many batches as their name says."""
     table = plain_table("strategy, codec", "steps/h", "up a day", "down", "gap %", "to a loss", "")
-    least_s = min(each.equal_s for each in compared)
+    least_s = min((each.equal_s for each in compared if each.arrives), default=math.inf)
     for each in compared:
         up, down = each.traffic_per_day
         table.add_row(
@@ -83,17 +83,27 @@ def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
             format_size(up),
             format_size(down),
             _gap_text(each.gap),
-            f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?",
+            _time_text(each, least_s),
             "best" if each is best else "",
         )
     return table
 
 
+def _time_text(each: Compared, least_s: float) -> str:
+    if not each.arrives:
+        return "never"
+    return f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?"
+
+
 def _gap_text(gap: Gap | None) -> str:
+    """The range, and of how many runs; one run has no range."""
     if gap is None:
         return "?"
+    if gap.basis == "reference":
+        return "0"
+    star, runs = ("*" if gap.basis == "literature" else ""), (f" ({counted(gap.runs, 'run')})" if gap.runs else "")
     half = (gap.most - gap.least) / 2.0
-    return f"{gap.percent:.2g} ± {half:.2g}" + ("*" if gap.basis == "literature" else "")
+    return f"{gap.percent:.2g}" + (f" ± {half:.2g}" if gap.runs != 1 else "") + star + runs
 
 
 def forecast_text(
@@ -104,8 +114,9 @@ def forecast_text(
     setting = best.setting
     if len(compared) > 1:
         yield (
-            "Gap: how much higher the loss is after equally many samples than with synchronous float16; * is from the "
-            "literature, for small models. To a loss: the time, relative to the way that comes first to it."
+            "Gap: how much higher the loss is after equally many samples than with synchronous float16, in so many "
+            "runs of the benchmark of small models; * is from the literature. To a loss: the time, relative to the way "
+            "that comes first to it; never: it did not come there in the benchmark."
         )
     yield (
         f"{format_number(best.steps_per_hour)} steps an hour of {best.batch:,} samples: a step takes "
@@ -150,7 +161,7 @@ def _adapters_text(best: Forecast, base: FrozenBase, compared: Sequence[Compared
         f"{model.parameters / base.parameters:.2%} of the {base.parameters / 1e9:.2f} billion parameters of the base, "
         "which each device has already."
     )
-    synchronous = [each for each in compared if each.way.strategy == SYNCHRONOUS and each.gap is not None]
+    synchronous = [each for each in compared if each.way.strategy == SYNCHRONOUS and each.gap and each.arrives]
     if synchronous:
         shared = min(synchronous, key=lambda each: each.equal_s)
         words += (
@@ -267,6 +278,8 @@ def _way_json(each: Compared) -> dict[str, Any]:
         "download_bytes_per_day": round(down),
         "loss_gap_percent": None if gap is None else [round(gap.least, 3), round(gap.most, 3)],
         "loss_gap_basis": None if gap is None else gap.basis,
+        "loss_gap_runs": None if gap is None else gap.runs,
+        "arrives": each.arrives,
         "extra_samples": None if gap is None else round(gap.extra_samples, 4),
-        "equal_loss_samples_per_s": None if gap is None else round(1.0 / each.equal_s, 4),
+        "equal_loss_samples_per_s": None if gap is None or not gap.arrives else round(1.0 / each.equal_s, 4),
     }
