@@ -176,3 +176,13 @@ def test_muon_is_one_optimizer_for_both_kinds_in_a_trainer(tmp_path: Path) -> No
     (told,) = results_of(tmp_path, [TRAINER])
     assert told["one"] == pytest.approx(told["plain"], abs=1e-6)
     assert told["several"] == pytest.approx(told["plain"], abs=1e-6)
+
+
+def test_muon_without_exact_products_is_refused_where_peers_check_each_other(tmp_path: Path) -> None:
+    def train(machine: Machine) -> Any:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.Linear(7, 3))
+        minga.Optimizer(Muon(muon_groups(model), exact=False), machine.peer, model=model)
+
+    (error,) = run_scripts(spec_of(16, 6, security={"verification": "byzantine"}), [train], tmp_path)
+    assert isinstance(error, minga.ConfigurationError)
+    assert "pass Muon(..., exact=True)" in str(error)
