@@ -37,8 +37,8 @@ def run_spec_page() -> str:
     parts.append(
         "\n## Strategies\n\nThe settings of a strategy stand in a table of its own, `[strategy.NAME]`.\n"
         "Each but `synchronous` also takes [a warm start](../strategies.md#another-strategy-later):\n"
-        "`synchronous_for`, the samples of a first phase that is synchronous, and `synchronous_batch`, those of each of\n"
-        "its steps.\n"
+        "`synchronous_for`, the samples of a first phase that is synchronous, and `synchronous_batch`, those of each\n"
+        "step of it.\n"
     )
     kinds = {name: STRATEGIES.get(name) for name in STRATEGIES.names() if STRATEGIES.origin(name) is None}
     parts += [_section(f"strategy.{n}", k.Settings, level=3) for n, k in kinds.items() if k.Settings.model_fields]
