@@ -61,8 +61,10 @@ class Muon(AdamW):
     With `exact` equal gradients give equal bits on every device; without it products of matrices are those of the
     device, which is faster and enough for strategies whose peers take steps of their own ("local").
 
-    State of a matrix: `step` and `momentum_buffer`; of the others that of `AdamW`. Raises `ValueError` for settings out
-    of range, and for matrices that are sharded over processes. See `ReproducibleOptimizer` for other errors.
+    State of a matrix: `step` and `momentum_buffer`; of the others that of `AdamW`. An update needs memory of the size
+    of the largest matrix, on an accelerator of that of the group, and five times that of one matrix. Raises
+    `ValueError` for settings out of range, and for matrices that are sharded over processes. See
+    `ReproducibleOptimizer` for other errors.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "muon": 8
 """Bytes of optimizer state for each parameter: two moments in float32, or one. Muon keeps one for the matrices of
 hidden layers, which plans do not know apart, so two are counted for all.
 """
-WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "lars", "larc")
+WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "muon", "lars", "larc")
 """Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
 
 BaseBits = Literal[16, 8, 4]
