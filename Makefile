@@ -41,7 +41,6 @@ pictures: setup
 	rm -rf minga-pictures
 	$(BIN)/minga demo --minutes $(MINUTES) --out minga-pictures
 	cp minga-pictures/terminal.svg docs/demo.svg
-	cp minga-pictures/loss.png docs/demo-loss.png
 	rm -rf minga-pictures
 	$(BIN)/python -m benchmarks.dashboard --pictures docs --seconds 90
 

@@ -10,8 +10,6 @@ from documentation.changelog import changelog_page
 from documentation.combinations import combinations_page
 from documentation.commands import commands_page
 from documentation.events import event_page
-from documentation.exit_codes import exit_codes_page
-from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
@@ -23,8 +21,6 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "commands.md": commands_page,
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
-    "reference/exit-codes.md": exit_codes_page,
-    "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,
     "reference/run-spec.md": run_spec_page,
 }

@@ -43,60 +43,32 @@ HEAD: Final = """\
 
 <!-- Made by `make docs` from `minga.combinations`. -->
 
-A run spec chooses a strategy, codecs for both directions, a sketch, and more. Most of it goes together. `minga host`,
-`minga join`, `minga plan` and `minga sim` read the same rules before anything else happens:
+`minga host`, `join`, `plan` and `sim` check these rules before they do anything else.
 
-* **✓** is allowed.
-* **W** is allowed with a warning: these commands print a line that begins with `!`, and with `--json` an event
-  `run.caution` with `code` and `why` (`minga plan --model` one of its `warnings`).
-* **R** is refused. The message names the settings as the run spec spells them, says why, and ends with the nearest
-  choice that is allowed.
+* **✓** is allowed, and so is everything that this page leaves out.
+* **W** is allowed with a warning: a line that begins with `!`, or with `--json` an event `run.caution`.
+* **R** is refused. The message names the settings, says why, and ends with the nearest choice that is allowed.
 
-The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
-hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. Where
-the optimizer matters it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
+The rules ask what a strategy, codec or sketch does, and not for its name; so they hold for those of
+[other packages](extending.md), too. Where the optimizer matters, the tables assume AdamW or LAMB, with
+`demo` SGD.
 """
 
 TABLES: Final = (
     ("Strategies", STRATEGY, (UPLOAD, DOWNLOAD, SKETCH, VERIFICATION, AVERAGE_PARAMETERS)),
     ("Codecs of uploads", UPLOAD, (DOWNLOAD, SKETCH, VERIFICATION, OPTIMIZER)),
-    ("Checked runs", VERIFICATION, (DOWNLOAD, SKETCH, AVERAGE_PARAMETERS, BATCH)),
-    ("Averaged parameters", AVERAGE_PARAMETERS, (UPLOAD, DOWNLOAD, SKETCH)),
+    ("Byzantine-tolerant runs", VERIFICATION, (SKETCH, AVERAGE_PARAMETERS, BATCH)),
+    ("Averaged parameters", AVERAGE_PARAMETERS, (SKETCH,)),
 )
 """Title, the setting of the columns, and those of the rows."""
 
 TAIL: Final = """
-## What goes with everything
+## Why Byzantine-tolerant runs are strict
 
-**Relays of sites.** Whether the parts of a round go through relays of sites is for its leader to choose, whatever the
-run spec says. A relay keeps no residual. So where uploads leave something out, the mean of a site travels on to the
-root by a codec that passes on all that its members sent: that of the means, or `union` where that one leaves out what
-senders take back.
-
-**Mixed precision.** `--precision bfloat16` and `float16` are each machine's own affair: gradients and parameters that
-travel are float32 before they are encoded. A micro-batch that overflows in float16 is dropped and counts for nothing.
-Runs with checks are the exception, since all members have to compute the same: `security.precision` is theirs.
-
-## Why checked runs are strict
-
-With `security.verification = "byzantine"` a member that checks another one computes the same gradient again, byte for
-byte. A residual makes a contribution a function of all that its sender ever sent, which nobody else has. So do private
-optimizer moments of peers that step on their own. Means travel as contributions do, since members check both.
-
-## Why robust aggregation comes with checks only
-
-`security.aggregator` is for checked runs. In a run without checks it would promise more than it keeps. These guarantees
-would be lost:
-
-| | guarantee | lost where |
-| --- | --- | --- |
-| G1 | others can tell whether a contribution came from honest work | peers step on their own |
-| G2 | honest vectors lie near each other, so one that lies far away is hostile | uploads are sparse: honest ones are \
-nearly orthogonal, and look as far apart as an attack |
-| G3 | the clipping radius is as small as honest gradients allow | uploads are rounded at random, which widens it |
-| G4 | what was left out is made up for | a residual books as counted what clipping has cut off |
-| G5 | a norm bounds what a sample may do | contributions grow with the steps that a peer took |
-| G6 | all contributions belong to the same parameters | contributions are older than the last round |
+A validator computes the gradient of another member again, byte for byte. A residual makes a contribution depend on all
+that its sender ever sent, and private optimizer moments do the same: nobody else has them. Means travel by the codec of
+contributions, since members check both. `security.precision` sets the number format for all; in other runs
+`--precision` is each machine's own choice.
 """
 
 
@@ -176,21 +148,21 @@ def combinations_page() -> str:
     parts = [HEAD]
     for title, column_key, row_keys in TABLES:
         parts.append(f"\n## {title}\n\n{_table(column_key, row_keys)}")
-    parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
+    parts.append("\n## Refusals and warnings\n\n| | what | instead |\n| --- | --- | --- |\n")
     parts += [f"| {rule.code} | {rule.title} | {_advice(rule.instead)} |\n" for rule in REFUSALS]
-    parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
-    parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
+    parts += [f"| {rule.code} | {rule.title} | a warning |\n" for rule in CAUTIONS]
     return "".join([*parts, TAIL])
 
 
 def _table(column_key: str, row_keys: Sequence[str]) -> str:
-    """One row and one column for each value; values whose cells are equal share a row, or a column."""
+    """One row and one column for each value; values whose cells are equal share one, and rows of ticks are left out."""
     values = choices()
     rows: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
     for key in row_keys:
         for value in values[key]:
             cells = tuple(judged({column_key: column, key: value}) for column in values[column_key])
-            rows.setdefault((key, cells), []).append(value)
+            if {*cells} != {ALLOWED}:
+                rows.setdefault((key, cells), []).append(value)
     columns: dict[tuple[str, ...], list[int]] = {}
     for number in range(len(values[column_key])):
         columns.setdefault(tuple(cells[number] for _, cells in rows), []).append(number)

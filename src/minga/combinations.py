@@ -246,7 +246,7 @@ OPTIMIZER: Final = "optimizer.name"
 ALL_OF_IT: Final = {UPLOAD: "float16"}
 WHOLE_VECTORS: Final = {SKETCH: DEFAULT_SKETCH}
 CHECKED_STRATEGY: Final = "synchronous"
-"""A name and no fact: members of checked runs do what this strategy does, and ask no strategy for it."""
+"""A name and no fact: members of Byzantine-tolerant runs do what this strategy does, and ask no strategy for it."""
 
 PLAIN_DESCENT: Final = {OPTIMIZER: "sgd", "optimizer.momentum": 0.0, "optimizer.max_grad_norm": "off"}
 SYNCHRONOUS: Final = {STRATEGY: CHECKED_STRATEGY}
@@ -308,14 +308,14 @@ def _what(run: RunFacts) -> str:
 VERIFICATION: Final = (
     Rule(
         "R16",
-        "checked runs, and scheduled changes of the strategy",
+        "Byzantine-tolerant runs, and scheduled changes of the strategy",
         lambda run: run.is_verified and run.changes_strategy,
         lambda run: f"{VERIFIED} needs one strategy to the end of the run, not {STRATEGY_CHANGES}",  # noqa: ARG005
         {STRATEGY_CHANGES: None},
     ),
     Rule(
         "R2",
-        "checked runs, and a codec with a residual or with bytes that others cannot make again",
+        "Byzantine-tolerant runs, and a codec with a residual or with bytes that others cannot make again",
         lambda run: run.is_verified and (run.upload.needs_residual or not run.upload.recomputable),
         lambda run: (
             f"{VERIFIED} needs a codec without private state, not {_upload(run)}: nobody could recompute a "
@@ -327,14 +327,14 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R2",
-        "checked runs, and a sketch",
+        "Byzantine-tolerant runs, and a sketch",
         lambda run: run.is_verified and not run.sketch.is_identity,
         lambda run: f"{VERIFIED} needs whole gradients, which members check, not {_sketch(run)}",
         WHOLE_VECTORS,
     ),
     Rule(
         "R3",
-        "checked runs, and rounds that run while peers compute",
+        "Byzantine-tolerant runs, and rounds that run while peers compute",
         lambda run: run.is_verified and run.strategy.max_in_flight > 0,
         lambda run: (
             f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
@@ -344,7 +344,7 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R4",
-        "checked runs, and peers that step on their own, or a strategy of another package",
+        "Byzantine-tolerant runs, and peers that step on their own, or a strategy of another package",
         lambda run: run.is_verified and run.strategy.max_in_flight == 0 and run.strategy_name != CHECKED_STRATEGY,
         lambda run: (
             f"{VERIFIED} needs contributions that any member can recompute, not those of {_strategy(run)}"
@@ -354,7 +354,7 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R5",
-        "checked runs, and rounds with one contributor",
+        "Byzantine-tolerant runs, and rounds with one contributor",
         lambda run: run.is_verified and run.strategy.contributors == "best",
         lambda run: (
             f"{VERIFIED} needs several contributions a round, not {_strategy(run)}: of one there is nothing to clip or "
@@ -364,7 +364,7 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R10",
-        "checked runs, and a measured target batch size",
+        "Byzantine-tolerant runs, and a measured target batch size",
         lambda run: run.is_verified and run.target_batch_size == "auto",
         lambda run: (
             f"{VERIFIED} needs a number, not {setting(BATCH, run.target_batch_size)}, since all members compute "
@@ -374,7 +374,7 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R11",
-        "checked runs, and averaged parameters",
+        "Byzantine-tolerant runs, and averaged parameters",
         lambda run: run.is_verified and run.average_parameters_every > 0,
         lambda run: (
             f"{VERIFIED} needs parameters that members compute, not "
@@ -384,7 +384,7 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R12",
-        "checked runs, and a codec of their own for means",
+        "Byzantine-tolerant runs, and a codec of their own for means",
         lambda run: run.is_verified and run.own_download,
         lambda run: f"{VERIFIED} needs one codec for both directions, not {_download(run)}",
         {DOWNLOAD: None},

@@ -87,7 +87,7 @@ class HostileWire:
 async def attacked(attack: Attack = pass_on) -> AsyncIterator[tuple[SealedChannel, SealedChannel, HostileWire]]:
     """The side that dialled, the other one, and the wire between them."""
     here, there = PeerId("a" * 64), PeerId("b" * 64)
-    dialler, listener = await TcpListener.make(here, None), await TcpListener.make(there, (LOCAL, 0))
+    dialler, listener = await TcpListener.make(here, [], 0), await TcpListener.make(there, [LOCAL], 0)
     assert dialler is not None
     assert listener is not None
     taken: asyncio.Future[SealedChannel] = asyncio.get_running_loop().create_future()

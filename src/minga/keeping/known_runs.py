@@ -20,6 +20,7 @@ from minga.core.files import keep, read_kept
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.availability import listeners
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints
 from minga.keeping.rejoin import HostLock, signed_spec
 
@@ -123,7 +124,8 @@ class KnownRun(RunFolder):
 
 def run_folders(base: Path) -> list[RunFolder]:
     """All that peers of this machine left below `base`, the latest first; without a readable run spec, too, as after
-    the death of a peer whose key was for one time only.
+    the death of a peer whose key was for one time only. Folders of peers that were killed before they kept anything are
+    left out.
     """
     found = list[RunFolder]()
     for folder in base.glob("*/"):
@@ -131,7 +133,7 @@ def run_folders(base: Path) -> list[RunFolder]:
             try:
                 found.append(known_run(folder))
             except (ConfigurationError, StorageError):
-                if _UNNAMED.fullmatch(folder.name):
+                if _UNNAMED.fullmatch(folder.name) and (listeners(folder) or any(folder.iterdir())):
                     found.append(RunFolder(folder, _age_s(folder.stat().st_mtime)))
     return sorted(found, key=lambda run: run.age_s)
 

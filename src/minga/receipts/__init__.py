@@ -27,7 +27,7 @@ different counts to different members, too few attest any of them. If it lets it
 attest theirs: members that were roots lately stay witnesses, and doubt what they did not see. A signature covers run,
 step and digest, so it fits no other count, and twice the same says nothing new. So it takes more than half of the
 witnesses to make up samples, and more than half of the members to make up anything else. Those who are as many can
-sign any history: `docs/receipts.md` says how far a file proves anything to a stranger.
+sign any history: `docs/members.md` says how far a file proves anything to a stranger.
 
 Read: attestation (what a count is, what is signed, and the notes and calls that carry it), book (counts and
 attestations, as one peer has them, what a member compares with, and what counts), book_file (the same on disk),

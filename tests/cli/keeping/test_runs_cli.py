@@ -100,8 +100,12 @@ def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[
     for folder in (*left, base / "photos"):
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "state").write_bytes(bytes(5000))
+    killed = base / "fedcba9876543210"  # before it had anything to keep
+    killed.mkdir()
+    (killed / "joined-4000000").touch()
     shown = run("runs").stdout
     assert str(lone) in shown
+    assert killed.name not in shown
     assert "3 temporary folders (15 kB) of peers " in shown
     assert "temporary-" not in shown.replace("--temporary", "")
     assert "photos" not in shown
@@ -118,7 +122,7 @@ def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[
         refused = run("runs", "remove", "--temporary")
         assert "add --yes to delete 2 temporary folders (10 kB)" in refused.stderr
         assert "Deleted: 2 temporary folders" in run("runs", "remove", "--temporary", "--yes").stdout
-    assert sorted(base.glob("*/")) == sorted([*folders, base / "photos", left[-1]])
+    assert sorted(base.glob("*/")) == sorted([*folders, base / "photos", killed, left[-1]])
 
 
 def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders: list[Path]) -> None:

@@ -96,7 +96,7 @@ def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
 
     costs, text = told(minga.PeerOptions())
     assert costs.probe_upload_bytes == costs.probe_download_bytes == MAX_PHASE_BYTES
-    assert "at most 67.1 MB up and 67.1 MB down each time; never more than 2.15 GB a day" in text
+    assert "at most 67.1 MB up and 67.1 MB down each time, and at most 2.15 GB a day" in text
     costs, text = told(minga.PeerOptions(max_upload="8Mbit"))
     assert (costs.probe_upload_bytes, costs.probe_download_bytes) == (800_000, MAX_PHASE_BYTES)
     assert "at most 800 kB up and 67.1 MB down" in text

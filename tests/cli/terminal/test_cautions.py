@@ -1,13 +1,17 @@
-"""What commands tell of a run whose settings have a price: a line for people, an event for programs."""
+"""What commands tell of the settings of a run: a line for people, an event for programs."""
 
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from minga.cli.terminal.context import tell_cautions
+from minga.cli.terminal.context import Context, tell_cautions
 from minga.cli.terminal.output import Output
+from minga.core.events.bus import Event
+from minga.core.events.training import RunAmended
 from minga.core.spec.run_spec import RunSpec
 
 LUMPS = {"codec": "topk", "download_codec": "gtopk"}
@@ -31,3 +35,14 @@ def test_programs_get_an_event_with_the_code(capfd: pytest.CaptureFixture[str]) 
     event, _ = map(json.loads, told(True, LUMPS, capfd).splitlines())
     assert (event["event"], event["code"]) == ("run.caution", "W1")
     assert event["why"].startswith(SAID)
+
+
+def test_a_peer_says_what_the_organiser_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    listeners: list[Any] = []
+    peer = SimpleNamespace(close=None, subscribe=listeners.append)
+    interruption = SimpleNamespace(on_interrupt=lambda _: None)
+    Context(Output(json_output=False), cast(Any, interruption)).wire(cast(Any, peer))
+    (listener,) = listeners
+    amended = RunAmended(step=7, changes="optimizer.learning_rate = 0.01")
+    listener(Event(0.0, amended.kind, {}, amended))
+    assert capsys.readouterr().out == "Amended by the organiser, at step 7: optimizer.learning_rate = 0.01.\n"

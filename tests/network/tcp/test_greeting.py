@@ -28,7 +28,7 @@ HERE, THERE = PeerId("a" * 64), PeerId("b" * 64)
 @contextlib.asynccontextmanager
 async def invited() -> AsyncIterator[tuple[TcpGreeting, TcpListener, list[SealedChannel]]]:
     """A guest after the TLS handshake, its host, and the channels that the host took."""
-    guest, host = Certificate(HERE), await TcpListener.make(THERE, (LOCAL, 0))
+    guest, host = Certificate(HERE), await TcpListener.make(THERE, [LOCAL], 0)
     assert host is not None
     taken: list[SealedChannel] = []
 

@@ -1,7 +1,7 @@
 """Plans: made by a leader from a division, signed, and checked by everybody who gets one.
 
 A leader sends a plan to each of the members that it names, so what it uploads grows with their number squared. Most of
-a plan is ids and addresses in text, so those of large groups go compressed (`docs/scaling.md` has the figures).
+a plan is ids and addresses in text, so those of large groups go compressed (`docs/planning.md` has the figures).
 """
 
 from __future__ import annotations

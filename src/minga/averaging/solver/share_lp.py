@@ -35,7 +35,7 @@ always does, and the arithmetic stays sound."""
 def best_shares(load: Loads, rates: CleanRates, limited: BoolArray) -> FloatArray | None:
     """Shares of the ways whose loads are `load`; `limited` is the (n, n) matrix of paths to respect.
 
-    None if the solver finds none. Takes a few milliseconds for 8 peers, see docs/planning.md for more.
+    None if the solver finds none. Takes a few milliseconds for 8 peers, more with more peers.
     """
     ways = len(load.upload)
     paths = np.flatnonzero(limited.ravel())

@@ -19,8 +19,8 @@ from minga.training.organiser import PAUSE_LEAD_S, Organiser
 WAIT_S: Final = 120.0
 POLL_S: Final = 0.5
 NOBODY_TRAINS: Final = (
-    "No peer trains now. If the run is complete, nothing is left to stop; if not, this step is not taken before a peer "
-    "joins. To end the run without it, end each `minga host` by Ctrl-C."
+    "No peer trains now. If the run is complete, nothing is left to stop. If it is not, it ends once a peer has joined "
+    "and taken this step; to end it without that, press Ctrl-C at each `minga host`."
 )
 
 
@@ -146,7 +146,10 @@ def _issue(
     elif not organiser.is_connected:
         output.say(NOT_TOLD)
     else:
-        when = f"from step {order.from_step} on" if order.from_step else "as soon as it reaches them"
+        step, _ = organiser.progress()
+        when = (
+            f"from step {order.from_step} on; the run is at step {step}" if order.from_step else "once it reaches them"
+        )
         output.say(f"Amendment {order.number}: {said}. All members go by it {when}. {effect}".rstrip())
     further = {}
     if last is not None and in_force and organiser.is_connected:

@@ -93,7 +93,7 @@ def _advice(joined: SwarmRates, work: StepWork, step_s: float, paths: Mapping[st
     """What to do; this machine is the last peer of `joined`."""
     *others, own = joined.peers
     if paths.get("relayed", 0) and not paths.get("direct", 0):
-        return "every path leads through a relay, which is slower than this line: forward a port, see docs/relays.md"
+        return "every path leads through a relay, which is slower than this line: forward a port, see docs/operating.md"
     if own.upload is None:
         return "try again in a moment, or look at `minga plan LINK`"
     if len(others) in resting(joined, work):

@@ -229,9 +229,9 @@ def lines(costs: Costs) -> list[str]:
         )
     if costs.probe_upload_bytes:
         told.append(
-            f"To measure this line, or with it that of another peer: a second of it, at most "
-            f"{format_size(costs.probe_upload_bytes)} up and {format_size(costs.probe_download_bytes)} down each time; "
-            f"never more than {format_size(costs.probes_day_bytes)} a day"
+            f"Now and then peers measure their lines for a second. That takes at most "
+            f"{format_size(costs.probe_upload_bytes)} up and {format_size(costs.probe_download_bytes)} down each time, "
+            f"and at most {format_size(costs.probes_day_bytes)} a day"
         )
     if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
         told.append(

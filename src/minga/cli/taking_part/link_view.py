@@ -51,7 +51,7 @@ def relay_line(spec: RunSpec, bound_to: str | None) -> str:
     if spec.network.relay == "public":
         return (
             "Relays: iroh's public ones, which see no content and are for trying. For your own or none set relay in "
-            "the section network of the run spec; docs/relays.md says how."
+            "the section network of the run spec; docs/operating.md says how."
         )
     return f"Relays: {', '.join(spec.network.relay)}"
 

@@ -10,6 +10,8 @@ from rich.markup import escape
 
 from minga.cli.terminal.interrupt import Interruption, ParentWatch
 from minga.cli.terminal.output import Output
+from minga.core.events.bus import Event
+from minga.core.events.training import RunAmended
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
@@ -25,10 +27,17 @@ class Context:
     parent_watch: ParentWatch | None = None
 
     def wire(self, peer: Peer) -> None:
-        """Close the peer on Ctrl-C whatever the main thread does, and pass its events on as JSON."""
+        """Close the peer on Ctrl-C whatever the main thread does, tell which amendments come into force at it, and pass
+        its events on as JSON.
+        """
         self.interruption.on_interrupt(peer.close)
+        peer.subscribe(self._tell_amendments)
         if self.output.json_output:
             peer.subscribe(lambda event: self.output.event(event.kind, **event.fields))
+
+    def _tell_amendments(self, event: Event) -> None:
+        if isinstance(event.data, RunAmended):
+            self.output.say(f"Amended by the organiser, at step {event.data.step}: {escape(event.data.changes)}.")
 
 
 def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports: bool = False) -> Context:

@@ -30,22 +30,20 @@ CLOCK, KEY = 7, 8
 
 MEANINGS = {
     OK: "done",
-    CHECK_FAILED: "a check did not hold (demo, doctor, evidence), or a defect of minga",
+    CHECK_FAILED: "a check did not hold (demo, doctor, runs verify), or minga has a defect",
     USAGE: "a wrong option, run spec or link",
-    REMOTE: "another peer, or nobody, answered",
+    REMOTE: "network: no peer answered, or one refused",
     STORAGE: "the disk, or a key file, cannot be used",
-    LOCAL: "another trouble of this machine",
+    LOCAL: "another error on this machine",
     NO_STATE: "no peer that has the run's state could be reached",
     CLOCK: "this machine's clock is too far off the run's",
     KEY: "another process uses this machine's key",
     INTERRUPTED: "ended by Ctrl-C",
-    TERMINATED: "told to end",
+    TERMINATED: "ended by another signal, such as SIGTERM",
 }
 """What each code says."""
 
 _REFUSALS = {RefusalCode.CLOCK: CLOCK, RefusalCode.KEY: KEY}
-
-EXPLANATION = "Exit codes: " + " · ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + "."
 
 before_last_line: list[Callable[[], None]] = []
 """Called before the summary of a failure is printed, so that it is the last line of the output."""

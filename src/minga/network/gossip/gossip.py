@@ -16,9 +16,10 @@ enough. The failure detector watches for these. A peer renews its own records af
 Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, fewer if
 others sent it meanwhile. Below N = 12 every peer beats twice a second and traffic grows with N, by some 560 bytes per
 second each way for each peer. Above, there are 25 beats per second in the whole swarm, and exchanges become rarer as
-they become larger. docs/scaling.md has what was measured. Records that come more often than beats cost
-as many bytes again, so peers of a large swarm should not write more often than every `beat_s`. A dead peer is noticed
-after about two and a half beats, and two of the windows in which rumours are collected: see docs/scaling.md.
+they become larger; docs/planning.md has what was measured. Records that come more often than beats cost as many bytes
+again, so peers of a large swarm should not write more often than every `beat_s`. A dead peer is noticed after about two
+and a half beats, and two of the windows in which rumours are collected: within 3 s among 6 peers, and by the same rule
+after 20 s among 150 and nearly two minutes among 1,000. Rounds do not wait for that.
 
 Random choices come from a generator seeded by the peer's own id, so simulated runs repeat exactly.
 """

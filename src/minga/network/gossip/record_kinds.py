@@ -5,7 +5,7 @@ Every other kind belongs to the room that gives it a meaning. That room declares
 a board was not given is *opaque* to it: kept within bounds and passed on, see `minga.network.gossip.record_store`.
 
 Unknown fields of a payload are ignored, and fields that are missing take their defaults. So a field may be added at the
-end of a payload, with a default. `docs/compatibility.md` has the whole rule.
+end of a payload, with a default. `CONTRIBUTING.md` has the whole rule.
 """
 
 from __future__ import annotations

@@ -181,9 +181,11 @@ class IrohNetwork(Network):
         port = _bound_port(endpoint, settings)
         for announced in announced_addresses(settings, port):
             await endpoint.add_external_addr(announced)  # so that hole punching offers it, too
-        listen_at = (settings.host, port) if settings.dialable else None
+        # TCP is dialled at the address that iroh found to answer, which may be any of those that it is bound to.
+        bound = endpoint.bound_sockets() if settings.dialable else []
+        hosts = [place.rpartition(":")[0].strip("[]") for place in bound]
         owner = PeerId(str(endpoint.id()))
-        return cls(endpoint, settings, await TcpListener.make(owner, listen_at) if settings.tcp else None)
+        return cls(endpoint, settings, await TcpListener.make(owner, hosts, port) if settings.tcp else None)
 
     @property
     def peer_id(self) -> PeerId:

@@ -10,14 +10,13 @@ time and number, and dropped from the oldest on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import logging
 import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,11 +136,11 @@ class TcpListener:
         self._invited: dict[str, Invitation] = {}
         self._welcoming: dict[asyncio.Task[None], TcpGreeting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     @classmethod
-    async def make(cls, owner: PeerId, listen_at: tuple[str | None, int] | None) -> TcpListener | None:
-        """Listen for `owner` at a host (None: all interfaces) and port, or if that is taken at any; not without one.
+    async def make(cls, owner: PeerId, hosts: Sequence[str], port: int) -> TcpListener | None:
+        """Listen for `owner` at these IP addresses, all with one port: `port`, or if that is taken, any.
 
         Without success `port` is 0. Returns None if even dialling is impossible here.
         """
@@ -150,8 +149,10 @@ class TcpListener:
         except OSError as error:  # nowhere to put a temporary file
             logger.debug("no TCP: %s", error)
             return None
-        if listen_at is not None:
-            await listener._listen(*listen_at)
+        for bound in _bind(hosts, port):
+            listener.port = bound.getsockname()[1]
+            server = await asyncio.get_running_loop().create_server(listener._begin, sock=bound, backlog=BACKLOG)
+            listener._servers.append(server)
         return listener
 
     def invite(self, word: str, certificate: bytes, adopt: Callable[[TcpGreeting, int], bool]) -> None:
@@ -167,25 +168,13 @@ class TcpListener:
 
     async def close(self) -> None:
         """Stop listening and drop what is half open; may be called twice."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         await end(*self._tasks)
-        if self._server is not None:
-            await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
     # ---- inner workings
-
-    async def _listen(self, host: str | None, port: int) -> None:
-        for wanted in (port, 0):
-            try:
-                listening = _bind(host, wanted)
-            except OSError as error:
-                logger.debug("cannot listen on TCP port %d: %s", wanted, error)
-                continue
-            self.port = listening.getsockname()[1]
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._begin, sock=listening, backlog=BACKLOG)
-            return
 
     def _choose(self, tls: ssl.SSLObject, word: str | None, _: ssl.SSLContext) -> int | None:
         """Called within a handshake, as soon as the other side said its word."""
@@ -227,10 +216,17 @@ class TcpListener:
         return False
 
 
-def _bind(host: str | None, port: int) -> socket.socket:
-    if host is not None:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """A socket for each host that has one to give, all with one port; another one than `port` where the first of them
+    cannot have that.
+    """
+    bound: list[socket.socket] = []
+    for host in hosts:
+        for wanted in (bound[0].getsockname()[1],) if bound else (port, 0):
+            try:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                bound.append(socket.create_server((host, wanted), family=family))
+                break
+            except OSError as error:
+                logger.debug("cannot listen on TCP port %d of %s: %s", wanted, host, error)
+    return bound
