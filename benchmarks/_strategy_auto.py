@@ -9,6 +9,7 @@ from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, LATENCY_S,
 from benchmarks._strategy_gaps import choice_of
 from benchmarks._strategy_methods import METHODS
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Task
+from minga.core.spec.sections import OptimizerSection
 from minga.planner.auto_choice import choose
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import parse_peers
@@ -62,8 +63,8 @@ def _planned(task: Task, kappa: float, peers: int) -> PlannedRun:
         f"{latency}); (aux, {auxiliary}, {latency})"
     )
     model = ModelFacts(task.stands_for, (task.parameters,), 1e12, 128, None, "as given")
-    volunteers = resolve(parse_peers(text), model, "adamw", GLOBAL_BATCH)
-    return PlannedRun(volunteers, model, "adamw", GLOBAL_BATCH, SYNCHRONOUS, "float16")
+    volunteers = resolve(parse_peers(text), model, OptimizerSection(name="adamw"), GLOBAL_BATCH)
+    return PlannedRun(volunteers, model, OptimizerSection(name="adamw"), GLOBAL_BATCH, SYNCHRONOUS, "float16")
 
 
 def _method_of(way: TrainingWay) -> str | None:

@@ -75,6 +75,12 @@ def _local(name: str, batches: int, *, is_int4: bool = False, **settings: Any) -
     return Method(name, _strategy("local", averaging, **settings), batches, bits, bits, times, half)
 
 
+def _with_muon(method: Method) -> Method:
+    """The same with Muon for the inner steps, as MuLoCo has it."""
+    spec = _laid_over(method.spec, {"optimizer": {"name": "muon", "momentum": 0.95}})
+    return replace(method, name=f"{method.name}-muon", spec=spec)
+
+
 HALF_RATE: Final = {"optimizer": {"learning_rate": 1e-3}}
 """Half of the tasks' rate: what trials found for gradients that come late."""
 INT8_BITS, INT4_BITS = 8.0 + 16.0 / 256, 4.0 + 16.0 / 64
@@ -125,6 +131,7 @@ METHODS: Final = {
         _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
         _local("local-30-int4", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5),
         _local("local-30-int4-overlap", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5, overlap=True),
+        _with_muon(_local("local-30-int4", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5)),
         _local("local-100", 100, outer_learning_rate=0.8),
         _local("local-100-int4", 100, is_int4=True, outer_learning_rate=0.8),
         _local("streaming-100-int4", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True),

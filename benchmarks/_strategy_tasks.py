@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from torch import nn
 
 from minga import RunSpec
+from minga.averaging.strategy_choice import steps_alike
 from minga.core.files import write_atomically
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
@@ -97,7 +98,9 @@ class Subject:
     def new_copy(self) -> Copy:
         """A copy with the run's initial parameters."""
         model = new_model(self.recipe)
-        optimizer, scheduler = build_optimizer(self.spec.optimizer, model, self.recipe.decayed)
+        optimizer, scheduler = build_optimizer(
+            self.spec.optimizer, model, self.recipe.decayed, exact=steps_alike(self.spec)
+        )
         norm = self.spec.optimizer.max_grad_norm
         replica = Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
         return Copy(model, replica)

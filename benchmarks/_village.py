@@ -19,6 +19,7 @@ from benchmarks._links_virtual import LATENCY_S, TURN_S
 from benchmarks._processes import Workers
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.network.virtual.internet import HostSettings
 from minga.planner.forecast import Forecast, forecast
 from minga.planner.model_facts import ModelFacts
@@ -103,7 +104,11 @@ def foresee() -> Forecast:
         classes.setdefault(Host("", host.up, host.down, None if host.nat is None else "any"), []).append(host)
     volunteers = tuple(_volunteers(kind, len(hosts)) for kind, hosts in classes.items())
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    return forecast(PlannedRun(volunteers, model, "sgd", TARGET_BATCH_SIZE, StrategyChoice("synchronous"), CODEC))
+    return forecast(
+        PlannedRun(
+            volunteers, model, OptimizerSection(name="sgd"), TARGET_BATCH_SIZE, StrategyChoice("synchronous"), CODEC
+        )
+    )
 
 
 def _volunteers(kind: Host, count: int) -> Volunteers:

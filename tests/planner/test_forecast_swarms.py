@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.spec.sections import OptimizerSection
 from minga.network.virtual.internet import HostSettings
 from minga.planner.forecast import forecast
 from minga.planner.model_facts import ModelFacts
@@ -78,7 +79,12 @@ def test_steps_take_as_long_as_foreseen(name: str) -> None:
     kinds, batch, strategy = SWARMS[name]
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
     setting = PlannedRun(
-        tuple(kind.volunteers for kind in kinds), model, "sgd", batch, StrategyChoice(strategy), "float32"
+        tuple(kind.volunteers for kind in kinds),
+        model,
+        OptimizerSection(name="sgd"),
+        batch,
+        StrategyChoice(strategy),
+        "float32",
     )
     foreseen, measured_s = forecast(setting), measured_step_s(kinds, batch, strategy)
     assert foreseen.step_s == pytest.approx(measured_s, rel=0.15), (foreseen.round_s, foreseen.filling_s)
