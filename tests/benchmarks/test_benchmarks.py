@@ -94,7 +94,6 @@ def test_each_codec_has_its_figures() -> None:
     assert found["union"]["error"] < 1e-6
 
 
-@pytest.mark.promise("the-model-is-right")
 def test_equivalence_holds_and_repeats_exactly() -> None:
     first, second = (summary("equivalence", "--steps", "3")[1] for _ in range(2))
     assert first["ok"]
@@ -128,6 +127,7 @@ def test_allreduce_is_correct(codec: str) -> None:
     assert len(figures["matchmaking_s"]) == len(figures["allreduce_s"]) == 3
 
 
+@pytest.mark.soak
 def test_recovery_survives_one_case() -> None:
     _, figures = summary_here("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
     assert figures["cases"] == 1
@@ -141,11 +141,6 @@ def test_a_crowd_is_counted_in_the_virtual_world() -> None:
     assert row["streams"] == 0.0  # tiny parts and all messages go over the carriers
     assert row["bulk"] == 2.0
     assert row["cpu_ms"] > 0.0
-
-
-def test_overhead_measures_the_import() -> None:
-    _, figures = summary("overhead", "--only", "import", "--imports", "1")
-    assert len(figures["import_s"]) == 3
 
 
 def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Each allowed pair of minga's own choices trains: two steps of three peers, with real numbers."""
+"""Each allowed pair of minga's own choices trains: two steps of two peers, with real numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
     assert company is not None
     spec = run_with(company)
     check_combinations(spec)
-    peers = [CombinedPeer(spec, number) for number in range(3)]
+    peers = [CombinedPeer(spec, number) for number in range(2)]
     before, first = peers[0].replica.digest(), peers[0].loss()
     for _ in range(2):
         take_step(peers)
@@ -40,7 +40,7 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
     assert peers[0].replica.digest() != before
     assert math.isfinite(peers[0].loss())
     if not peers[0].facts.owns_optimizer:  # by the signs of few numbers two steps say nothing
-        assert peers[0].loss() < 1.001 * first  # of elements at random two steps say little
+        assert peers[0].loss() < 1.01 * first  # of elements at random two steps say little
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids=words)

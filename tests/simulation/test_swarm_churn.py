@@ -84,15 +84,18 @@ async def churned(
 
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
-    swarm, live = virtually(churned)(seed, 24.0)
+    swarm, live = virtually(churned)(seed, 16.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
     assert offences(swarm) == []
     for groups in rounds(swarm, "round.reduced").values():
         assert len(groups) == 1
 
 
+@pytest.mark.soak
 def test_steps_per_second_follow_the_live_speed() -> None:
-    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
+    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing: by the sum over a
+    swarm what `test_cost_of_a_kill` says of each kill.
+    """
     swarm, live = virtually(churned)(11, 48.0, 800, 10.0)
     applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
     first, last = (

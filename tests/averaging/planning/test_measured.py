@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.links import LinkRow, Links, link_key
@@ -211,7 +211,6 @@ _percent = st.integers(0, 100)
 
 
 @given(data=st.data(), count=st.integers(1, 7))
-@settings(deadline=None, max_examples=100)
 def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.DataObject, count: int) -> None:
     order = peers(count)
     claims = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import LinkError
@@ -127,7 +127,6 @@ def test_clocks_may_differ(skew_s: float) -> None:
 
 
 @given(st.binary(max_size=MAX_TOKEN_BYTES + 8))
-@settings(deadline=None)
 def test_garbage_is_no_token(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"access token"):
         Token.decode(body)

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.links import LinkRow, Links
@@ -249,7 +249,6 @@ def test_dates_may_be_wrong_by_the_tolerated_skew_only() -> None:
     assert records.check_dates(record(ttl_s=earliest - 1), NOW_MS) is Verdict.EXPIRED
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 def test_garbage_never_decodes_into_a_believed_record(garbage: bytes) -> None:
     try:

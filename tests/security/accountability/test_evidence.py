@@ -177,10 +177,11 @@ class Played:
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
             await swarm.run(STEPS.get(attack, 6))
+            assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 
-        swarm = run_virtual(run(), limit_s=2000.0)
         gone = {name for name, _ in expected}
+        swarm = run_virtual(run(), limit_s=2000.0)
         self.expected = expected
         self.names = swarm.names
         self.founders = tuple(sorted(swarm.names))

@@ -143,7 +143,7 @@ def test_what_others_say_of_themselves_is_bounded_and_commands_no_terminal(caplo
             await swarm.run_until_step(2, limit_s=200)
             for number in range(150):
                 peers[1].session.board.put(Unfit(f"{number}\x1b[2J\n" + "x" * 300))
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.15)
             heard = [each for each in swarm.log.of("member.unfit") if each.peer == peers[0].name]
             assert 10 < len(heard) <= 100
             assert all(str(each.event.fields["why"]).isprintable() for each in heard)
