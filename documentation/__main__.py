@@ -12,6 +12,7 @@ from documentation.commands import commands_page
 from documentation.events import event_page
 from documentation.exit_codes import exit_codes_page
 from documentation.metrics import metrics_page
+from documentation.promises import promises_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
@@ -27,6 +28,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,
     "reference/run-spec.md": run_spec_page,
+    "../tests/promises.md": promises_page,
 }
 """The pages that are made, by their place in `docs/`."""
 

@@ -94,6 +94,7 @@ def test_each_codec_has_its_figures() -> None:
     assert found["union"]["error"] < 1e-6
 
 
+@pytest.mark.promise("the-model-is-right")
 def test_equivalence_holds_and_repeats_exactly() -> None:
     first, second = (summary("equivalence", "--steps", "3")[1] for _ in range(2))
     assert first["ok"]

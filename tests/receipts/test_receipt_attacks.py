@@ -38,6 +38,8 @@ from tests.worlds.receipt_world import (
 )
 from tests.worlds.swarm_tools import offences, virtually
 
+pytestmark = pytest.mark.promise("receipts")
+
 STEPS = 30
 
 

@@ -15,6 +15,8 @@ from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, later, make_spec, virtually
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 EARLIEST_STEP = 3
 BATCH, MICRO_BATCH, MICRO_BATCH_S = 96, 8, 0.25
 USUAL_S = BATCH / MICRO_BATCH / 3 * MICRO_BATCH_S

@@ -10,6 +10,8 @@ import pytest
 
 from tests.worlds.fault_search import play, search, story
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 REPLAY = "python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds {}:{}"
 
 

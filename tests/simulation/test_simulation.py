@@ -243,6 +243,7 @@ def test_who_lacks_memory_stays_away() -> None:
     assert 0 < len(outcome.timeline.peers) < 6
 
 
+@pytest.mark.promise("newcomers-get-in")
 def test_a_donor_that_serves_a_false_state_is_found_out() -> None:
     late = '[[peers]]\nname = "late"\ncount = 3\nsamples_per_second = 10\narrival = "uniform 6s 9s"\n'
     lies = '[[attackers]]\npeers = "home"\ncount = 3\nbehaviour = "false-state"\n'

@@ -82,6 +82,7 @@ async def churned(
     return swarm, live
 
 
+@pytest.mark.promise("any-peer-may-die")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
     swarm, live = virtually(churned)(seed, 16.0)
@@ -148,6 +149,7 @@ def test_a_late_peer_downloads_the_state_and_drops_its_gradient() -> None:
     main()
 
 
+@pytest.mark.promise("newcomers-get-in")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
     @virtually

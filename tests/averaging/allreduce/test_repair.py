@@ -27,6 +27,8 @@ from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import ROUND, Party, World
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 RATE = 4e5
 LAYOUT = VectorLayout((60_000,), "float32")  # 240 kB: about a second
 

@@ -21,6 +21,8 @@ from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 LAYOUT = VectorLayout((60_000,), "float32")
 RATE = 4e5
 

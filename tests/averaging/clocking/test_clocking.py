@@ -9,6 +9,8 @@ from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, rounds, virtually
 
+pytestmark = pytest.mark.promise("a-step-has-at-least-b-samples-and-little-more")
+
 NEAR, FAR = HostSettings(latency_s=0.005), HostSettings(latency_s=0.04)
 
 

@@ -23,6 +23,8 @@ from tests.worlds.reduce_world import one_vector
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
 
+pytestmark = pytest.mark.promise("the-plan-and-lies-about-rates")
+
 MB = 1e6
 FAST = (20.0, 20.0)
 

@@ -16,6 +16,8 @@ from minga.averaging.planning.believed_rates import DOUBTED, LIFT, RateClaim, sw
 from minga.averaging.solver.division import SwarmRates
 from minga.network.interface import PeerId
 
+pytestmark = pytest.mark.promise("the-plan-and-lies-about-rates")
+
 MB = 1_000_000
 HUGE = 10**15
 

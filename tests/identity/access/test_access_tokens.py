@@ -25,6 +25,8 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link, LinkAccess
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 RUN, OTHER_RUN = "ab" * 32, "cd" * 32
 A, B, C, PEER, OTHER, GUEST = (Identity.from_seed(bytes([i]) * 32) for i in range(1, 7))
 NOW, HOUR_S = 1_000_000_000, 3600

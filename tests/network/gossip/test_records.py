@@ -15,6 +15,8 @@ from minga.network.gossip.record_kinds import AddressInfo, Beat, Kind, Left, Pay
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, Record, Verdict
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 
+pytestmark = pytest.mark.promise("what-strangers-can-and-cannot-do")
+
 KEY = Identity.from_seed(b"k" * 32)
 OTHER = Identity.from_seed(b"o" * 32)
 NOW_MS = 1_800_000_000_000

@@ -68,6 +68,8 @@ from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
 
 

@@ -17,6 +17,8 @@ from tests.worlds.secure_world import Quadratic
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 HOSTILE = ("p1", "p3", "p5")
 
 

@@ -13,6 +13,8 @@ from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.rounding import farthest, learn, loss_of, parameters, rounding_replicas
 from tests.worlds.swarm_tools import grow, make_spec, same_step, virtually
 
+pytestmark = pytest.mark.promise("other-optimizers-on-mixed-devices")
+
 STEPS = 50
 
 

@@ -19,6 +19,8 @@ from minga.training.record_kinds import MAX_WHY_CHARACTERS, Progress, StateInfo,
 from minga.training.replica.replica import Replica
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
+pytestmark = pytest.mark.promise("all-peers-train-the-same")
+
 TOKENS_REFUSED = "the run counts samples, this program counts tokens"
 
 

@@ -23,6 +23,8 @@ from tests.worlds.swarm_tools import (
     virtually,
 )
 
+pytestmark = pytest.mark.promise("newcomers-get-in")
+
 STATE_BYTES = 200_000
 ONE, OTHER = PeerId("1" * 64), PeerId("2" * 64)
 
