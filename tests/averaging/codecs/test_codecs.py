@@ -245,10 +245,6 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     assert inside == outside
 
 
-def test_codecs_say_their_name() -> None:
-    assert [repr(codec(name)) for name in CODECS.names()] == [f"<codec {name}>" for name in CODECS.names()]
-
-
 def test_the_suite_finds_a_codec_that_is_another_in_each_process() -> None:
     with pytest.raises(CodecViolation, match="another process made other bytes"):
         check_processes(HomeSick())
