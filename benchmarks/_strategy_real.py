@@ -12,8 +12,8 @@ import statistics
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks._clocking_processes import Standing
 from benchmarks._processes import Workers
+from benchmarks._standing import Standing
 from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, Clock
 from benchmarks._strategy_methods import METHODS, Method
 from benchmarks._strategy_round import CHUNK_BYTES
@@ -69,7 +69,7 @@ def _measure(method: Method, clock: Clock, steps: int) -> float:
                 "micro_batch": micro_batch,
                 "micro_batch_s": clock.batch_s,
             }
-            worker = workers.start(host.name, "benchmarks._clocking_peer:peer", settings, standing)
+            worker = workers.start(host.name, "benchmarks._pausing_peer:peer", settings, standing)
             link = link or standing.wait_for_link(worker)
         trainers = workers.all[1:]
         for step in range(1, last + 1):

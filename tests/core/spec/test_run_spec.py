@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -92,7 +92,6 @@ def specs(draw: st.DrawFn) -> RunSpec:
 
 
 @given(specs())
-@settings(deadline=None, max_examples=60)
 def test_round_trips(original: RunSpec) -> None:
     from_toml = RunSpec.from_toml(original.to_toml())
     assert from_toml == original
@@ -458,7 +457,6 @@ def test_unsafe_file_names(names: list[str]) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None, max_examples=100)
 def test_garbage_text(text: str) -> None:
     with pytest.raises(ConfigurationError):
         RunSpec.from_toml(text)
@@ -472,7 +470,6 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(RunSpec.model_fields)), json_values)
-@settings(deadline=None, max_examples=100)
 def test_garbage_values(section: str, value: object) -> None:
     values = {"name": "x", section: value}
     with contextlib.suppress(ConfigurationError):
@@ -480,7 +477,6 @@ def test_garbage_values(section: str, value: object) -> None:
 
 
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-@settings(deadline=None, max_examples=100)
 def test_garbage_bytes(data: bytes) -> None:
     with pytest.raises(ConfigurationError):
         RunSpec.from_canonical(data)

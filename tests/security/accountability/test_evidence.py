@@ -69,6 +69,8 @@ from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
 
 
@@ -178,10 +180,11 @@ class Played:
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
             await swarm.run(STEPS.get(attack, 6))
+            assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 
-        swarm = run_virtual(run(), limit_s=2000.0)
         gone = {name for name, _ in expected}
+        swarm = run_virtual(run(), limit_s=2000.0)
         self.expected = expected
         self.names = swarm.names
         self.founders = tuple(sorted(swarm.names))

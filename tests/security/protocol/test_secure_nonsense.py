@@ -21,6 +21,8 @@ from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
 from tests.worlds.swarm_tools import virtually
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 
 class Huge(Attack):
     """Hands out an aggregate whose distances cannot be told."""

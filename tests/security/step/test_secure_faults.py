@@ -34,6 +34,8 @@ from tests.worlds.secure_world import Quadratic, stall_fetches
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 STEPS = 10
 
 
