@@ -152,7 +152,7 @@ def device_memory(
         averaging=size * (facts.vectors + 1),
         passes=passes,
         offload=offload,
-        base=0 if model.base is None else model.base.size_bytes,
+        base=model.frozen_bytes if model.base is None else model.base.size_bytes,
     )
 
 

@@ -92,7 +92,8 @@ class FrozenBase:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model as plans see it. `tensors` are the numbers of elements of what is averaged; `base` is what is frozen.
+    """A model as plans see it. `tensors` are the numbers of elements of what is averaged; `base` is what is frozen, or
+    `frozen_bytes` where no more is known of it.
 
     `operations` are those of one sample; `activation_bytes` those that one sample takes in float32, None if unknown.
     `origin` says where all this is from. `measured_by` are the options with which `minga plan --measure` measures it,
@@ -107,6 +108,7 @@ class ModelFacts:
     origin: str
     measured_by: str | None = None
     base: FrozenBase | None = None
+    frozen_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -296,6 +298,7 @@ def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:
         found.activation_bytes,
         found.origin,
         measured_by=f"--model {shlex.quote(source)}",
+        frozen_bytes=found.frozen_bytes,
     )
 
 

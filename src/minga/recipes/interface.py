@@ -197,7 +197,8 @@ class RecipeFacts:
 
     `tensors` are the numbers of elements of what is trained and averaged; `operations` those of one sample, forward
     and backward; `tokens` of one sample, 1 where samples have none; `activation_bytes` what one sample takes in
-    float32 until the backward pass, None if unknown. `origin` says where all this is from.
+    float32 until the backward pass, None if unknown. `origin` says where all this is from. `frozen_bytes` are those of
+    parameters that are not trained.
     """
 
     name: str
@@ -206,6 +207,7 @@ class RecipeFacts:
     tokens: int
     activation_bytes: float | None
     origin: str
+    frozen_bytes: int = 0
 
 
 class Recipe(ABC, Generic[S]):

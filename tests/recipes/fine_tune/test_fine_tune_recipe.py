@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import facts_of_recipe
 from minga.recipes.fine_tune.base import _of_hub
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
@@ -147,7 +148,10 @@ def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -
     recipe = load_recipe(spec)
     model = first_model(recipe, files)
     assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
-    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.bfloat16}
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    assert {each.dtype for each in frozen} == {torch.bfloat16}
+    assert recipe.facts().frozen_bytes == 2 * sum(each.numel() for each in frozen)
+    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.facts().frozen_bytes
     recipe.checkpoint_activations(model)
     batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
     recipe.total_loss(model, batch).backward()

@@ -113,7 +113,7 @@ class Needs:
         vectors = 3 + largest_strategy(spec).facts.vectors
         state = size + moments
         base = sum(entry.size_bytes for name, entry in spec.files.items() if name.startswith(BASE_FOLDER))
-        memory = PYTORCH_BYTES + size * vectors + moments + base
+        memory = PYTORCH_BYTES + size * vectors + moments + model.frozen_bytes
         return cls(memory, state, state * (spec.checkpoints.keep + 1) + base)
 
 

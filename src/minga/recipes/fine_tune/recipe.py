@@ -246,7 +246,8 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
         name, length = self.context.recipe, self.settings.max_length
         origin = f"the recipe {name}, counted; {length} tokens"
-        return RecipeFacts(name, counted.tensors, counted.operations, length, counted.kept_bytes, origin)
+        kept, frozen = counted.kept_bytes, counted.frozen_bytes
+        return RecipeFacts(name, counted.tensors, counted.operations, length, kept, origin, frozen)
 
     # ---- figures
 
