@@ -348,7 +348,8 @@ class DilocoRun(Run):
         """See `Run`: a float32 of each parameter goes up and comes down."""
         quotas = self.clock.quotas(self.cell.batch, self.sizes)
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
-        for round_index in range(self.cell.rounds):
+        round_index = 0
+        while self.samples < self.cell.samples:
             for place, samples in enumerate(quotas.samples):
                 self._train_alone(place, round_index, samples // self.sizes[place])
             for shared, *own in zip(*(model.parameters() for model in (self.model, *self.workers)), strict=True):
@@ -361,6 +362,7 @@ class DilocoRun(Run):
                 "up": [whole] * len(self.workers),
                 "down": whole,
             }
+            round_index += 1
 
     def _adamw(self, model: nn.Module) -> torch.optim.AdamW:
         settings, parameters = self.subject.spec.optimizer, list(model.parameters())

@@ -200,8 +200,7 @@ def against_rows(runs: Sequence[Timeline]) -> list[Row]:
     curves = {(run.cell.task, run.cell.samples, run.cell.method): run.record["curve"] for run in runs}
     found = []
     for (task, samples, method), plain in curves.items():
-        if method is DILOCO:
-            ours = curves[task, samples, OURS]
+        if method is DILOCO and (ours := curves.get((task, samples, OURS))) is not None:
             first, last = (abs(ours[i]["loss"] / plain[i]["loss"] - 1) for i in (1, -1))
             ends = {"ours": ours[-1]["loss"], "diloco": plain[-1]["loss"]}
             found.append(
