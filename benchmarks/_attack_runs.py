@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from benchmarks._attack_digits import Digits, DigitsWork
+from benchmarks._other_aggregates import Aggregation
 from minga.core.events.bus import Event
 from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import EqualParts
@@ -21,9 +22,6 @@ from minga.security.protocol.behaviour import Behaviour, Seeds
 from minga.security.protocol.rules import Rules, SecureSettings
 from minga.security.randomness.coin import derive
 from minga.security.randomness.public_batch import data_seed
-from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.mean import Mean
-from minga.security.robust.rows import NonFiniteRowsError
 from minga.security.step.member import ExcludedError
 from minga.simulation import run_virtual
 from minga.simulation.attacks.interface import Attack
@@ -119,20 +117,16 @@ def _when(swarm: SecureSwarm, step: int, action: Callable[[], object]) -> None:
     swarm.honest[0].node.events.subscribe(hear)
 
 
-def run_plainly(
-    digits: Digits, setup: type[Attack], extent: Extent, aggregator: Aggregator[Aggregate] | None = None
-) -> Told:
+def run_plainly(digits: Digits, setup: type[Attack], extent: Extent, aggregation: Aggregation | None = None) -> Told:
     """Train in a loop in which all gradients of a step are aggregated at once, and nobody is banned.
 
-    Without an `aggregator` each member takes the mean of its part, as in an ordinary all-reduce, and attackers may do
+    Without an `aggregation` each member takes the mean of its part, as in an ordinary all-reduce, and attackers may do
     there what they like; one that is given aggregates whole gradients, as a server that all trust.
     """
-    return asyncio.run(_run_plainly(digits, setup, extent, aggregator))
+    return asyncio.run(_run_plainly(digits, setup, extent, aggregation))
 
 
-async def _run_plainly(
-    digits: Digits, setup: type[Attack], extent: Extent, aggregator: Aggregator[Aggregate] | None
-) -> Told:
+async def _run_plainly(digits: Digits, setup: type[Attack], extent: Extent, aggregation: Aggregation | None) -> Told:
     work, names = DigitsWork(digits), hostile_names(extent)
     ids = {f"p{index}": PeerId(f"{index:064x}") for index in range(extent.peers)}
     allies, make = frozenset(ids[name] for name in names), setup.begin(extent.attack_from)
@@ -141,13 +135,13 @@ async def _run_plainly(
         coin = derive(bytes(32), "plain loop", extent.seed, step)
         seeds = {peer: data_seed(coin, peer) for peer in behaviours}
         rows = [await behaviour.gradient(work, step, Seeds(peer, seeds)) for peer, behaviour in behaviours.items()]
-        try:
-            if aggregator is None:
-                mean = _hand_out(Mean().aggregate(rows).value, rows, behaviours, work, step)
-            else:
-                mean = aggregator.aggregate(rows).value
-        except NonFiniteRowsError:  # the parameters are lost, and with them all that follows
+        stacked = torch.stack(rows)
+        if not bool(stacked.isfinite().all()):  # the parameters are lost, and with them all that follows
             mean = torch.full_like(rows[0], torch.nan)
+        elif aggregation is None:
+            mean = _hand_out(stacked.mean(0), rows, behaviours, work, step)
+        else:
+            mean = aggregation(stacked, extent.hostile)
         await work.apply(step, mean)
     return Told(work.accuracies, work.metric, {}, frozenset(names), True)
 

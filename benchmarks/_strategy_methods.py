@@ -102,6 +102,12 @@ def _local(name: str, batches: int, rate: float, momentum: float = 0.9, codec: s
     return Method(name, spec, batches, {"strategy": {"local": {"outer_learning_rate": rate / 2}}})
 
 
+def _with_muon(method: Method) -> Method:
+    """The same with Muon for the inner steps, as MuLoCo has it."""
+    spec = _laid_over(method.spec, {"optimizer": {"name": "muon", "momentum": 0.95}})
+    return replace(method, name=f"{method.name}-muon", spec=spec)
+
+
 HALF_RATE: Final = {"optimizer": {"learning_rate": 1e-3}}
 """Half of the tasks' rate: what trials found for gradients that come late."""
 SPARSE: Final = _averaging("topk(k=64, values=2bit)", download_codec="gtopk", residual_decay=0.95)
@@ -140,6 +146,7 @@ METHODS: Final = {
         _local("local-100", 100, 0.8),
         _local("local-100-int4", 100, 0.8, codec="int4"),
         _local("local-30-int4", 30, 0.7, 0.5, "int4"),
+        _with_muon(_local("local-30-int4", 30, 0.7, 0.5, "int4")),
         _local("local-30-int4-overlap", 30, 0.7, 0.5, "int4", overlap=True),
         _local("streaming-100-int4", 100, 0.8, codec="int4", fragments=2, overlap=True),
         Method(

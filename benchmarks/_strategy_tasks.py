@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch import nn
 
 from minga import RunSpec
+from minga.averaging.strategy_choice import steps_alike
 from minga.core.files import write_atomically
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe, StreamPosition
@@ -92,8 +93,10 @@ class Subject:
         return new_model(self.recipe)
 
     def replica_of(self, model: nn.Module) -> Replica:
-        """A model and an optimizer of it, as peers have them."""
-        optimizer, scheduler = build_optimizer(self.spec.optimizer, model, self.recipe.decayed)
+        """A model with its optimizer and schedule, as peers have them."""
+        optimizer, scheduler = build_optimizer(
+            self.spec.optimizer, model, self.recipe.decayed, exact=steps_alike(self.spec)
+        )
         norm = self.spec.optimizer.max_grad_norm
         return Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
 

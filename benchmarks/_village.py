@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks._clocking_processes import Standing
-from benchmarks._clocking_steps import Step
-from benchmarks._clocking_swarm import steps_of
 from benchmarks._links_virtual import LATENCY_S, TURN_S
 from benchmarks._processes import Workers
+from benchmarks._standing import Standing, Step
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.network.virtual.internet import HostSettings
 from minga.planner.forecast import Forecast, forecast
 from minga.planner.model_facts import ModelFacts
@@ -64,7 +64,7 @@ def measure(steps: int) -> list[Step]:
                 "micro_batch": MICRO_BATCH,
                 "micro_batch_s": MICRO_BATCH_S,
             }
-            worker = workers.start(host.name, "benchmarks._clocking_peer:peer", settings, standing)
+            worker = workers.start(host.name, "benchmarks._pausing_peer:peer", settings, standing)
             link = link or standing.wait_for_link(worker)
         for step in range(1, last + 1):
             standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in workers.all))
@@ -93,7 +93,19 @@ def simulate(steps: int, seed: int) -> list[Step]:
             await swarm.close()
         return swarm
 
-    return steps_of(run_virtual(train(), limit_s=7200.0))[WARM_UP:last]
+    return _steps_of(run_virtual(train(), limit_s=7200.0))[WARM_UP:last]
+
+
+def _steps_of(swarm: Swarm) -> list[Step]:
+    """All steps of a swarm in their order."""
+    samples: dict[int, dict[str, int]] = defaultdict(dict)
+    applied_s: dict[int, float] = {}
+    for name, event in swarm.log.events:
+        if event.kind == "round.begun":
+            samples[int(str(event.fields["step"])) + 1][name] = int(str(event.fields["samples"]))
+        elif event.kind == "step.applied":
+            applied_s.setdefault(int(str(event.fields["step"])), event.time)
+    return [Step(applied_s[step], samples[step]) for step in sorted(applied_s)]
 
 
 def foresee() -> Forecast:
@@ -103,7 +115,11 @@ def foresee() -> Forecast:
         classes.setdefault(Host("", host.up, host.down, None if host.nat is None else "any"), []).append(host)
     volunteers = tuple(_volunteers(kind, len(hosts)) for kind, hosts in classes.items())
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    return forecast(PlannedRun(volunteers, model, "sgd", TARGET_BATCH_SIZE, StrategyChoice("synchronous"), CODEC))
+    return forecast(
+        PlannedRun(
+            volunteers, model, OptimizerSection(name="sgd"), TARGET_BATCH_SIZE, StrategyChoice("synchronous"), CODEC
+        )
+    )
 
 
 def _volunteers(kind: Host, count: int) -> Volunteers:

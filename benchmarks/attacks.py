@@ -36,9 +36,9 @@ Some attacks are on newcomers, or by them: then the attackers come at the step a
 peer does, which has to end in the same state as the rest.
 
 The aggregators of the table work at a server that everybody trusts, on whole gradients; nobody is banned. They are
-made for `--hostile` hostile rows, or for as many as they can bear. Attacks and aggregators (`--against`) are named as
-in `minga.simulation.attacks.interface` and `minga.security.robust.interface`; those of other packages that are
-installed count.
+made for `--hostile` hostile rows, or for as many as they can bear. Attacks are named as in
+`minga.simulation.attacks.interface`, aggregators (`--against`) as in `benchmarks._other_aggregates` and
+`minga.security.robust.interface`; those of other packages that are installed count.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ from benchmarks._attack_digits import Digits
 from benchmarks._attack_real import RECIPES as REAL_RECIPES
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
+from benchmarks._other_aggregates import OTHERS, Aggregation
 from benchmarks._report import emit, finish, note, parser
 from minga.core.png import blank, write
 from minga.security.protocol.rules import SecureSettings
 from minga.security.randomness.validator_lottery import mean_steps_to_ban_all
-from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator, VerifiableAggregator
+from minga.security.robust.interface import AGGREGATORS
 from minga.simulation.attacks.interface import attack, attacks
 from minga.simulation.outcome import Curve, draw_attack
 
@@ -95,11 +96,9 @@ def play(name: str | None, extent: Extent, against: Sequence[str] = ()) -> Playe
         return Played(run_swarm(digits, None, extent))
     setup = attack(name)
     undefended = run_plainly(digits, setup, extent) if setup.changes != "protocol" else None
-    others = baselines(extent.peers, extent.hostile, against)
+    others = {kind: run_plainly(digits, setup, extent, aggregation(kind)).metric for kind in against}
     return Played(
-        run_swarm(digits, setup, extent),
-        undefended,
-        {kind: round(run_plainly(digits, setup, extent, other).metric, 4) for kind, other in others.items()},
+        run_swarm(digits, setup, extent), undefended, {kind: round(metric, 4) for kind, metric in others.items()}
     )
 
 
@@ -144,14 +143,12 @@ def picture(name: str, runs: dict[str, Told], attack_from: int, path: Path) -> N
     write(figure, path)
 
 
-def baselines(peers: int, hostile: int, names: Sequence[str] = BASELINES) -> dict[str, Aggregator[Aggregate]]:
-    """The aggregators of the table, by their names."""
-    factor, made = SecureSettings().clip_factor, dict[str, Aggregator[Aggregate]]()
-    for name in names:
-        kind = AGGREGATORS.get(name)
-        is_verifiable = issubclass(kind, VerifiableAggregator)
-        made[name] = kind(radius_factor=factor) if is_verifiable else kind.made_for(peers, hostile)
-    return made
+def aggregation(name: str) -> Aggregation:
+    """An aggregator of the table, by its name."""
+    if name in OTHERS:
+        return OTHERS[name]
+    aggregator = AGGREGATORS.get(name)(radius_factor=SecureSettings().clip_factor)
+    return lambda rows, _: aggregator.aggregate(rows).value
 
 
 def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[str, Any]:
@@ -208,7 +205,12 @@ def main() -> int:
     options.add_argument("--all", action="store_true", help="all attacks")
     options.add_argument("--table", action="store_true", help="all attacks by gradients, and the other aggregators")
     options.add_argument(
-        "--against", nargs="+", choices=AGGREGATORS.names(), default=BASELINES, metavar="NAME", help="for --table"
+        "--against",
+        nargs="+",
+        choices=(*OTHERS, *AGGREGATORS.names()),
+        default=BASELINES,
+        metavar="NAME",
+        help="for --table",
     )
     options.add_argument("--peers", type=int, default=16)
     options.add_argument("--hostile", type=int, default=7)

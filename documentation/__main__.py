@@ -10,6 +10,7 @@ from documentation.changelog import changelog_page
 from documentation.combinations import combinations_page
 from documentation.commands import commands_page
 from documentation.events import event_page
+from documentation.promises import promises_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
@@ -23,6 +24,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/changelog.md": changelog_page,
     "reference/python.md": python_page,
     "reference/run-spec.md": run_spec_page,
+    "../tests/promises.md": promises_page,
 }
 """The pages that are made, by their place in `docs/`."""
 

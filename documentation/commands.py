@@ -70,7 +70,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
 * `authority` (`authority`): `url`, `link`, `roster`
 * `member` (`members`): one admitted peer, by the names of the columns
-* `case` (`runs verify`): `step`, `peer`, `reason`, `witness`, `wrong`
+* `case` (`runs verify`): `step`, `peer` (null where the case shows nothing), `reason`, `witness`, `wrong`
 * `check` (`doctor`): `name`, `ok`, `detail`, `advice`
 * `device.measured` (`plan --measure`): one measurement
 * `sample` (`sample`): `prompt`, `text`

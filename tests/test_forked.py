@@ -41,12 +41,6 @@ def test_streams_arguments_surroundings_and_status(tmp_path: Path) -> None:
     assert (told["threads"], told["handlers"]) == (1, 0)
 
 
-def test_both_streams_in_one_pipe() -> None:
-    code = "import sys; print('one', flush=True); print('two', file=sys.stderr)"
-    with forked.start("-c", code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.communicate(timeout=50) == ("one\ntwo\n", None)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_end_them_as_they_end_others(number: int) -> None:
     code = "import time; print('here', flush=True); time.sleep(50)"
@@ -55,21 +49,6 @@ def test_signals_end_them_as_they_end_others(number: int) -> None:
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(20) == -number
-
-
-def test_an_error_is_told_on_stderr() -> None:
-    done = forked.run("-c", "raise ValueError('no')")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("ValueError: no\n")
-
-
-def test_what_waits_for_the_end_is_done_at_the_end() -> None:
-    code = (
-        "import atexit, threading, time; atexit.register(print, 'last')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
-    )
-    assert forked.run("-c", code).stdout == "thread\nlast\n"
 
 
 def test_strings_hash_otherwise_where_that_is_wanted() -> None:

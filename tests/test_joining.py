@@ -102,6 +102,7 @@ def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
     NotebookClient(notebook, timeout=120, kernel_name="colab", resources=resources).execute()
     outputs = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
     assert "Thank you!" in outputs
+    assert "steps_contributed" in outputs
     assert "auxiliary helping" in outputs  # what `minga status` says
     host.wait_for("member.left")
 

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 from dockerfile_parse import DockerfileParser
 
 from minga.core.wheel import own_wheel
@@ -19,8 +20,14 @@ from tests.worlds.installed_wheel import ROOT, build, install
 TEXT = re.compile(r"pip install ['\"]?minga(?![-\w])")
 
 
-def test_wheel_and_sdist_are_whole(tmp_path: Path) -> None:
-    wheel, sdist = build(tmp_path)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheel and sdist."""
+    return build(tmp_path_factory.mktemp("built"))
+
+
+def test_wheel_and_sdist_are_whole(built: tuple[Path, Path]) -> None:
+    wheel, sdist = built
     check = subprocess.run(
         (sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist)), capture_output=True, text=True
     )
@@ -40,7 +47,7 @@ def test_wheel_and_sdist_are_whole(tmp_path: Path) -> None:
     assert not {name for name in tops if name.startswith(".") and name != ".gitignore"}
 
 
-def test_a_checkout_and_an_installed_wheel_hand_out_the_same_wheel(tmp_path: Path) -> None:
+def test_a_checkout_and_an_installed_wheel_hand_out_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
     """So everybody can verify what an organiser has signed, and pass it on."""
     wheel = own_wheel()
     assert wheel is not None
@@ -55,11 +62,10 @@ def test_a_checkout_and_an_installed_wheel_hand_out_the_same_wheel(tmp_path: Pat
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run((python, "-c", code), capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.stdout.split() == [wheel.sha256, wheel.sha256], done.stderr
-    built, _ = build(tmp_path / "built")
-    names = {name for name in zipfile.ZipFile(built).namelist() if ".dist-info/" not in name}
+    names = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     own = zipfile.ZipFile(path)
     assert {name for name in own.namelist() if ".dist-info/" not in name} == names
-    assert all(own.read(name) == zipfile.ZipFile(built).read(name) for name in sorted(names)[::20])
+    assert all(own.read(name) == zipfile.ZipFile(built[0]).read(name) for name in sorted(names)[::20])
 
 
 def test_the_dockerfile_names_what_is_there() -> None:

@@ -37,6 +37,8 @@ from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, grow, make_spec, offences
 from tests.worlds.swarm_tools import virtually as virtually_for
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 ORGANISER, SECOND = (Identity.from_seed(bytes([i]) * 32) for i in (200, 201))
 NOW = int(EPOCH_S)
 virtually = functools.partial(virtually_for, limit_s=900.0)

@@ -22,9 +22,11 @@ from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import assert_equal_states, grow, make_spec, offences
 from tests.worlds.swarm_tools import virtually as virtually_for
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 ORGANISER = Identity.from_seed(bytes([200]) * 32)
 virtually = functools.partial(virtually_for, limit_s=1800.0)
-LONG_S = 24.0
+LONG_S = 12.0
 """After so many seconds nothing happens any more in a swarm that waits: a silent peer is given up in two."""
 
 

@@ -6,13 +6,12 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.apportionment import apportion
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**40), st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=1, max_size=40))
 def test_any_fractions(numel: int, fractions: list[float]) -> None:
     if not any(fractions):

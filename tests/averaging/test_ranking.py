@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.election import has_quorum, is_majority, ranking
@@ -33,7 +33,6 @@ def test_everybody_leads_about_equally_often() -> None:
     assert max(counts) < 260
 
 
-@settings(deadline=None, max_examples=100)
 @given(view=groups, cut=st.sets(st.sampled_from(PEERS[:9])))
 def test_of_two_sides_at_most_one_has_the_quorum(view: list[PeerId], cut: set[PeerId]) -> None:
     one, other = {p for p in view if p in cut}, {p for p in view if p not in cut}
@@ -56,7 +55,6 @@ def test_quorum_by_hand() -> None:
     assert has_quorum(set(), [])
 
 
-@settings(deadline=None, max_examples=100)
 @given(living=groups)
 def test_of_disjoint_groups_at_most_one_is_the_majority(living: list[PeerId]) -> None:
     assert is_majority(living, living)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from minga import cli
 from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
+from minga.core.wheel import own_wheel
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import KnownAddresses
@@ -39,10 +40,12 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_host_join_status(spec: str, tmp_path: Path) -> None:
-    """Host and trainer are what a user has who installed the wheel."""
-    wheel, _ = installed_wheel.build(tmp_path / "dist")
-    python = installed_wheel.install(wheel, tmp_path / "environment")
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), python=python) as host:
+    """The trainer is what a user has who installed the wheel."""
+    wheel = own_wheel()
+    assert wheel is not None
+    (tmp_path / wheel.name).write_bytes(wheel.data)
+    python = installed_wheel.install(tmp_path / wheel.name, tmp_path / "environment")
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
         link = host.wait_for("link")
         assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
         joining = ("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate")

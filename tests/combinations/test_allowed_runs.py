@@ -1,15 +1,29 @@
-"""Each allowed pair of minga's own choices trains: two steps of three peers, with real numbers."""
+"""Each allowed pair of minga's own choices trains: two steps of two peers, with real numbers."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 
-from documentation.combinations import Settings, run_with, with_company
+from documentation.combinations import Settings, choices, run_with, spelled, with_company
 from minga.combinations import check_combinations, nearest_allowed, refusals, with_changes
 from tests.worlds.combined_peers import CombinedPeer, take_step
-from tests.worlds.run_choices import pairs, words
+
+
+def pairs() -> Iterator[Settings]:
+    """Each value of one setting with each value of another one."""
+    for (first, ones), (second, others) in itertools.combinations(choices().items(), 2):
+        for one, other in itertools.product(ones, others):
+            yield {first: one, second: other}
+
+
+def words(settings: Settings) -> str:
+    """The settings as the id of a test."""
+    return ",".join(f"{key.rpartition('.')[2]}={spelled(value)}" for key, value in settings.items())
+
 
 PAIRS = list(pairs())
 ALLOWED = [settings for pair in PAIRS if (settings := with_company(pair)) is not None]
@@ -31,7 +45,7 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
     assert company is not None
     spec = run_with(company)
     check_combinations(spec)
-    peers = [CombinedPeer(spec, number) for number in range(3)]
+    peers = [CombinedPeer(spec, number) for number in range(2)]
     before, first = peers[0].replica.digest(), peers[0].loss()
     for _ in range(2):
         take_step(peers)
@@ -40,11 +54,12 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
     assert peers[0].replica.digest() != before
     assert math.isfinite(peers[0].loss())
     if not peers[0].facts.owns_optimizer:  # by the signs of few numbers two steps say nothing
-        assert peers[0].loss() < 1.001 * first  # of elements at random two steps say little
+        assert peers[0].loss() < 1.01 * first  # of elements at random two steps say little
 
 
-@pytest.mark.parametrize("pair", REFUSED, ids=words)
-def test_a_refused_pair_is_refused_with_a_choice_that_is_allowed(pair: Settings) -> None:
-    changes = nearest_allowed(run_with(pair))
-    assert changes
-    check_combinations(with_changes(run_with(pair), changes))
+def test_refused_pairs_are_refused_with_a_choice_that_is_allowed() -> None:
+    assert REFUSED
+    for pair in REFUSED:
+        changes = nearest_allowed(run_with(pair))
+        assert changes, pair
+        check_combinations(with_changes(run_with(pair), changes))

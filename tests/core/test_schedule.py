@@ -7,7 +7,7 @@ import math
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -79,7 +79,6 @@ def test_bad_numbers_are_named(value: object) -> None:
 
 
 @given(st.text(alphabet="0123456789:-, MGkbit unlmed", max_size=60))
-@settings(deadline=None, max_examples=100)
 def test_anything_is_a_cap_or_a_configuration_error(text: str) -> None:
     with contextlib.suppress(ConfigurationError):
         cap = RateCap.parse(text)

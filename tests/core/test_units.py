@@ -4,7 +4,7 @@ import contextlib
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -115,7 +115,6 @@ def test_formats() -> None:
 
 
 @given(st.text(max_size=30) | st.floats() | st.integers())
-@settings(deadline=None, max_examples=100)
 def test_anything_else_is_a_configuration_error(value: str | float) -> None:
     with contextlib.suppress(ConfigurationError):
         assert 0 < parse_rate(value) <= 1e15

@@ -16,6 +16,7 @@ from markdown import Markdown
 import minga
 from documentation.__main__ import DOCS, PAGES
 from documentation.code_fences import CodeFences
+from documentation.promises import guards, promises
 from minga.cli.terminal.declaring import COMMANDS
 from minga.cli.terminal.exit_codes import MEANINGS
 from minga.core.spec.run_spec import RunSpec
@@ -28,6 +29,10 @@ NOT_KEPT = "reference/changelog.md"
 @pytest.mark.parametrize("place", sorted(PAGES.keys() - {NOT_KEPT}))
 def test_a_page_that_is_made_is_up_to_date(place: str) -> None:
     assert (DOCS / place).read_text("utf-8") == PAGES[place](), "run `make docs`"
+
+
+def test_each_promise_has_tests_that_guard_it() -> None:
+    assert guards().keys() == promises().keys()
 
 
 def test_every_command_setting_name_and_exit_code_has_its_place() -> None:

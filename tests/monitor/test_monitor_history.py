@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
@@ -62,7 +62,6 @@ def test_a_peer_that_begins_anew_is_no_negative_loss() -> None:
     assert meter.total_samples == 816
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.floats(-1e18, 1e18))))
 def test_any_totals_are_survived(totals: list[tuple[int, int, int, float]]) -> None:
     meter = LossMeter()

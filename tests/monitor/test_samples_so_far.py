@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minga.core.events.bus import EventBus
@@ -123,7 +123,6 @@ class World:
 WHAT = st.sampled_from(["steps", "steps", "host dies", "host resumes", "trainer restarts"])
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(WHAT, st.integers(1, 9)), max_size=12))
 @example([("steps", 5), ("host dies", 1), ("steps", 3), ("host resumes", 1), ("steps", 2), ("host dies", 1)])
 def test_samples_are_counted_once_over_resumes_deaths_and_late_dashboards(happens: list[tuple[str, int]]) -> None:

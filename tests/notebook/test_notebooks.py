@@ -1,4 +1,4 @@
-"""Both notebooks run as they are, in a kernel on this machine, and end in order."""
+"""Notebooks run as they are, in a kernel on this machine, and end in order; that of a volunteer in `test_joining`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.notebook import host, join
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 from tests.worlds import forked
-from tests.worlds.cli_run import Running, last_json, run
+from tests.worlds.cli_run import last_json, run
 from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,30 +54,6 @@ def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             notebook, timeout=120, kernel_name="python3", resources=resources, extra_arguments=[first]
         ).execute()
     return json.dumps([cell.get("outputs", []) for cell in notebook.cells])
-
-
-def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.toml").write_text(SPEC)
-    with Running(
-        "host", str(tmp_path / "run.toml"), "--bind", "127.0.0.1", "--directory", str(tmp_path / "run")
-    ) as host:
-        link = host.wait_for("link")["link"]
-        text = joining_notebook(link, str(ROOT))
-        here = 'options=[\\"--bind\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\", \\"--ephemeral\\"])'
-        text = text.replace("hours=HOURS)", f"hours=HOURS, {here}")
-        contributed = (
-            'while mine.events.get(\\"step.applied\\", {}).get(\\"step\\", 0) < 3: import time; time.sleep(0.1)'
-        )
-        shown = '"!\\"{sys.executable}\\" -m minga status {mine.link}"'
-        assert shown in text
-        text = text.replace(shown, f'"{contributed}\\n", {shown}')  # before that it may say that none computes
-        outputs = execute(text, tmp_path, monkeypatch)
-        host.wait_for("member.left")
-    assert "Thank you!" in outputs
-    assert "steps_contributed" in outputs
-    assert "1 peer training, 1 auxiliary helping" in outputs  # what `minga status` says
 
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

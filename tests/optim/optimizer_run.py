@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, clip_by_global_norm
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon, clip_by_global_norm
 
 SHAPES = ((331, 151), (37, 129), (8195,), (4, 3, 5, 5), (65, 33), (7,), ())
 TINY, STRIDED, HALF = 2, 3, 4
@@ -24,6 +24,17 @@ TINY, STRIDED, HALF = 2, 3, 4
 CONTROL = "torch.optim.AdamW"
 
 CODED = MomentStorage(8, block=256, least_numel=30)
+
+
+def _by_kind(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, each divided into matrices and the rest."""
+    return [
+        {**group, "params": [each for each in group["params"] if (each.ndim >= 2) == is_matrix], "use_muon": is_matrix}
+        for group in groups
+        for is_matrix in (True, False)
+    ]
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nesterov": lambda p: SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.1),
@@ -32,6 +43,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "lamb8": lambda p: LAMB(p, lr=1e-3, debias=False, storage=CODED),
     "lars": lambda p: LARS(p, lr=1.0, weight_decay=1e-3),
     "larc": lambda p: LARC(p, lr=1.0, weight_decay=1e-3),
+    "muon": lambda p: Muon(_by_kind(p), lr=1e-3, weight_decay=1e-3),
     CONTROL: lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
 }
 

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -26,7 +26,6 @@ def reference_step(theta, g, m, v, t, lr, betas, eps, wd, clamp):
     return theta - lr * debias * trust * r, m, v
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     lr=st.floats(1e-4, 0.1),

@@ -12,6 +12,8 @@ from tests.optim.test_reproducible_optimizers import widths_here
 from tests.worlds.seeds import soaked
 from tests.worlds.width_processes import results_of
 
+pytestmark = pytest.mark.promise("other-optimizers-on-mixed-devices")
+
 STEPS = 16
 
 SCRIPT = """

@@ -18,6 +18,8 @@ from minga.optim import SGD, AdamW, ReproducibleOptimizer, norms, pieces
 from tests.optim.optimizer_run import CONTROL, OPTIMIZERS, play, play_all
 from tests.worlds.seeds import soaked
 
+pytestmark = pytest.mark.promise("reproducible-optimizers")
+
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 200
 FEW_STEPS = 8

@@ -10,6 +10,7 @@ import pytest
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.planner.auto_choice import AutoChoice, choose, with_chosen_strategy
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import parse_peers
@@ -26,9 +27,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.planner.devices.table_path", lambda: tmp_path / "devices.json")
 
 
+ADAMW = OptimizerSection(name="adamw")
+
+
 def chosen(lines: str, batch: int = 640, **settings: Any) -> AutoChoice:
-    peers = resolve(parse_peers(f"8x({SPEED}, {lines})"), MODEL, "adamw", batch)
-    return choose(PlannedRun(peers, MODEL, "adamw", batch, SYNCHRONOUS, "float16"), **settings)
+    peers = resolve(parse_peers(f"8x({SPEED}, {lines})"), MODEL, ADAMW, batch)
+    return choose(PlannedRun(peers, MODEL, ADAMW, batch, SYNCHRONOUS, "float16"), **settings)
 
 
 def spec(**training: Any) -> RunSpec:

@@ -19,10 +19,11 @@ import minga.cli
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.planner.advice import warnings
 from minga.planner.comparison import advised_batch, best_of, compare, frugal_of
 from minga.planner.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.planner.forecast import Forecast, encoded_bytes, footprint, forecast, gossip_bytes_per_s
+from minga.planner.forecast import Forecast, encoded_bytes, forecast, gossip_bytes_per_s, memory_of
 from minga.planner.model_facts import ModelFacts, model_facts
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
@@ -41,13 +42,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.planner.devices.table_path", lambda: tmp_path / "devices.json")
 
 
+LAMB = OptimizerSection(name="lamb")
 BOTH = (StrategyChoice("synchronous"), StrategyChoice("delayed"))
 
 
 def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = "float16", **settings: Any) -> Forecast:
-    volunteers = resolve(parse_peers(peers), model, "lamb", batch, precision="half")
+    volunteers = resolve(parse_peers(peers), model, LAMB, batch, precision="half")
     return forecast(
-        PlannedRun(volunteers, model, "lamb", batch, StrategyChoice(settings.get("strategy", "synchronous")), codec)
+        PlannedRun(volunteers, model, LAMB, batch, StrategyChoice(settings.get("strategy", "synchronous")), codec)
     )
 
 
@@ -160,18 +162,18 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     keep_measurements([Measurement("cpu", "18M", *shape, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
     measured = read_measurements(path)
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
-    (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
+    (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
     with pytest.raises(
         ConfigurationError,
         match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",
     ):
-        resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
+        resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096)
     with pytest.raises(ConfigurationError, match=r"run `minga plan --measure --model albert-tiny`"):
-        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096, measured=measured)
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), LAMB, 4096, measured=measured)
     namesake = [msgspec.structs.replace(one, model="albert-tiny", tokens=512)]
     with pytest.raises(ConfigurationError, match=r"run `minga plan --measure --model albert-tiny --tokens 512`"):
-        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny", 512), "lamb", 4096, measured=namesake)
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny", 512), LAMB, 4096, measured=namesake)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
         read_measurements(path)
@@ -201,13 +203,13 @@ def test_traffic_memory_and_sync() -> None:
     trainer, auxiliary = found.classes
     assert trainer.upload_bytes_per_day >= trainer.upload_bytes * 86_400 / found.step_s
     assert trainer.upload_bytes == pytest.approx(36e6, rel=0.01)  # the auxiliary reduces nearly all
-    memory = footprint(found, 0)
-    assert (memory.parameters, memory.gradients, memory.optimizer) == (72_000_000, 72_000_000, 144_000_000)
-    assert memory.accumulators == 72_000_000
-    assert memory.activations is None  # nothing is known of what 18M parameters do
-    assert footprint(found, 1).activations == 0
-    assert memory.wire * 4 + footprint(found, 1).wire == pytest.approx(found.vector_bytes, rel=0.01)
-    assert footprint(found, 1).wire > 0.9 * found.vector_bytes
+    memory, of_auxiliary = memory_of(found, 0), memory_of(found, 1)
+    assert (memory.parameters, memory.gradients, memory.moments) == (72_000_000, 72_000_000, 144_000_000)
+    assert (memory.sums, memory.averaging) == (72_000_000, 144_000_000)
+    assert not memory.passes.is_known  # nothing is known of what 18M parameters do
+    assert of_auxiliary.sums == of_auxiliary.passes.of(64) == 0
+    assert memory.wire * 4 + of_auxiliary.wire == pytest.approx(found.vector_bytes, rel=0.01)
+    assert of_auxiliary.wire > 0.9 * found.vector_bytes
     assert found.setting.state_bytes == 216_000_000
     assert trainer.sync_s == pytest.approx(216e6 / 12.5e6, rel=0.01)
     assert auxiliary.sync_s < trainer.sync_s
@@ -234,7 +236,29 @@ def test_of_equally_good_ways_the_first_is_best() -> None:
     assert len(found) == 8
     assert best_of(found) is found[0]
     slow = plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting
-    assert best_of(compare(slow, ways)).way.strategy.name == "delayed"
+    assert best_of(compare(slow, [*ways, local_way(20, "int4")])).way.strategy.name == "local"
+
+
+def test_what_never_arrived_in_the_benchmark_is_not_advised(capfd: pytest.CaptureFixture[str]) -> None:
+    slow = plan("8x(t4, 1Mbit, samples_per_s=10, micro_batch=4)").setting
+    synchronous, delayed, sparse = (
+        TrainingWay(BOTH[0], "float16"),
+        TrainingWay(BOTH[1], "float16"),
+        TrainingWay(BOTH[0], "topk(k=41)", "gtopk"),
+    )
+    found = compare(slow, [synchronous, delayed, sparse])
+    assert [each.arrives for each in found] == [True, False, False]
+    assert min(found, key=lambda each: each.equal_s).way == sparse
+    assert best_of(found).way == synchronous
+    assert frugal_of(found, found[0]) is None
+    assert best_of(found[2:]).way == sparse  # where nothing else was asked for, and then it is said
+    peers = ("--model", "gpt2", "--peers", "8x(t4, up=20Mbit, down=100Mbit)")
+    code, text = call(capfd, "plan", *peers, "--strategy", "delayed", "--codec", "int8")
+    assert code == 0
+    assert "! Delayed with int8 never came to the loss of synchronous steps" in " ".join(text.split())
+    _, text = call(capfd, "plan", *peers)
+    assert "± 0 " not in text
+    assert "(1 run)" in text
 
 
 def test_a_way_that_sends_far_less_and_is_hardly_later_is_named_beside_the_best() -> None:
@@ -390,7 +414,7 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     assert local["equal_loss_samples_per_s"] == pytest.approx(equal, rel=1e-3)
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
-    assert last["memory_bytes"]["t4"]["activations"] is None
+    assert last["memory_bytes"]["t4"]["pass"] is None
     assert 0 < last["utilisation"] <= 1
     assert last["sync_s"] > 0 < last["round_s"] < math.inf
     assert all(isinstance(text, str) for text in last["warnings"])
@@ -406,7 +430,7 @@ def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFi
     last = json.loads(text.splitlines()[-1])
     assert (code, last["target_batch_size"], last["strategy"], last["codec"]) == (0, 777, "delayed", "float32")
     assert len(last["ways"]) == 1
-    assert last["memory_bytes"]["cpu"]["optimizer"] == last["memory_bytes"]["cpu"]["parameters"]
+    assert last["memory_bytes"]["cpu"]["moments"] == last["memory_bytes"]["cpu"]["parameters"]
 
 
 def test_the_means_of_a_planned_run_travel_as_its_spec_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -457,7 +481,10 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
             "--strategy 'x': it must be one of synchronous, delayed",
         ),
         (["--model", "18M", "--peers", PEERS, "--precision", "x"], "it must be one of auto, single, half"),
-        (["--model", "18M", "--peers", PEERS, "--optimizer", "x"], "it must be one of lamb, adamw, sgd, lars, larc"),
+        (
+            ["--model", "18M", "--peers", PEERS, "--optimizer", "x"],
+            "it must be one of lamb, adamw, muon, sgd, lars, larc",
+        ),
     ],
 )
 def test_bad_options(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -510,7 +537,7 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
 def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
     setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
     demo = [TrainingWay(StrategyChoice("demo"), "float16")]
-    (found,) = compare(replace(setting, optimizer="sgd"), demo)
+    (found,) = compare(replace(setting, optimizer=OptimizerSection(name="sgd")), demo)
     assert found.forecast.step_s < math.inf
     with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
         compare(setting, demo)
@@ -518,8 +545,33 @@ def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_
 
 def test_moments_of_8_bits_are_counted_as_they_are_kept_and_fetched() -> None:
     plain = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)")
-    coded = forecast(replace(plain.setting, coded_moment_bytes=36_200_000))
-    assert footprint(plain, 0).optimizer == 144_000_000
-    assert footprint(coded, 0).optimizer == 36_200_000
-    assert footprint(coded, 0).state_copy == 72_000_000 + 36_200_000
+    coded = forecast(replace(plain.setting, optimizer=OptimizerSection(state_bits=8)))
+    assert memory_of(plain, 0).moments == 144_000_000
+    assert 36_000_000 < memory_of(coded, 0).moments < 36_100_000
+    assert memory_of(coded, 0).state_copy == 72_000_000 + memory_of(coded, 0).moments
     assert coded.classes[0].sync_s < 0.6 * plain.classes[0].sync_s
+
+
+def test_adapters_on_a_frozen_model_are_planned_by_what_travels_and_what_is_held(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The sizes are those of Llama 3.1 of 8 billion parameters, with adapters for all linear layers of its blocks."""
+    peers = ("--peers", "8x(3060, up=20Mbit)")
+    code, text = call(capfd, "plan", "--model", "llama-8b", "--fine-tune", *peers, "--json")
+    last = json.loads(text.splitlines()[-1])
+    assert code == 0
+    reference = next(each for each in last["ways"] if (each["strategy"], each["codec"]) == ("synchronous", "float16"))
+    memory, by_bits = last["memory_bytes"]["3060"], last["memory_of_base_bits"]
+    assert memory["parameters"] == 4 * 41_943_040
+    assert memory["moments"] == 2 * memory["parameters"]
+    assert by_bits["16"]["base"] == 2 * 8_030_261_248
+    assert [round(by_bits[bits]["base"] / 1e9, 1) for bits in ("16", "8", "4")] == [16.1, 9.1, 5.7]
+    assert [by_bits[bits]["device_of_one"] <= 0.9 * (12 << 30) for bits in ("16", "8", "4")] == [False, True, True]
+    assert memory["device"] <= 0.9 * (12 << 30)
+    assert reference["upload_bytes_per_day"] == pytest.approx(
+        86_400 / reference["step_s"] * 2 * 41_943_040 * 7 / 8 * 2, rel=0.02
+    )
+    code, text = call(capfd, "plan", "--model", "llama-8b", "--fine-tune", *peers)
+    assert "the vector is small, 0.52% of the 8.03 billion parameters" in " ".join(text.split())
+    code, text = call(capfd, "plan", "--model", "gpt2", "--fine-tune", *peers)
+    assert (code, "there are: llama-1b" in " ".join(text.split())) == (2, True)

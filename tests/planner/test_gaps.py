@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from minga.planner.ways import OWN, Gap, compared_ways, gap_of
+from minga.planner.ways import OWN, Gap, _between, _GapRow, compared_ways, gap_of
 
 
 def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
@@ -19,24 +20,41 @@ def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
     assert gap_of("another", "another") is None
 
 
+def test_what_was_measured_leaves_no_place_for_the_literature() -> None:
+    """From the least to the most of the benchmark's tasks, each by the nearest row that it has."""
+    few, many = gap_of("local", "float16", batches=20), gap_of("local", "int4", batches=100)
+    assert few is not None
+    assert many is not None
+    assert (few.least, few.basis, many.basis) == (3.911, "measured", "measured")
+    assert few.most == many.most == 19.4
+    assert few.runs == many.runs == 1 + 2
+    streamed = gap_of("local", "int4", batches=100, overlap=True, fragments=2)
+    assert streamed is not None
+    assert (streamed.most, streamed.basis) == (23.1, "measured")
+    leader = gap_of("leader", "float16", batches=64)
+    assert leader is not None
+    assert (leader.basis, leader.runs) == ("literature", 0)
+
+
 def test_gaps_of_strategy_and_codec_add_up_and_are_as_sure_as_the_less_sure_one() -> None:
-    alone, codec = gap_of("delayed", "float16"), gap_of("synchronous", "int4")
+    alone, codec = gap_of("leader", "float16", batches=64), gap_of("synchronous", "int4")
     assert alone is not None
     assert codec is not None
-    assert gap_of("delayed", "int4") == alone + codec
-    assert (Gap(0.0, 1.0, "measured") + Gap(1.0, 1.0, "literature")).basis == "literature"
+    assert gap_of("leader", "int4", batches=64) == alone + codec
+    both = Gap(0.0, 1.0, "measured", 3) + Gap(1.0, 1.0, "literature", arrives=False)
+    assert both == Gap(1.0, 2.0, "literature", 3, arrives=False)
+    assert Gap(0.0, 1.0, "measured", 3) + Gap(0.0, 0.0, "measured", 1) == Gap(0.0, 1.0, "measured", 1)
 
 
 def test_between_two_numbers_of_local_steps_the_logarithm_counts() -> None:
-    few, many = gap_of("local", "float16", batches=20), gap_of("local", "float16", batches=100)
-    between = gap_of("local", "float16", batches=45)
-    assert few is not None
-    assert many is not None
-    assert between is not None
+    row = _GapRow("local", "float16", (1.0, 2.0), "measured", batches=20, seeds=3)
+    rows = [row, msgspec.structs.replace(row, percent=(3.0, 6.0), batches=100)]
     share = math.log(45 / 20) / math.log(5)
-    assert between.most == pytest.approx(few.most + share * (many.most - few.most))
-    assert gap_of("local", "float16", batches=1000) == many
-    assert gap_of("local", "float16", batches=2) == few
+    between = _between(rows, 45)
+    assert between is not None
+    assert between.most == pytest.approx(2.0 + share * 4.0)
+    assert _between(rows, 1000) == rows[1].gap
+    assert _between(rows, 2) == row.gap
 
 
 def test_a_strategy_or_a_codec_that_is_asked_for_is_compared_alone() -> None:

@@ -17,6 +17,8 @@ from minga.receipts.receipts import Receipts
 from minga.simulation import run_virtual
 from tests.worlds.receipt_world import RUN
 
+pytestmark = pytest.mark.promise("receipts")
+
 MOST_PER_MINUTE = 200.0
 JOIN = Join(
     step=0,

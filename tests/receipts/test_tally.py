@@ -22,6 +22,8 @@ from minga.receipts.attestation import (
 from minga.receipts.book import PeerTotals, ReceiptBook
 from tests.worlds.receipt_world import IDS, KEYS, RUN, make_count, sign
 
+pytestmark = pytest.mark.promise("receipts")
+
 CLAIM = Claim(4, 4, 100, 50)
 WHOLE = PeerTotals(4, 100, 50 * 1024, 1, 1)
 

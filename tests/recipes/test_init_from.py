@@ -132,7 +132,7 @@ def test_tied_tensors_are_filled_and_new_ones_keep_their_draws(
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"other": torch.zeros(1)}, "none of its 1 tensors, such as other"),
+        ({"other": torch.zeros(1)}, "none of these 1 tensors, such as other"),
         ({"weight": torch.zeros(9)}, r"shape \(9,\)"),
     ],
 )

@@ -73,6 +73,7 @@ def refusal(swarm: Swarm, name: str) -> RefusalCode:
     return error.code
 
 
+@pytest.mark.promise("clocks")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_clocks_off_by_a_quarter_of_an_hour_train_together(seed: int) -> None:
     """The organiser's too; one is killed and comes back, one is set right in the middle, and newcomers come."""
@@ -99,6 +100,7 @@ def test_clocks_off_by_a_quarter_of_an_hour_train_together(seed: int) -> None:
     main()
 
 
+@pytest.mark.promise("clocks")
 @pytest.mark.parametrize("skew_s", [3600.0, -3600.0])
 def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> None:
     @virtually
@@ -117,6 +119,7 @@ def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> Non
     main()
 
 
+@pytest.mark.promise("one-key-one-process")
 @pytest.mark.parametrize("copied", [0, 2])
 def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> None:
     """Of the organiser's, and of a volunteer's."""
@@ -139,6 +142,7 @@ def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> N
     main()
 
 
+@pytest.mark.promise("one-key-one-process")
 @pytest.mark.parametrize("seed", seeds(1, of=4))
 def test_of_two_machines_with_one_key_that_enter_at_once_one_stays(seed: int) -> None:
     @virtually

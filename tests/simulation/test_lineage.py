@@ -10,6 +10,8 @@ from benchmarks._lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, 
 from benchmarks._partition_play import MOST_SKEW_S
 from tests.worlds.seeds import soaked
 
+pytestmark = pytest.mark.promise("whose-state-is-the-runs")
+
 FOUNDER_DIES, COPIES, REGROUPED = 69, 41, 135
 EVENTFUL = (FOUNDER_DIES, COPIES, REGROUPED, *map(soaked, (12, 16, 29, 32, 44, 53, 75, 80, 85)))
 """Seeds that play much. In the first the organiser is killed when it founds the run, and again when others have its

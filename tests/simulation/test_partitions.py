@@ -15,6 +15,8 @@ from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, same_step, virtually
 
+pytestmark = pytest.mark.promise("no-silent-fork")
+
 FORKED_BEFORE = (23, *map(soaked, (272, 14, 18, 30, 33, 43)))
 """Seeds in which two histories went on before rounds were committed by the members of the round before."""
 

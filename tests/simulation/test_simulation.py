@@ -154,7 +154,7 @@ def test_traffic_is_that_of_the_codec(small: tuple[Outcome, Path]) -> None:
     # At first probes and downloads of the state go over the lines, too.
     sent = {}
     for codec in ("float16", "float32"):
-        steps = simulate(SMALL, f"averaging.codec={codec}", "stop.steps=12").steps
+        steps = simulate(SMALL, f"averaging.codec={codec}", "stop.steps=9").steps
         sent[codec] = steps[-1].sent_bytes - steps[5].sent_bytes
     assert sent["float32"] > 1.3 * sent["float16"]
     assert small[0].steps[-1].sent_bytes > small[0].steps[0].sent_bytes > 0
@@ -176,14 +176,14 @@ def test_latency_between_regions_makes_rounds_longer() -> None:
     near = simulate(far).steps[-1]
     far += '[[peers]]\nname = "far"\nregion = "there"\nsamples_per_second = 10\n'
     far += '[[paths]]\nbetween = ["here", "there"]\nlatency = "400ms"\n'
-    steps = simulate(far, "stop.steps=14").steps
+    steps = simulate(far, "stop.steps=9").steps
     assert steps[-1].members == near.members + 1
     longest = max(step.round_s for step in steps)  # a round that the far peer leads, or is led by, takes half of that
     assert longest > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
 
 
 def test_the_delayed_strategy_computes_all_the_time() -> None:
-    changes = ("training.target_batch_size=24", "averaging.codec=float32", "stop.steps=10", "peers.home.up=1Mbit")
+    changes = ("training.target_batch_size=24", "averaging.codec=float32", "stop.steps=7", "peers.home.up=1Mbit")
     synchronous, delayed = simulate(SMALL, *changes), simulate(SMALL, "training.strategy=delayed", *changes)
     assert delayed.phases_s["communicate"] < 0.7 * synchronous.phases_s["communicate"]
 
@@ -214,14 +214,14 @@ def test_a_run_that_everybody_leaves_is_over() -> None:
 def test_peers_come_go_crash_and_come_back() -> None:
     changes = ("peers.home.session=exponential 8s", "peers.home.away=exponential 3s", "peers.home.crash=0.5")
     stay = '[[peers]]\nname = "stay"\ncount = 2\nsamples_per_second = 10\n'
-    outcome = simulate(SMALL + stay, *changes, "stop.steps=12")
+    outcome = simulate(SMALL + stay, *changes, "stop.steps=9")
     assert {entry["how"] for entry in kinds(outcome, "peer.left")} >= {"goodbye", "crash"}
     arrived = [entry["peer"] for entry in kinds(outcome, "peer.arrived")]
     assert len(arrived) > len(set(arrived)) == 6
     assert outcome.participation is not None
     assert outcome.participation > 0.95
     assert outcome.split_steps == 0
-    assert outcome.log_digest == simulate(SMALL + stay, *changes, "stop.steps=12").log_digest
+    assert outcome.log_digest == simulate(SMALL + stay, *changes, "stop.steps=9").log_digest
     for peer in outcome.timeline.peers.values():
         assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
 
@@ -243,6 +243,7 @@ def test_who_lacks_memory_stays_away() -> None:
     assert 0 < len(outcome.timeline.peers) < 6
 
 
+@pytest.mark.promise("newcomers-get-in")
 def test_a_donor_that_serves_a_false_state_is_found_out() -> None:
     late = '[[peers]]\nname = "late"\ncount = 3\nsamples_per_second = 10\narrival = "uniform 6s 9s"\n'
     lies = '[[attackers]]\npeers = "home"\ncount = 3\nbehaviour = "false-state"\n'
@@ -315,7 +316,6 @@ def test_ghosts_have_rounds_and_no_loss() -> None:
     assert (outcome.ended_by, outcome.losses(), outcome.participation) == ("steps", [], 1.0)
     # Each of four sends 3/4 of 2 MB and its part to three others: 1.2 s at 20 Mbit/s.
     assert outcome.steps[-1].round_s == pytest.approx(1.2, rel=0.25)
-    assert simulate(GHOST).log_digest == outcome.log_digest
 
 
 def test_pictures(small: tuple[Outcome, Path], tmp_path: Path) -> None:

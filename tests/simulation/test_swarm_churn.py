@@ -82,17 +82,21 @@ async def churned(
     return swarm, live
 
 
+@pytest.mark.promise("any-peer-may-die")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
-    swarm, live = virtually(churned)(seed, 24.0)
+    swarm, live = virtually(churned)(seed, 16.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
     assert offences(swarm) == []
     for groups in rounds(swarm, "round.reduced").values():
         assert len(groups) == 1
 
 
+@pytest.mark.soak
 def test_steps_per_second_follow_the_live_speed() -> None:
-    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
+    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing: by the sum over a
+    swarm what `test_cost_of_a_kill` says of each kill.
+    """
     swarm, live = virtually(churned)(11, 48.0, 800, 10.0)
     applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
     first, last = (
@@ -145,6 +149,7 @@ def test_a_late_peer_downloads_the_state_and_drops_its_gradient() -> None:
     main()
 
 
+@pytest.mark.promise("newcomers-get-in")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
     @virtually

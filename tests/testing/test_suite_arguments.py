@@ -19,7 +19,7 @@ from minga.training import Synchronous
     [
         (check_codec, SignCodec, "pass an instance: check_codec(SignCodec())"),
         (check_codec, "int8", "pass an instance of Codec, not 'int8': check_codec(MyCodec())"),
-        (check_aggregator, CenteredClip, "pass an instance: check_aggregator(CenteredClip.made_for(13, 4))"),
+        (check_aggregator, CenteredClip, "pass an instance: check_aggregator(CenteredClip())"),
         (check_strategy, object.__new__(Synchronous), "pass the class, not an instance: check_strategy(Synchronous)"),
         (check_strategy, "local", "pass a class of Strategy, not 'local': check_strategy(MyStrategy)"),
         (check_strategy, SignCodec, "pass a class of Strategy, not SignCodec: check_strategy(MyStrategy)"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.framework_peers import results_of
+from tests.worlds.seeds import soaked
 
 COMMON = """
 import threading
@@ -171,7 +172,7 @@ peer.close()
 """
 
 
-@pytest.mark.parametrize("kind", ["frozen layers", "peft"])
+@pytest.mark.parametrize("kind", [soaked("frozen layers"), "peft"])
 def test_peers_with_frameworks_share_what_is_trained_and_refuse_another_base(kind: str, tmp_path: Path) -> None:
     if kind == "peft" and find_spec("peft") is None:
         pytest.skip("peft makes the adapters")

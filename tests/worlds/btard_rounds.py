@@ -10,9 +10,9 @@ STOP = 1e-6
 PEERS = [PeerId(f"{number:064x}") for number in range(64)]
 
 
-def clipped_residual(parts: np.ndarray, weights: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Σ w_i D_i of many rounds: parts [rounds, n, numel], weights [rounds, n], v [rounds, numel], radius [rounds]."""
-    return np.einsum("rn,rnd->rd", weights, clipped(parts, v, radius))
+def clipped_residual(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """Σ D_i of many rounds: parts [rounds, n, numel], v [rounds, numel], radius [rounds]."""
+    return clipped(parts, v, radius).sum(axis=1)
 
 
 def clipped(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
@@ -21,16 +21,16 @@ def clipped(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
     return differences * np.minimum(1.0, radius[:, None, None] / np.maximum(norms, 1e-300))
 
 
-def solve(parts: np.ndarray, weights: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def solve(parts: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """The fixed points of many rounds by IRLS from the coordinate-wise median, each to STOP radii, in float64."""
     v = np.median(parts, axis=1)
     active = np.arange(len(parts))
     for _ in range(5000):
         differences = parts[active] - v[active, None]
         norms = np.linalg.norm(differences, axis=-1)
-        scaled = weights[active] * np.minimum(1.0, radius[active, None] / np.maximum(norms, 1e-300))
+        scaled = np.minimum(1.0, radius[active, None] / np.maximum(norms, 1e-300))
         residual = np.einsum("rn,rnd->rd", scaled, differences)
-        missing = np.linalg.norm(residual, axis=-1) > STOP * radius[active] * weights[active].sum(axis=1)
+        missing = np.linalg.norm(residual, axis=-1) > STOP * radius[active] * parts.shape[1]
         active, residual, scaled = active[missing], residual[missing], scaled[missing]
         if not len(active):
             return v
@@ -40,10 +40,10 @@ def solve(parts: np.ndarray, weights: np.ndarray, radius: np.ndarray) -> np.ndar
 
 def random_rounds(
     rng: np.random.Generator, rounds: int, numel: int, *, senders: int = 16, attackers: int = 7
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Parts in float32 whose honest ones lie about 1 from their mean, weights, and radii from 0.3 to 3.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Parts in float32 whose honest ones lie about 1 from their mean, and radii from 0.3 to 3.
 
-    Attackers are up to 1000 times as far away, together or each in its own direction; their weight is below half.
+    Attackers are up to 1000 times as far away, together or each in its own direction.
     """
     mean = rng.normal(size=(rounds, 1, numel)) * rng.choice([0.0, 1.0, 10.0], size=(rounds, 1, 1))
     parts = rng.normal(size=(rounds, senders, numel)) / np.sqrt(numel) + mean
@@ -52,6 +52,5 @@ def random_rounds(
     distance = 10.0 ** rng.uniform(-1, 3, size=(rounds, 1, 1))
     together = rng.integers(2, size=(rounds, 1, 1)).astype(bool)
     parts[:, :attackers] = mean + distance * np.where(together, common + 1e-3 * own, own)
-    weights = rng.integers(80, 101, size=(rounds, senders)).astype(float)
     radius = 10.0 ** rng.uniform(-0.5, 0.5, size=rounds)
-    return parts.astype(np.float32).astype(float), weights, radius
+    return parts.astype(np.float32).astype(float), radius

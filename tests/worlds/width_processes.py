@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tests.worlds import forked
+
 
 def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[dict[str, Any]]:
     """What the members say at last, given as (name, vector width, further arguments).
@@ -26,7 +30,10 @@ def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tupl
             command = [sys.executable, "-c", script, str(folder), name, *arguments]
             # Threads that wait must not spin: there are more of them than cores.
             environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_WAIT_POLICY": "passive"}
-            processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+            if width == torch.backends.cpu.get_cpu_capability().lower():  # which a process has from its begin on
+                processes.append(forked.start(*command[1:], env=environment, stdout=pipe, stderr=pipe))
+            else:
+                processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
             while not (folder / "link").exists():
                 assert processes[0].poll() is None, processes[0].communicate()[1]
                 time.sleep(0.05)

@@ -156,6 +156,13 @@ def facts_of(run: StrategyUser) -> StrategyFacts:
     return StrategyChoice.of(run).facts
 
 
+def steps_alike(run: StrategyUser) -> bool:
+    """Whether all peers take the same optimizer steps with the strategy of the run's beginning, so that equal bits of
+    these matter. Amendments do not change it, and so peers that come later agree.
+    """
+    return facts_of(run).shares_optimizer
+
+
 def largest_strategy(run: StrategyUser) -> StrategyChoice:
     """Of all strategies that a run has one after the other, the one that holds most vectors."""
     return max((StrategyChoice.of(run, name) for name in run.training.strategies), key=lambda each: each.facts.vectors)

@@ -81,6 +81,9 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     evaluate: bool = option(
         "Measure the model on held-out data beside training, as the host does.", "--evaluate", default=False, rare=True
     )
+    base: Path | None = option(
+        "Folder with the weights that the run tunes, where this machine has them.", default=None, rare=True
+    )
     max_files: str = option(
         "Decline a run whose files take more on this disk.", default="2GB", metavar="SIZE", rare=True
     )
@@ -160,6 +163,7 @@ class ExportCommand(LookingOptions):
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
     out: Path = option("New or empty directory for the model.")
+    merge: bool = option("(adapters) The base with the adapters in it.", "--merge", default=False)
 
 
 @command(TAKE_PART, "minga.cli.keeping.sample:run_sample", 'minga sample LINK "In the beginning" --n 3 --top-k 40')
@@ -185,9 +189,12 @@ class SampleCommand(LookingOptions):
     slow_imports=True,
 )
 class EvaluateCommand(OutputOptions, ThreadsOptions):
-    """Try a trained model on a task, beside an untrained one."""
+    """Try a trained model on a task, beside an untrained one.
 
-    model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub.")
+    Where its recipe has no task, name the folder of the run: it is measured on held-out data.
+    """
+
+    model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub; or a run's folder.")
     task: str | None = option(
         "Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
         default=None,
@@ -532,14 +539,21 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     measure: bool = option(
         f"Measure how fast this machine trains --model (default: {USUAL_MODEL}).", "--measure", default=False
     )
-    target_batch: int | None = option("(--peers) Samples of a step (default: 4096).", default=None, least=1, most=2**24)
+    target_batch: int | None = option(
+        "(--peers) Samples of a step (default: 4096; of adapters 128).", default=None, least=1, most=2**24
+    )
     codec: str | None = option(
         '(--peers) adaptive, float16, int8, "int4(block=64)", topk, … (default: the best).', default=None
     )
     strategy: str | None = option(
         "synchronous, delayed, local, leader, elastic or demo (default: the best).", default=None
     )
-    optimizer: str | None = option("lamb, adamw, sgd, lars or larc, for memory (default: lamb).", default=None)
+    optimizer: str | None = option(
+        "lamb, adamw, muon, sgd, lars or larc, for memory (default: lamb; for adapters adamw).", default=None
+    )
+    fine_tune: bool = option("Train adapters on --model, which is frozen.", "--fine-tune", default=False)
+    base_bits: int | None = option("(--fine-tune) The frozen model in 16, 8 or 4 bits (default: 4).", default=None)
+    rank: int | None = option("(--fine-tune) Rank of the adapters (default: 16).", default=None, least=1, most=4096)
     tokens: int | None = option("Tokens of a sample (default: by model).", default=None, least=1, most=1 << 20)
     precision: str = option("single, half, or auto: half where `minga join` computes in it.", default="auto")
     state_bits: int | None = option("(--memory) 8 or 32 bits for each moment.", default=None, rare=True)
@@ -567,6 +581,8 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         idle = [name for name, (value, ways_of_it) in self._given().items() if value and way not in ways_of_it]
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")
+        if not self.fine_tune and (self.base_bits or self.rank):
+            raise ConfigurationError("--base-bits and --rank: only with --fine-tune")
 
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
@@ -584,6 +600,9 @@ class PlanCommand(LookingOptions, ThreadsOptions):
             "--codec": (self.codec, (planned,)),
             "--strategy": (self.strategy, (planned, memory)),
             "--optimizer": (self.optimizer, (planned, memory)),
+            "--fine-tune": (self.fine_tune, (planned, memory)),
+            "--base-bits": (self.base_bits, (planned, memory)),
+            "--rank": (self.rank, (planned, memory)),
             "--tokens": (self.tokens, (planned, memory, measured)),
             "--state-bits": (self.state_bits, (memory,)),
             "--offload": (self.offload, (memory,)),

@@ -114,6 +114,17 @@ def write(path: Path, content: Content) -> None:
         path.write_bytes(content)
 
 
+def link_or_copy(source: Path, path: Path) -> None:
+    """Give a file another name at `path`, which takes no room; where the disk has no such names, copy it. What `path`
+    was before is replaced. Raises `OSError`.
+    """
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), path)
+    except OSError:
+        write_atomically(path, source)
+
+
 def text_encoding(path: Path) -> str:
     """The encoding of a text file by its first bytes: UTF-8, or UTF-16 as PowerShell writes what is redirected to a
     file. Raises `OSError`.

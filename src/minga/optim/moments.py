@@ -42,7 +42,7 @@ class AdaptiveOptimizer(ReproducibleOptimizer):
         return MOMENTS
 
     def _state_of(self, group: dict[str, Any], parameter: Tensor, place: Place) -> dict[str, Tensor]:
-        if not _is_coded(group, parameter, place):
+        if self._names(group) != MOMENTS or not _is_coded(group, parameter, place):
             return super()._state_of(group, parameter, place)
         state: dict[str, Tensor] = self.state[parameter]
         if CODED[0][0] not in state:

@@ -75,6 +75,11 @@ class ReproducibleOptimizer(Optimizer):
     counts: ClassVar[bool] = True
     """Whether updates of each parameter are counted."""
 
+    @property
+    def rounds_alike(self) -> bool:
+        """Whether equal gradients give equal bits on every device with the settings that the groups have."""
+        return True
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload

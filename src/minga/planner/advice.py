@@ -11,11 +11,12 @@ from minga.averaging.matchmaking.leader import longest_hold_s
 from minga.combinations import cautions
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.planner.comparison import IDLE_SHARE, advised_batch
+from minga.planner.comparison import IDLE_SHARE, Compared, advised_batch
+from minga.planner.device_memory import FILLED
 from minga.planner.explanation import AUXILIARY_RATE
-from minga.planner.forecast import Forecast, footprint, forecast
+from minga.planner.forecast import Forecast, forecast, memory_of
 from minga.planner.peer_text import PeerClass
-from minga.planner.planned_run import ROOM, Volunteers, spec_of
+from minga.planner.planned_run import Volunteers, spec_of
 
 OVERSHOOT: Final = 1.1
 """How many times longer than without whole micro-batches filling may take before the organiser is told."""
@@ -53,6 +54,16 @@ def warnings(found: Forecast) -> tuple[str, ...]:
     return tuple(text for kind in kinds for text in kind(found))
 
 
+def never(chosen: Compared) -> tuple[str, ...]:
+    """What to say of a way that is the only one to choose from, and never arrives."""
+    if chosen.arrives:
+        return ()
+    return (
+        f"{chosen.way.name} with {chosen.way.codec} never came to the loss of synchronous steps with float16 in our "
+        "benchmark (docs/benchmarks.md): take another strategy or codec",
+    )
+
+
 def _cautions(found: Forecast) -> Iterator[str]:
     for each in cautions(spec_of(found.setting)):
         yield f"the setting {each.reason}"
@@ -76,9 +87,11 @@ def _memory(found: Forecast) -> Iterator[str]:
     for place, each in enumerate(found.setting.volunteers):
         if each.memory_bytes is None or not each.computes:
             continue
-        needed, room = footprint(found, place).device, ROOM * each.memory_bytes
+        needed, room = memory_of(found, place).device(each.micro_batch), FILLED * each.memory_bytes
         if needed > room:
             advice = "join with a smaller --micro-batch" if each.micro_batch > 1 else "the model does not fit there"
+            if found.setting.model.base is not None and found.setting.model.base.bits > 4:
+                advice += ", or take a base of fewer bits"
             yield (
                 f"{each.name} has {format_size(each.memory_bytes)} of memory, and a micro-batch of {each.micro_batch} "
                 f"takes {format_size(needed)}; {advice}"
@@ -118,10 +131,10 @@ def _few_inner_steps(found: Forecast) -> Iterator[str]:
 def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
-    advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
-    if found.setting.strategy.facts.max_in_flight == 0:
-        advice += ', or take strategy = "delayed"'
-    yield f"communication takes {found.idle:.0%} of each step: {advice}"
+    yield (
+        f"communication takes {found.idle:.0%} of each step: raise the target batch to {advised_batch(found):,}, which "
+        f"brings that down to {IDLE_SHARE:.0%}"
+    )
 
 
 def _binding(found: Forecast) -> Iterator[str]:

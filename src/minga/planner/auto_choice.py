@@ -26,6 +26,7 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
+from minga.core.units import counted
 from minga.planner.comparison import GOOD_ENOUGH, BatchLimits, Compared, best_of, compare
 from minga.planner.devices import THIS, read_measurements
 from minga.planner.model_facts import facts_of_recipe
@@ -96,7 +97,10 @@ def _why(found: Compared, reference: Compared, *, is_batch_chosen: bool) -> str:
     if found.way.strategy == SYNCHRONOUS and found.equal_s >= reference.equal_s / (1.0 + GOOD_ENOUGH):
         return "communication hardly shows"
     sooner = reference.equal_s / found.equal_s
-    gap = "an unknown gap" if found.gap is None else f"a gap of {found.gap.percent:.1f} % ({found.gap.basis})"
+    gap = "an unknown gap"
+    if found.gap is not None:
+        runs = f", {counted(found.gap.runs, 'run')}" if found.gap.runs else ""
+        gap = f"a gap of {found.gap.percent:.1f} % ({found.gap.basis}{runs})"
     said = f"it comes {sooner:.1f} times as soon to a loss as synchronous float16, by {gap}"
     return f"{said}; local steps need a number as target_batch_size" if is_batch_chosen else said
 
@@ -180,9 +184,9 @@ def _for_spec(spec: RunSpec, peers: str) -> AutoChoice:
     classes, least = parse_peers(peers), training.batch_range[0]
     model = facts_of_recipe(spec, "the run spec")
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
-    volunteers = resolve(classes, model, spec.optimizer.name, least, measured=measured)
+    volunteers = resolve(classes, model, spec.optimizer, least, measured=measured)
     codec = spec.averaging.codec if "codec" in spec.averaging.model_fields_set else None
-    setting = PlannedRun(volunteers, model, spec.optimizer.name, least, SYNCHRONOUS, codec or "float16")
+    setting = PlannedRun(volunteers, model, spec.optimizer, least, SYNCHRONOUS, codec or "float16")
     is_auto = training.target_batch_size == "auto"
     limits = BatchLimits(*training.batch_range, training.most_communication) if is_auto else None
     return choose(setting, codec, limits)

@@ -45,7 +45,7 @@ def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
     communication_s = found.communication_s - found.round_s + round_s
     overlapped = setting.strategy.facts.max_in_flight > 0
     fragments = setting.strategy.facts.fragments
-    allowed = limits.least // fragments, limits.most // fragments
+    allowed = max(1, limits.least // fragments), limits.most // fragments
     return fragments * smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
 
 
@@ -79,6 +79,11 @@ class Compared:
     way: TrainingWay
     forecast: Forecast
     gap: Gap | None
+
+    @property
+    def arrives(self) -> bool:
+        """Whether it comes to the loss of the reference at all, as far as one knows."""
+        return self.gap is None or self.gap.arrives
 
     @property
     def sample_s(self) -> float:
@@ -121,7 +126,10 @@ def compare(setting: PlannedRun, ways: Sequence[TrainingWay], auto: BatchLimits 
 
 
 def best_of(found: Sequence[Compared]) -> Compared:
-    """The one that comes first to a loss; or the first of those that are hardly later."""
+    """The one that comes first to a loss; or the first of those that are hardly later. One that never arrived in our
+    benchmark is taken only where there is no other.
+    """
+    found = [each for each in found if each.arrives] or found
     least_s = min(each.equal_s for each in found)
     return next(each for each in found if each.equal_s <= least_s * (1.0 + GOOD_ENOUGH) or math.isinf(least_s))
 
@@ -132,6 +140,7 @@ def frugal_of(found: Sequence[Compared], best: Compared) -> Compared | None:
         each
         for each in found
         if each.gap is not None
+        and each.arrives
         and each.equal_s <= best.equal_s * FRUGAL_TIME
         and each.traffic_per_day[0] <= best.traffic_per_day[0] * FRUGAL_UPLOAD
     ]

@@ -1,13 +1,15 @@
 """How much memory one machine needs to train a model, and which micro-batch fits: `minga plan --model M --memory 8GB`.
 
-    device     parameters + moments + the larger of: a pass over a micro-batch beside the sum of the gradients, and the
-               update
+    device     the frozen base, parameters + moments + the larger of: a pass over a micro-batch beside the sum of the
+               gradients, and the update
     a pass     gradients and activations at its worst moment, counted on tensors without memory for a few sizes of
                micro-batch
     its room   a twentieth of the activations and 16 MiB on top, for what operations take inside of themselves
     the update gradients of the mean, and scratch memory of the optimizer
     RAM        the sum of the gradients (two with the delayed strategy) and the result of a round; with --offload also
-               parameters, moments and the update, and the device holds parameters and gradients alone
+               parameters, moments and the update, and the device holds parameters and gradients alone. Where plans
+               know the round: the part that this peer reduces as it is sent, and a copy of the state for a newcomer, if
+               that is small: a large one is a file
 
 Where no recipe of the model is here, what a sample keeps is multiplied by `KEPT_TO_PEAK`.
 """
@@ -21,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.planner.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
+from minga.planner.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts
+from minga.training.state.snapshot import FILED_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +34,7 @@ KEPT_TO_PEAK: Final = 1.45
 """How much larger a pass is at its worst moment than what it keeps from forward to backward."""
 WORKSPACE_SHARE, WORKSPACE_BYTES = 0.05, 16 << 20
 FILLED: Final = 0.9
-"""Share of the memory that a micro-batch may fill."""
+"""Share of a device's memory that a micro-batch may fill: the rest is for the runtime and for fragments."""
 HOST_BYTES_PER_S: Final = 12e9
 """Between RAM and a device, over 16 lanes of PCI Express 3."""
 LARGEST_MICRO_BATCH: Final = 1 << 20
@@ -59,10 +62,14 @@ class PassMemory:
         return least + (most - least) * (micro_batch_size - small) / (large - small)
 
 
+NO_PASSES: Final = PassMemory(((0, 0.0), (1, 0.0)))
+"""Those of a peer that computes nothing."""
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """What one machine needs, in bytes. `gradients` and `scratch` are those of an update, `sums` what an accelerator
-    has of sums of gradients.
+    has of sums of gradients, `wire` what the machine reduces of a round, `state_copy` the state that a newcomer gets.
     """
 
     parameters: int
@@ -73,11 +80,14 @@ class DeviceMemory:
     averaging: int
     passes: PassMemory
     offload: bool = False
+    base: int = 0
+    wire: int = 0
+    state_copy: int = 0
 
     @property
     def resting(self) -> int:
         """What is always on the device."""
-        return self.parameters + (0 if self.offload else self.moments)
+        return self.base + self.parameters + (0 if self.offload else self.moments)
 
     @property
     def update(self) -> int:
@@ -88,7 +98,8 @@ class DeviceMemory:
     def ram(self) -> int:
         """What is in RAM beside the program and the data; the device comes on top where it is the processor."""
         away = self.parameters + self.moments + self.gradients + self.scratch
-        return self.averaging + (away if self.offload else 0)
+        copied = self.state_copy if self.state_copy < FILED_BYTES else 0
+        return self.averaging + self.wire + copied + (away if self.offload else 0)
 
     @property
     def transfer_per_step(self) -> int:
@@ -141,6 +152,7 @@ def device_memory(
         averaging=size * (facts.vectors + 1),
         passes=passes,
         offload=offload,
+        base=model.frozen_bytes if model.base is None else model.base.size_bytes,
     )
 
 
@@ -150,7 +162,9 @@ def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
         return sum(tensors) * STATE_BYTES[optimizer.name]
     total = 0
     for numel in tensors:
-        if numel < optimizer.state_min_numel:
+        if optimizer.name == "muon":  # a matrix keeps its one of float32
+            total += 4 * numel if numel >= optimizer.state_min_numel else 8 * numel
+        elif numel < optimizer.state_min_numel:
             total += STATE_BYTES[optimizer.name] * numel
         else:
             total += 2 * (numel + 4 * -(-numel // optimizer.state_block))
@@ -184,17 +198,8 @@ def counted_passes(
 
 def estimated_passes(model: ModelFacts, *, half: bool) -> PassMemory:
     """The passes of a model of which no recipe is here, by what a sample keeps."""
-    gradients, kept = 4.0 * model.parameters, model.activation_bytes
+    least, kept = 4.0 * model.parameters, model.activation_bytes
+    if model.base is not None:
+        least, half = least + model.base.unpacked_bytes, True  # adapters compute in 16 bits, as their base
     per_sample = KEPT_TO_PEAK * (kept or 0.0) * (0.5 if half else 1.0)
-    return PassMemory(((0, gradients), (1, gradients + per_sample)), is_known=kept is not None)
-
-
-def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) -> int:
-    """What has to fit on the device for micro-batches of this size (without unknown activations)."""
-    activations = round((model.activation_bytes or 0.0) * micro_batch)
-    return model.parameters * (8 + STATE_BYTES[optimizer]) + scratch_bytes(model, optimizer) + activations
-
-
-def scratch_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
-    """What an update of all tensors at once takes besides."""
-    return 4 * model.parameters if optimizer in WITH_SCRATCH else 0
+    return PassMemory(((0, least), (1, least + per_sample)), is_known=kept is not None)

@@ -32,10 +32,9 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.gossip.rumours import TELLS_ALL
-from minga.planner.device_memory import scratch_bytes
+from minga.planner.device_memory import NO_PASSES, DeviceMemory, device_memory, estimated_passes
 from minga.planner.model_facts import ModelFacts
 from minga.planner.planned_run import PlannedRun, Volunteers, swarm_rates
-from minga.training.state.snapshot import FILED_BYTES
 
 # ---- When a step is full, and what each class of peers has by then: the leader's own choice of limits, for known
 # speeds.
@@ -323,57 +322,19 @@ def _free_for_newcomers(setting: PlannedRun, foreseen: Prediction, step_s: float
     return free
 
 
-# ---- How much memory a peer needs, by what the code keeps: on the device, and in main memory beside it.
-#
-#     device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a
-#              micro-batch
-#     main     the sum of gradients (two of them with the delayed strategy), the result of the round, in which parts are
-#              summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer, if
-#              that is small: a large one is a file
-#
-# Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
+# ---- How much memory a peer needs. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes of memory of one peer. `activations` is None where nothing is known of the model's layers."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    scratch: int
-    activations: int | None
-    accumulators: int
-    result: int
-    wire: int
-    state_copy: int
-
-    @property
-    def device(self) -> int:
-        """What has to fit on the device (without unknown activations)."""
-        return self.parameters + self.gradients + self.optimizer + self.scratch + (self.activations or 0)
-
-    @property
-    def main(self) -> int:
-        """What is in main memory; a large copy of the state is on disk."""
-        return self.accumulators + self.result + self.wire + (self.state_copy if self.state_copy < FILED_BYTES else 0)
-
-
-def footprint(forecast: Forecast, place: int) -> Footprint:
-    """The memory of a peer of class number `place`."""
+def memory_of(forecast: Forecast, place: int) -> DeviceMemory:
+    """That of a peer of class number `place`. One that computes nothing has updates, but no passes."""
     setting = forecast.setting
     each: Volunteers = setting.volunteers[place]
-    model, size = setting.model, 4 * setting.model.parameters
-    known = model.activation_bytes is not None and each.computes
-    activations = round((model.activation_bytes or 0.0) * each.micro_batch) if known else None
-    return Footprint(
-        parameters=size,
-        gradients=size,
-        optimizer=setting.moment_bytes,
-        scratch=scratch_bytes(model, setting.optimizer),
-        activations=activations if each.computes else 0,
-        accumulators=size * setting.strategy.facts.vectors,
-        result=size,
+    passes = estimated_passes(setting.model, half=each.in_half) if each.computes else NO_PASSES
+    found = device_memory(setting.model, setting.optimizer, setting.strategy, passes)
+    return replace(
+        found,
+        base=found.base if each.computes else 0,
+        sums=found.sums if each.computes else 0,
         # And of each sender a few chunks on their way, below 1 % of the vector.
         wire=round(forecast.classes[place].reduces * forecast.vector_bytes),
         state_copy=setting.state_bytes,

@@ -14,6 +14,19 @@ model takes the recipe says itself (`Recipe.facts`).
 Activations that are kept for the backward pass are counted as 34 h bytes for each token and layer in half precision
 (Korthikanti et al. 2022, arXiv:2205.05198, without dropout masks and with attention that keeps no scores), twice that
 in float32.
+
+Adapters on a frozen base (`Decoder.tuned`), by what their papers and libraries say:
+
+    adapters     r (rows + columns) for each linear layer of the blocks (LoRA, Hu et al. 2021, arXiv:2106.09685;
+                 "all-linear", as QLoRA has it)
+    base         2 bytes for each parameter of embeddings, output layer and norms, and for each of the linear layers
+                 16 bits: 2, 8 bits: 1 (LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339; the scale of each row is
+                 left out), 4 bits: 0.5 + 0.127 / 8 (QLoRA with double quantisation, Dettmers et al. 2023,
+                 arXiv:2305.14314, section 3)
+    operations   6 n P_used + 16 L h n²: forward, forward again, and backward without gradients of weights, a third
+                 each, since activations are computed twice
+    activations  n (2 h L + 41 h + 10 vocabulary) bytes: the inputs of blocks, the inside of one (as above, with a gated
+                 inner layer of 3.5 h), and logits in 16 bits, in float32, and their gradient
 """
 
 from __future__ import annotations
@@ -34,18 +47,53 @@ MAX_PARAMETERS: Final = 10**12
 MAX_TENSORS: Final = 1_000_000
 USUAL_TOKENS: Final = 512
 
-OptimizerName = Literal["lamb", "adamw", "sgd", "lars", "larc"]
-STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "sgd": 4, "lars": 4, "larc": 4}
-"""Bytes of optimizer state for each parameter: two moments in float32, or one."""
-WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "lars", "larc")
+OptimizerName = Literal["lamb", "adamw", "muon", "sgd", "lars", "larc"]
+STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "muon": 8, "sgd": 4, "lars": 4, "larc": 4}
+"""Bytes of optimizer state for each parameter: two moments in float32, or one. Muon keeps one for the matrices of
+hidden layers, which plans do not know apart, so two are counted for all.
+"""
+WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "muon", "lars", "larc")
 """Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
+
+BaseBits = Literal[16, 8, 4]
+BASE_BYTES: Final[dict[BaseBits, float]] = {16: 2.0, 8: 1.0, 4: 0.5 + 0.127 / 8}
+"""Bytes for each parameter of a frozen linear layer."""
+USUAL_RANK: Final = 16
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbtKMBT]?)", re.ASCII)
 
 
 @dataclass(frozen=True)
+class FrozenBase:
+    """What adapters are trained on, and no step changes: parameters of linear layers, in so many `bits`, those of the
+    largest of them, and all others, of 16 bits.
+    """
+
+    linear: int
+    largest: int
+    others: int
+    bits: BaseBits
+
+    @property
+    def parameters(self) -> int:
+        """Of all of it."""
+        return self.linear + self.others
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on a device."""
+        return round(BASE_BYTES[self.bits] * self.linear) + 2 * self.others
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What the largest layer takes while it computes, if it has fewer bits than that."""
+        return 2 * self.largest if self.bits < 16 else 0
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """A model as plans see it. `tensors` are the numbers of elements of what is averaged.
+    """A model as plans see it. `tensors` are the numbers of elements of what is averaged; `base` is what is frozen, or
+    `frozen_bytes` where no more is known of it.
 
     `operations` are those of one sample; `activation_bytes` those that one sample takes in float32, None if unknown.
     `origin` says where all this is from. `measured_by` are the options with which `minga plan --measure` measures it,
@@ -59,6 +107,8 @@ class ModelFacts:
     activation_bytes: float | None
     origin: str
     measured_by: str | None = None
+    base: FrozenBase | None = None
+    frozen_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -86,6 +136,65 @@ class Transformer:
         return 2.0 * 34.0 * self.hidden * self.layers * tokens
 
 
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder with gated inner layers and grouped keys by its shape: `keys` is the width of keys and of values."""
+
+    layers: int
+    hidden: int
+    keys: int
+    inner: int
+    vocabulary: int
+    is_tied: bool = False
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """The rows and columns of the linear layers of a block: query, key, value, output, gate, up and down."""
+        attention = ((self.hidden, self.hidden), (self.keys, self.hidden)) * 2
+        return (*attention, *(((self.inner, self.hidden),) * 3))
+
+    @property
+    def linear(self) -> int:
+        """Parameters of the linear layers of all blocks."""
+        return self.layers * sum(rows * columns for rows, columns in self.matrices)
+
+    @property
+    def others(self) -> int:
+        """Those of embeddings, output layer and norms."""
+        tables = 1 if self.is_tied else 2
+        return self.vocabulary * self.hidden * tables + (2 * self.layers + 1) * self.hidden
+
+    def whole(self, name: str, tokens: int) -> ModelFacts:
+        """The model, all of it trained."""
+        kept = 2.0 * 41.0 * self.hidden * self.layers * tokens
+        operations = 6.0 * tokens * self._used + 12.0 * self.layers * self.hidden * tokens**2
+        origin = f"its published shape, {tokens} tokens"
+        return ModelFacts(name, (self.linear + self.others,), operations, tokens, kept, origin)
+
+    def tuned(self, name: str, tokens: int, rank: int, bits: BaseBits) -> ModelFacts:
+        """Adapters of this rank for all linear layers of the blocks, on the model with so many bits."""
+        adapters = tuple(rank * side for sides in self.matrices for side in sides) * self.layers
+        kept = tokens * (2.0 * self.hidden * self.layers + 41.0 * self.hidden + 10.0 * self.vocabulary)
+        operations = 6.0 * tokens * self._used + 16.0 * self.layers * self.hidden * tokens**2
+        base = FrozenBase(self.linear, max(rows * columns for rows, columns in self.matrices), self.others, bits)
+        origin = f"adapters of rank {rank} on {name} of {base.parameters:,} parameters in {bits} bits, {tokens} tokens"
+        return ModelFacts(name, adapters, operations, tokens, 2.0 * kept, origin, base=base)
+
+    @property
+    def _used(self) -> int:
+        """Parameters that each token meets."""
+        return self.linear + self.vocabulary * self.hidden
+
+
+DECODERS: Final = {
+    # Layers, width, width of keys, inner width, vocabulary, whether the output layer is the embedding: as published.
+    "llama-1b": Decoder(16, 2048, 512, 8192, 128_256, is_tied=True),
+    "llama-3b": Decoder(28, 3072, 1024, 8192, 128_256, is_tied=True),
+    "llama-8b": Decoder(32, 4096, 1024, 14_336, 128_256),
+    "llama-70b": Decoder(80, 8192, 1024, 28_672, 128_256),
+    "mistral-7b": Decoder(32, 4096, 1024, 14_336, 32_000),
+}
+
 _MLM = 0.15
 KNOWN: Final = {
     # Parameters, layers, width and positions as published with each model; the head's products with the vocabulary.
@@ -109,6 +218,8 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     name = text
     if name in KNOWN:
         return _known(name, KNOWN[name], tokens)
+    if name in DECODERS:
+        return DECODERS[name].whole(name, tokens or USUAL_TOKENS)
     if name == "resnet-50":
         if tokens is not None:
             raise ConfigurationError("--tokens: samples of resnet-50 are images, which have none; leave it out")
@@ -121,11 +232,21 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     if (spec := named_spec(name, tokens)) is not None:
         found = facts_of_recipe(spec, name)
         return found if tokens is None else replace(found, measured_by=f"{found.measured_by} --tokens {tokens}")
-    names = ", ".join([*_recipe_names(), *KNOWN, "resnet-50"])
+    names = ", ".join([*_recipe_names(), *KNOWN, *DECODERS, "resnet-50"])
     raise ConfigurationError(
         f"--model {name[:60]!r}: no model of this name; there are: {names}; or a number of parameters such as 18M, "
         "a run spec (.toml) or a .safetensors file"
     )
+
+
+def tuned_facts(text: str, tokens: int | None, rank: int, bits: BaseBits) -> ModelFacts:
+    """Adapters on the model that `text` names. Raises `ConfigurationError` if the shape of its layers is not known."""
+    if text not in DECODERS:
+        raise ConfigurationError(
+            f"--fine-tune: the layers of {text[:60]!r}, to which adapters would be added, are not known; there are: "
+            f"{', '.join(DECODERS)}"
+        )
+    return DECODERS[text].tuned(text, tokens or USUAL_TOKENS, rank, bits)
 
 
 def named_spec(text: str, tokens: int | None = None) -> RunSpec | None:
@@ -177,6 +298,7 @@ def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:
         found.activation_bytes,
         found.origin,
         measured_by=f"--model {shlex.quote(source)}",
+        frozen_bytes=found.frozen_bytes,
     )
 
 

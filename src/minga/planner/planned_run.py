@@ -11,9 +11,10 @@ from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.planner.device_memory import device_bytes
+from minga.core.spec.sections import OptimizerSection
+from minga.planner.device_memory import FILLED, device_memory, estimated_passes, moment_bytes
 from minga.planner.devices import HOST_S_PER_PARAMETER, THIS, Measurement, Precision, look_up
-from minga.planner.model_facts import STATE_BYTES, ModelFacts, OptimizerName
+from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import PeerClass
 
 
@@ -31,6 +32,8 @@ class Volunteers:
     update_s: float
     speed_origin: str
     memory_bytes: int | None = None
+    in_half: bool = False
+    """Whether it computes in half precision."""
     has_to_be_told: bool = False
     """Whether the micro-batch is smaller than usual for want of memory, and `minga join` does not find that out."""
 
@@ -46,24 +49,16 @@ class PlannedRun:
 
     volunteers: tuple[Volunteers, ...]
     model: ModelFacts
-    optimizer: OptimizerName
+    optimizer: OptimizerSection
     target_batch_size: int
     strategy: StrategyChoice
     codec: str
     download_codec: str | None = None
-    coded_moment_bytes: int | None = None
-    """What the optimizer keeps, if not in 32 bits."""
-
-    @property
-    def moment_bytes(self) -> int:
-        """What the optimizer keeps for all parameters."""
-        usual = self.model.parameters * STATE_BYTES[self.optimizer]
-        return usual if self.coded_moment_bytes is None else self.coded_moment_bytes
 
     @property
     def state_bytes(self) -> int:
         """What a newcomer fetches: parameters and optimizer state."""
-        return 4 * self.model.parameters + self.moment_bytes
+        return 4 * self.model.parameters + moment_bytes(self.model.tensors, self.optimizer)
 
     @property
     def round_batch_size(self) -> int:
@@ -73,8 +68,8 @@ class PlannedRun:
 
 def spec_of(planned: PlannedRun) -> RunSpec:
     """A run spec with what is fixed, for the rules of what may be combined; SGD is plain if a strategy needs that."""
-    optimizer: dict[str, Any] = {"name": planned.optimizer}
-    if planned.strategy.facts.owns_optimizer and planned.optimizer == "sgd":
+    optimizer: dict[str, Any] = {"name": planned.optimizer.name}
+    if planned.strategy.facts.owns_optimizer and planned.optimizer.name == "sgd":
         optimizer |= {"momentum": 0.0, "max_grad_norm": "off"}
     sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name, "target_batch_size": planned.target_batch_size},
@@ -105,14 +100,12 @@ def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:
 
 
 USUAL_MICRO_BATCH: Final = 64
-ROOM: Final = 0.85
-"""Share of a device's memory that a plan fills: the rest is for the runtime and for fragments."""
 
 
 def resolve(
     classes: Sequence[PeerClass],
     model: ModelFacts,
-    optimizer: OptimizerName,
+    optimizer: OptimizerSection,
     target_batch_size: int,
     *,
     precision: Precision = "auto",
@@ -154,13 +147,13 @@ def _trainer(
     each: PeerClass,
     name: str,
     model: ModelFacts,
-    optimizer: OptimizerName,
+    optimizer: OptimizerSection,
     target_batch_size: int,
     precision: Precision,
     measured: Sequence[Measurement],
 ) -> Volunteers:
     memory, speed, origin = each.memory_bytes, each.samples_per_s, "given"
-    finds_out = True
+    finds_out, in_half = True, precision == "half"
     micro_batch, update_s = USUAL_MICRO_BATCH, model.parameters * HOST_S_PER_PARAMETER
     if each.device == THIS:
         own = measured_of(model, measured)
@@ -170,20 +163,24 @@ def _trainer(
     elif each.device is not None:
         device = look_up(each.device)
         memory, micro_batch = memory or device.memory_bytes, device.micro_batch
-        finds_out = device.fits_micro_batch
+        finds_out, in_half = device.fits_micro_batch, in_half or (precision == "auto" and device.joins_in_half)
         update_s = device.update_s(model.parameters)
         if speed is None:
             speed, origin = device.samples_per_s(model.operations, precision), "estimate"
     usual = min(each.micro_batch or micro_batch, target_batch_size)
     fitting = usual
     if each.micro_batch is None and memory is not None and each.device != THIS:
-        fitting = _that_fits(model, optimizer, usual, memory)
+        fitting = _that_fits(model, optimizer, usual, memory, half=in_half)
     has_to_be_told = fitting < usual and not finds_out
-    return Volunteers(each, name, speed or 0.0, fitting, update_s, origin, memory, has_to_be_told)
+    return Volunteers(each, name, speed or 0.0, fitting, update_s, origin, memory, in_half, has_to_be_told)
 
 
-def _that_fits(model: ModelFacts, optimizer: OptimizerName, micro_batch: int, memory_bytes: int) -> int:
-    while micro_batch > 1 and device_bytes(model, optimizer, micro_batch) > ROOM * memory_bytes:
+def _that_fits(
+    model: ModelFacts, optimizer: OptimizerSection, micro_batch: int, memory_bytes: int, *, half: bool
+) -> int:
+    """With the strategy that has least; what another one needs in addition shows in the warnings."""
+    found = device_memory(model, optimizer, StrategyChoice("synchronous"), estimated_passes(model, half=half))
+    while micro_batch > 1 and found.device(micro_batch) > FILLED * memory_bytes:
         micro_batch //= 2
     return micro_batch
 

@@ -22,9 +22,11 @@ from minga.core.spec.choices import parse_choice
 
 # ---- How much higher the loss of a way to train is after equally many samples: a table of data, and what is between.
 #
-# The table is `planner/strategy_gaps.json`. Its rows are measured by the benchmark of strategies, or else ranges from
-# the literature, and say which. A way without a row of its own gets the sum of what its strategy and its codec have
-# alone. Between two numbers of local steps the logarithm of the number counts; beyond them the nearest row does.
+# The table is `planner/strategy_gaps.json`. Its rows are measured by the benchmark of strategies, in one of its tasks,
+# or else ranges from the literature, and say which. Where a strategy or a codec was measured, nothing of the literature
+# counts. The gap of a way goes from the least to the most of the tasks. In a task, a way without a row of its own gets
+# the sum of what its strategy and its codec have alone. Between two numbers of local steps the logarithm of the number
+# counts; beyond them the nearest row does.
 #
 # A gap of x % costs exp(x / (100 a)) times as many samples to the same loss, where the loss falls as samples^-a.
 
@@ -36,11 +38,17 @@ _ORDER: Final[tuple[Basis, ...]] = ("reference", "measured", "literature")
 
 @dataclass(frozen=True)
 class Gap:
-    """A range in percent of the loss; `basis` is that of the least certain part."""
+    """A range in percent of the loss; `basis` is that of the least certain part.
+
+    `runs` are those that were measured, of the part with the fewest; 0 of none. A way that never `arrives` did not come
+    to the reference's loss in some task, whatever time it had.
+    """
 
     least: float
     most: float
     basis: Basis
+    runs: int = 0
+    arrives: bool = True
 
     @property
     def percent(self) -> float:
@@ -54,11 +62,12 @@ class Gap:
 
     def __add__(self, other: Gap) -> Gap:
         basis = max(self.basis, other.basis, key=_ORDER.index)
-        return Gap(self.least + other.least, self.most + other.most, basis)
+        runs = min((each.runs for each in (self, other) if each.runs), default=0)
+        return Gap(self.least + other.least, self.most + other.most, basis, runs, self.arrives and other.arrives)
 
 
 class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A way to train: `batches` of the reference are a round of it."""
+    """A way to train: `batches` of the reference are a round of it. `task` and `seeds` are those of the benchmark."""
 
     strategy: str
     codec: str
@@ -68,10 +77,17 @@ class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: int = 1
     overlap: bool = False
     fragments: int = 1
+    task: str = ""
+    seeds: int = 0
+    arrives: bool = True
 
     @property
     def gap(self) -> Gap:
-        return Gap(*self.percent, self.basis)
+        return Gap(*self.percent, self.basis, self.seeds, self.arrives)
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        return (self.strategy, self.codec, self.download_codec, self.batches, self.overlap, self.fragments)
 
 
 class _GapTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,23 +106,38 @@ def gap_of(
     fragments: int = 1,
 ) -> Gap | None:
     """The gap of such a way; None if nothing is known of its strategy or its codec."""
-    wanted = (strategy, codec, download_codec, batches, overlap, fragments)
-    rows = _table().rows
+    wanted = _GapRow(strategy, codec, (0.0, 0.0), "reference", download_codec, batches, overlap, fragments)
+    by_task: dict[str, list[_GapRow]] = {}
+    for row in _table().rows:
+        by_task.setdefault(row.task, []).append(row)
+    others = by_task.pop("", [])
+    measured = [gap for rows in by_task.values() if (gap := _in_task(rows, wanted)) is not None]
+    if not measured:
+        return _in_task(others, wanted)
+    least, most = min(gap.least for gap in measured), max(gap.most for gap in measured)
+    basis = max((gap.basis for gap in measured), key=_ORDER.index)
+    runs, arrives = sum(gap.runs for gap in measured), all(gap.arrives for gap in measured)
+    return Gap(least, most, basis, runs, arrives)
+
+
+def _in_task(rows: Sequence[_GapRow], wanted: _GapRow) -> Gap | None:
+    """What these rows say, which are those of one task, or of none."""
     for row in rows:
-        if (row.strategy, row.codec, row.download_codec, row.batches, row.overlap, row.fragments) == wanted:
+        if row.way == wanted.way:
             return row.gap
-    alone = _of_codec(codec, download_codec)
-    if strategy == REFERENCE[0]:
-        return alone
-    mine = [row for row in rows if (row.strategy, row.codec) == (strategy, REFERENCE[1])]
-    alike = [row for row in mine if (row.overlap, row.fragments) == (overlap, fragments)]
-    of_strategy = _between(alike, batches) or _between([row for row in mine if row.fragments == 1], batches)
-    return None if of_strategy is None or alone is None else of_strategy + alone
-
-
-def _of_codec(codec: str, download_codec: str | None) -> Gap | None:
-    found = [row for row in _table().rows if (row.strategy, row.codec) == (REFERENCE[0], codec)]
-    return next((row.gap for row in found if row.download_codec == download_codec), None)
+    mine = [row for row in rows if row.strategy == wanted.strategy]
+    if wanted.strategy == REFERENCE[0] or not mine:
+        return None
+    kinds = ((wanted.overlap, wanted.fragments), (wanted.overlap, 1), (False, 1))
+    alike = next((found for kind in kinds if (found := [r for r in mine if (r.overlap, r.fragments) == kind])), mine)
+    codecs = {row.codec: row.download_codec for row in alike}
+    if codecs.get(wanted.codec, wanted.codec) == wanted.download_codec:
+        return _between([row for row in alike if row.codec == wanted.codec], wanted.batches)
+    # What it was measured with stands for float16: it is one of the codecs that cost little.
+    nearest = REFERENCE[1] if REFERENCE[1] in codecs else next(iter(codecs))
+    of_strategy = _between([row for row in alike if row.codec == nearest], wanted.batches)
+    of_codec = gap_of(REFERENCE[0], wanted.codec, wanted.download_codec)
+    return None if of_strategy is None or of_codec is None else of_strategy + of_codec
 
 
 def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
@@ -121,7 +152,8 @@ def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
         return below.gap
     share = math.log(batches / below.batches) / math.log(above.batches / below.batches)
     least, most = (one + share * (other - one) for one, other in zip(below.percent, above.percent, strict=True))
-    return Gap(least, most, max(below.basis, above.basis, key=_ORDER.index))
+    basis = max(below.basis, above.basis, key=_ORDER.index)
+    return Gap(least, most, basis, min(below.seeds, above.seeds), below.arrives and above.arrives)
 
 
 @lru_cache(maxsize=1)

@@ -27,12 +27,13 @@ FAKE_DEVICE: Final = "cpu"
 
 class Counted(NamedTuple):
     """Elements of each trained tensor; of a batch, the operations forward and backward, and the bytes that are kept in
-    float32 until the backward pass.
+    float32 until the backward pass; bytes of the parameters that are not trained.
     """
 
     tensors: tuple[int, ...]
     operations: float
     kept_bytes: int
+    frozen_bytes: int
 
 
 def count(
@@ -52,9 +53,10 @@ def count(
     with inputs, FlopCounterMode(display=False) as counter:
         loss(model, shapes_of_batch(batch, "meta")).backward()  # type: ignore[no-untyped-call]
     tensors = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(each.numel() * each.element_size() for each in model.parameters() if not each.requires_grad)
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = _kept_bytes(fake_copy(model), shapes_of_batch(batch, FAKE_DEVICE), loss)
-    return Counted(tensors, float(counter.get_total_flops()), kept)
+    return Counted(tensors, float(counter.get_total_flops()), kept, frozen)
 
 
 def shapes_of_model(build_model: Callable[[], nn.Module]) -> nn.Module:

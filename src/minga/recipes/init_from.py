@@ -1,9 +1,12 @@
-"""Parameters to begin with: from another run, from a folder, or from a hub, as one file that travels with the run.
+"""Parameters to begin with: from another run, from a folder, or from a hub, as files that travel with the run.
 
 The organiser's `minga host` reads what `model.init_from` names, and makes `initial.safetensors` of it. Its digest
 stands in the published spec like that of every file of a run, so all peers begin with equal bits. The name of the
 source, which may be a folder of the organiser's, is not published. Only safetensors are read: pickled parameters could
 run code of a stranger.
+
+What a run tunes and does not train is its base. The base's own files travel, below `base/`, so whoever has them already
+need not fetch them: equal files have equal digests.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +24,8 @@ from safetensors.torch import save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
-from minga.core.units import counted
+from minga.core.spec.sections import BASE_FOLDER
+from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.training.state.base import base_of
 from minga.training.state.checkpoints import CheckpointStore
@@ -29,6 +34,11 @@ from minga.training.state.state_dict import MODEL
 INITIAL_FILE = "initial.safetensors"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
+_KEY: Final = "model.init_from"
+
+_GIVEN: Final = "the parameters that came with the run"
+_ADAPTED: Final = ".base_layer."
+"""What `peft` adds to the name of a layer that gets an adapter."""
 
 logger = logging.getLogger("minga.recipes")
 
@@ -41,16 +51,15 @@ def initial_file(source: str) -> bytes:
     `ConfigurationError` if there are no such parameters.
     """
     path = Path(source).expanduser()
+    said = f"{_KEY} = {source!r}"
     if path.is_dir() and (path / "checkpoints").is_dir():
         tensors = _of_run(path)
     elif path.exists():
-        tensors = _read(_files_of(path, source), source)
+        tensors = _read(safetensors_in(path, said), said)
     elif _HUB.fullmatch(source):
-        tensors = _read(_files_of(_downloaded(source), source), source)
+        tensors = _read(safetensors_in(downloaded(source, _KEY), said), said)
     else:
-        raise ConfigurationError(
-            f"model.init_from = {source!r}: no such file or folder, and not a name such as OWNER/NAME of the hub"
-        )
+        raise ConfigurationError(f"{said}: no such file or folder, and not a name such as OWNER/NAME of the hub")
     return save({name: tensors[name].contiguous() for name in sorted(tensors)}, metadata={"format": "pt"})
 
 
@@ -61,29 +70,33 @@ def load_initial(model: nn.Module, files: Files) -> None:
     them. Raises `ConfigurationError` if the file fits no tensor, one that has another shape, or numbers that
     are not finite.
     """
-    if INITIAL_FILE not in files:
+    paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
+    if not paths:
         return
-    given = _read([files[INITIAL_FILE]], INITIAL_FILE)
-    own = model.state_dict(keep_vars=True)
+    given = _read(paths, _GIVEN)
+    own = {name.replace(_ADAPTED, "."): each for name, each in model.state_dict(keep_vars=True).items()}
     matching = {name: tensor for name, tensor in own.items() if name in given}
     if not matching:
         raise ConfigurationError(
-            f"model.init_from: none of its {len(given)} tensors, such as {min(given, default='none')}, belongs to this "
+            f"{_GIVEN}: none of these {len(given)} tensors, such as {min(given, default='none')}, belongs to this "
             f"model, which has tensors such as {min(own, default='none')}"
         )
     for name, tensor in matching.items():
         if tensor.shape != given[name].shape:
             raise ConfigurationError(
-                f"model.init_from: {name} has the shape {tuple(given[name].shape)}, "
-                f"and {tuple(tensor.shape)} in this run"
+                f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
             )
     with torch.no_grad():
         for name, tensor in matching.items():
             tensor.copy_(given[name])
             if not tensor.isfinite().all():
-                raise ConfigurationError(f"model.init_from: {name} holds numbers that are not finite")
+                raise ConfigurationError(f"{_GIVEN}: {name} holds numbers that are not finite")
     filled = {tensor.data_ptr() for tensor in matching.values()}  # tied tensors are written once
-    if fresh := sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel()):
+    fresh = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel())
+    frozen = {name.replace(_ADAPTED, ".") for name, each in model.named_parameters() if not each.requires_grad}
+    if lacking := [name for name in fresh if name in frozen]:
+        raise ConfigurationError(f"{_GIVEN} lack {lacking[0]}{and_others(lacking)}, which is not trained here")
+    if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
 
@@ -105,52 +118,55 @@ def _of_run(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def _files_of(path: Path, source: str) -> list[Path]:
-    """The safetensors files at `path`: itself, the single one of a folder, or its shards."""
+def safetensors_in(path: Path, said: str) -> list[Path]:
+    """The safetensors files at `path`: itself, the single one of a folder, or its shards.
+
+    `said` is how a run spec named it. Raises `ConfigurationError` if there are none.
+    """
     if path.is_file():
         return [path]
     if (path / SINGLE).is_file():
         return [path / SINGLE]
     if not (path / INDEX).is_file():
         raise ConfigurationError(
-            f"model.init_from = {source!r}: no {SINGLE} in it, and no shards of one; parameters in other formats, such "
+            f"{said}: no {SINGLE} in it, and no shards of one; parameters in other formats, such "
             "as pytorch_model.bin, may hold a program and are not read"
         )
     try:
         shards = set(json.loads((path / INDEX).read_bytes())["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"model.init_from = {source!r}: {INDEX} cannot be read: {error}") from error
+        raise ConfigurationError(f"{said}: {INDEX} cannot be read: {error}") from error
     if not all(isinstance(name, str) and Path(name).name == name for name in shards):
-        raise ConfigurationError(f"model.init_from = {source!r}: {INDEX} names files outside of the folder")
+        raise ConfigurationError(f"{said}: {INDEX} names files outside of the folder")
     return [path / name for name in sorted(shards)]
 
 
-def _read(paths: Iterable[Path], source: str) -> dict[str, torch.Tensor]:
+def _read(paths: Iterable[Path], said: str) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensors.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise ConfigurationError(f"model.init_from = {source!r}: {path.name} cannot be read: {error}") from error
+            raise ConfigurationError(f"{said}: {path.name} cannot be read: {error}") from error
     return tensors
 
 
-def _downloaded(source: str) -> Path:
-    """The folder with a model of the hub, in the hub's own cache."""
+def downloaded(source: str, key: str, wanted: Sequence[str] = (SINGLE, INDEX, "model-*.safetensors")) -> Path:
+    """The folder with the `wanted` files of a model of the hub, in the hub's own cache; `key` is the setting that named
+    it. Raises `ConfigurationError` if the hub does not give them.
+    """
     name, _, revision = source.partition("@")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigurationError(
-            f"model.init_from = {source!r}: to download it, install huggingface_hub, or name a local folder"
+            f"{key} = {source!r}: to download it, install huggingface_hub, or name a local folder"
         ) from error
     try:
-        found = snapshot_download(
-            name, revision=revision or None, allow_patterns=[SINGLE, INDEX, "model-*.safetensors"]
-        )
+        found = snapshot_download(name, revision=revision or None, allow_patterns=list(wanted))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         why = str(error).strip().split("\n")[0][:200]
-        raise ConfigurationError(f"model.init_from = {source!r}: the hub does not give it: {why}") from error
+        raise ConfigurationError(f"{key} = {source!r}: the hub does not give it: {why}") from error
     return Path(found)

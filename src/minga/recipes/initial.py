@@ -74,6 +74,19 @@ class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor.copy_(torch.from_numpy(flat).reshape(tensor.shape))
 
 
+class Undrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While this is entered, what would be drawn is 0: for parameters that files replace."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Replace a draw; all else is done as ever."""
+        del types
+        if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
+            return args[0].zero_()
+        return func(*args, **(kwargs or {}))
+
+
 def new_model(recipe: Recipe[Any]) -> nn.Module:
     """A new model of the recipe, with the run's initial parameters. Peers of a run get equal bits."""
     with EqualDraws(recipe.context.seed):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from minga.core.spec.sections import FileEntry
     from minga.security.randomness.public_batch import PublicBatch
 
 Batch: TypeAlias = "dict[str, Tensor]"
@@ -120,11 +121,15 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a model made of a prompt: a text, or an image, uint8 [height, width, 3]."""
+    """What a model made of a prompt: a text, or an image, uint8 [height, width, 3].
+
+    `of_base` is the text that the base of a model makes of it, where a recipe tunes one.
+    """
 
     prompt: str
     text: str = ""
     image: np.ndarray | None = None
+    of_base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,8 @@ class RecipeFacts:
 
     `tensors` are the numbers of elements of what is trained and averaged; `operations` those of one sample, forward
     and backward; `tokens` of one sample, 1 where samples have none; `activation_bytes` what one sample takes in
-    float32 until the backward pass, None if unknown. `origin` says where all this is from.
+    float32 until the backward pass, None if unknown. `origin` says where all this is from. `frozen_bytes` are those of
+    parameters that are not trained.
     """
 
     name: str
@@ -201,6 +207,7 @@ class RecipeFacts:
     tokens: int
     activation_bytes: float | None
     origin: str
+    frozen_bytes: int = 0
 
 
 class Recipe(ABC, Generic[S]):
@@ -283,9 +290,19 @@ class Recipe(ABC, Generic[S]):
         Raises `ConfigurationError` where the data that the settings name cannot be found or is too little or too much.
         """
 
+    def given_files(self) -> Mapping[str, Path]:
+        """Further files that ship with the run, as they lie on the organiser's machine; called by the organiser."""
+        return {}
+
     def inputs(self) -> Sequence[Path]:
         """The files of this machine that `prepare` reads: if one changes, it has to be called again."""
         return ()
+
+    def elsewhere(self, files: Mapping[str, FileEntry]) -> Path | None:  # noqa: ARG002
+        """A folder with some of these `files` of a published run, which this machine lacks, if it can get them from
+        elsewhere than from its peers, such as from a hub. Called by who joins; each file is checked by its digest.
+        """
+        return None
 
     # ---- training
 
@@ -399,6 +416,19 @@ class Recipe(ABC, Generic[S]):
 
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """
+
+    def export_merged(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        files: Files,  # noqa: ARG002
+        directory: Path,  # noqa: ARG002
+        provenance: Provenance,  # noqa: ARG002
+    ) -> None:
+        """Like `export`, with the adapters in the layers that they were trained for, also of `model` itself.
+
+        Raises `ConfigurationError` if the recipe trains no adapters.
+        """
+        raise ConfigurationError(f"--merge: the recipe {self.context.recipe} trains no adapters; leave it out")
 
     def sample(
         self,

@@ -23,6 +23,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     {
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
+        "fine-tune": "minga.recipes.fine_tune.recipe:FineTuneRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
         "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
         "split": "minga.recipes.split.recipe:SplitRecipe",

@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate
-    from minga.security.robust.interface import (
-        AGGREGATORS,
-        Aggregate,
-        Aggregator,
-        VerifiableAggregate,
-        VerifiableAggregator,
-    )
+    from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator
     from minga.security.robust.rows import Rows
 
 __all__ = [
@@ -33,8 +27,6 @@ __all__ = [
     "CenteredClip",
     "ClippedAggregate",
     "Rows",
-    "VerifiableAggregate",
-    "VerifiableAggregator",
 ]
 
 _LATE = {  # imported when they are first asked for
@@ -44,8 +36,6 @@ _LATE = {  # imported when they are first asked for
     "CenteredClip": "minga.security.robust.centered_clip",
     "ClippedAggregate": "minga.security.robust.centered_clip",
     "Rows": "minga.security.robust.rows",
-    "VerifiableAggregate": "minga.security.robust.interface",
-    "VerifiableAggregator": "minga.security.robust.interface",
 }
 
 

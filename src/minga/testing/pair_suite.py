@@ -22,7 +22,7 @@ from minga.averaging.codecs.residual import Encoder, Residual
 from minga.averaging.compressors.sparse_codec import FLOAT16_MAX
 from minga.testing.arguments import require_instance
 
-PEERS, ROUNDS = 3, 200
+PEERS, ROUNDS = 3, 60
 MOST_LOST_BY_RELAY: Final = 0.1
 """Share of the squared norm."""
 WEIGHTS: Final = (1, 7, 1000, 1_000_000)
@@ -153,7 +153,7 @@ def _check_applied(pair: CodecPair, outcome: _Mean, taken: torch.Tensor, weight:
 
 
 def check_mass(pair: CodecPair) -> None:
-    """What peers bring is applied or kept, in 200 rounds with weights from 1 to 1 000 000 in which contributions are
+    """What peers bring is applied or kept, in 60 rounds with weights from 1 to 1 000 000 in which contributions are
     counted, not counted, taken back, counted by a result that is adopted later, and returned. It is lost by rounding
     alone: up to 1e-5 of it with residuals in float32, and 1e-12 with residuals in float64, unless the member that
     reduces counts its own part whole, as float32.

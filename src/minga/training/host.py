@@ -170,7 +170,7 @@ def _enter(
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 
-    async def files(_: Session, __: RunSpec) -> dict[str, Path]:
+    async def files(_: Session, __: RunSpec, ___: Path | None) -> dict[str, Path]:
         return run.files()
 
     claim = held.enter_context(HostLock.take(run.directory))

@@ -132,7 +132,8 @@ def join(
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
-    `consider` is shown the run before its files are fetched, and raises to decline. The state of the model is fetched
+    `consider` is shown the run before its files are fetched, and raises to decline, or says in which folder of this
+    machine some of them lie. The state of the model is fetched
     later still, when an optimizer begins to take part. With `probes` the peer then fills its line now and then, for
     less than a second in each direction, to learn what it carries; without, rounds alone tell.
 
@@ -148,10 +149,11 @@ def join(
     network = network_settings(options, relays or "none")
     needs_plugins = options.role != "monitor"
 
-    async def fetch(session: Session, spec: RunSpec) -> dict[str, Path]:
+    async def fetch(session: Session, spec: RunSpec, own: Path | None) -> dict[str, Path]:
         if not with_files:
             return {}
-        return await fetch_files(session.node, list(session.node.connected()), spec.files, directory / "files")
+        peers = list(session.node.connected())
+        return await fetch_files(session.node, peers, spec.files, directory / "files", own=own)
 
     with contextlib.ExitStack() as held:
         if options.role == "monitor":  # it keeps nothing as a rule, and knows what this machine knows of the run
@@ -257,10 +259,12 @@ def network_settings(options: PeerOptions, relay: Literal["none", "public"] | tu
 
 
 class Door(NamedTuple):
-    """How a peer gets the spec of its run and then the files, and what its owner says between the two."""
+    """How a peer gets the spec of its run and then the files, and what its owner says between the two: a folder of this
+    machine that has some of them, or nothing.
+    """
 
     find: Callable[[], tuple[SignedRunSpec, RunSpec]]
-    fetch: Callable[[Session, RunSpec], Coroutine[Any, Any, dict[str, Path]]]
+    fetch: Callable[[Session, RunSpec, Path | None], Coroutine[Any, Any, dict[str, Path]]]
     consider: Consider | None = None
 
 
@@ -317,9 +321,10 @@ def enter(
         started = thread.call(start())
         access.keep_token(started)  # a person who logged in, and takes part later, does not log in again
         signed, spec = thread.ask(door.find)
+        own = None
         if door.consider is not None:
-            door.consider(look(thread, started, spec, signed.organiser))
-        files = thread.call(door.fetch(started, spec))
+            own = door.consider(look(thread, started, spec, signed.organiser))
+        files = thread.call(door.fetch(started, spec, own))
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)
             keeping = rejoin_file.keep_places(lambda: _places_of(started, signed.organiser))

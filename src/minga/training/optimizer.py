@@ -8,7 +8,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
@@ -20,6 +20,8 @@ from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.arithmetic import forbid_rounded_products
+from minga.optim.reproducible import ReproducibleOptimizer
+from minga.optim.together import Together, members_of
 from minga.receipts.book_file import BookFile
 from minga.receipts.document import ReceiptFileServer
 from minga.security.randomness.public_batch import PublicBatch
@@ -35,6 +37,7 @@ from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
 from minga.training.ranks.replica_choice import make_replica, trains_shards
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.buffers import averaged_buffers
+from minga.training.replica.schedule import SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
 from minga.training.session import Session
@@ -58,17 +61,18 @@ class Optimizer(torch.optim.Optimizer):
     then `zero_grad()`. A call returns at once, except where the swarm's step is complete. There it takes part in the
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
-    optimizer: any `torch.optim.Optimizer`, of the same class on all peers; its parameters are averaged as gradients in
-        float32. A parameter without a gradient counts as zeros where others have one; where nobody has, it stays as it
-        is, as with torch. Which ones require one is to be the same on all peers, and stays as it is when this is made:
-        one that requires none is never trained, and the others always, but for steps at which they rest by `rules`
-        (docs/trainers.md).
+    optimizer: any `torch.optim.Optimizer`, of the same class on all peers, or a list of those that train parts of one
+        model, such as Muon and AdamW; their parameters are averaged as gradients in float32. A parameter without a
+        gradient counts as zeros where others have one; where nobody has, it stays as it is, as with torch. Which ones
+        require one is to be the same on all peers, and stays as it is when this is made: one that requires none is
+        never trained, and the others always, but for steps at which they rest by `rules` (docs/trainers.md).
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
         that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/torchrun.md).
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
-    scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
+    scheduler: a learning-rate scheduler of `optimizer`, or a list of those of several, advanced once per global step;
+        do not step them yourself.
     model: gives the parameters their names, by which peers average them, and its buffers to the buffers policy of the
         run spec. What it has frozen, as below adapters, is the run's base: peers compare it, and the state that they
         share, download and keep in checkpoints is without it. Without a model none of that can be.
@@ -95,11 +99,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         peer: Peer | None,
         *,
         target_batch_size: int | str | None = None,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
         max_grad_value: float | None = None,
@@ -109,12 +113,14 @@ class Optimizer(torch.optim.Optimizer):
         unit: str = SAMPLES,
         offload: bool = False,
     ) -> None:
-        if isinstance(optimizer, Optimizer):
+        optimizer = _as_one(optimizer)
+        if any(isinstance(each, Optimizer) for each in members_of(optimizer)):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
         if not isinstance(peer, Peer | None):
             raise ConfigurationError(
                 f"peer is what minga.join(link) or minga.host(spec) returns, not a {type(peer).__name__}"
             )
+        scheduler = _of_one(scheduler, optimizer)
         is_sharded = trains_shards(optimizer, model)
         ranks = ProcessGroup.of_this_process(has_peer=peer is not None, is_sharded=is_sharded)
         spec = _spec(ranks, peer)
@@ -124,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         if spec.security.verification == "byzantine":
-            _check_public(spec, ranks, model)
+            _check_public(spec, ranks, optimizer, model)
             forbid_rounded_products()
         if samples_per_step is not None and not callable(samples_per_step):
             _count(samples_per_step, "samples_per_step")
@@ -498,12 +504,32 @@ def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:
 def _check_free(session: Session) -> None:
     if session.member is not None:
         raise ConfigurationError(
-            "this peer already has an optimizer, and a peer has one. Put all parameters into it as parameter "
-            "groups; optimizers of two kinds for one model, such as Muon beside AdamW, go into one class that "
-            "holds both (docs/trainers.md); several models are several runs, with a peer for each"
+            "this peer already has an optimizer, and a peer has one. Give it several of one model as a list, such as "
+            "minga.Optimizer([muon, adamw], peer, model=model); several models are several runs, with a peer for each"
         )
     if session.settings.role == "monitor":
         raise ConfigurationError("a monitor only watches; join with another role to train")
+
+
+def _as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    try:
+        return Together(optimizer)
+    except ValueError as error:
+        raise ConfigurationError(f"minga.Optimizer([...]): {error}") from error
+
+
+def _of_one(
+    scheduler: LRScheduler | Sequence[LRScheduler] | None, optimizer: torch.optim.Optimizer
+) -> LRScheduler | None:
+    """The schedulers of optimizers that are together, or the one of one of them, as one."""
+    given = list(scheduler) if isinstance(scheduler, Sequence) else [] if scheduler is None else [scheduler]
+    if not isinstance(optimizer, Together) or not given or getattr(given[0], "optimizer", None) is optimizer:
+        if len(given) > 1:
+            raise ConfigurationError("an optimizer of a run has one learning-rate scheduler; chain them into one")
+        return given[0] if given else None
+    return SchedulesTogether(given, optimizer)
 
 
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
@@ -518,9 +544,16 @@ def _positive(number: float, name: str) -> float:
     return number
 
 
-def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:
+def _check_public(
+    spec: RunSpec, ranks: ProcessGroup | None, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> None:
     if ranks is not None:
         raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
+    if any(isinstance(each, ReproducibleOptimizer) and not each.rounds_alike for each in members_of(optimizer)):
+        raise ConfigurationError(
+            'in a run with security.verification = "byzantine" peers compare states bit for bit, which products of '
+            "matrices on other devices do not have: pass Muon(..., exact=True)"
+        )
     if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "

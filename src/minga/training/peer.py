@@ -35,7 +35,8 @@ from minga.training.transfer.run_files import RunFileServer
 
 T = TypeVar("T")
 
-CLOSE_S = 0.9
+CLOSE_S = 0.6
+"""Longest time, in seconds, that the end takes beside that for which the peer stays for the others."""
 
 
 class Peer:
@@ -213,14 +214,15 @@ class Peer:
     def close(self, reason: str = "") -> None:
         """Say goodbye and end the background thread; may be called twice.
 
-        Takes about a second at most, and as long as a checkpoint that is being written needs to be whole.
+        Takes about a second at most, in a Byzantine-tolerant run as long as the members need to finish the step, up to
+        10 s, and as long as a checkpoint that is being written needs to be whole.
         """
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
-            self._thread.call(self._session.close(reason), CLOSE_S)
+            self._thread.call(self._session.close(reason), self._session.stays_s + CLOSE_S)
         self._thread.close()
         self._session.disk.close()
         self.checkpointer.close()

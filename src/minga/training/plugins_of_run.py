@@ -18,7 +18,7 @@ from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
-from minga.security.robust.interface import AGGREGATORS, verifiable_aggregator
+from minga.security.robust.interface import AGGREGATORS
 
 
 def uses(spec: RunSpec) -> list[Use]:
@@ -58,7 +58,7 @@ def check_plugins(spec: RunSpec) -> None:
     _canonical_choices(spec)
     check_combinations(spec)
     if spec.security.verification == "byzantine":
-        verifiable_aggregator(spec.security.aggregator)
+        AGGREGATORS.get(spec.security.aggregator)
 
 
 def spelled_out(spec: RunSpec) -> RunSpec:

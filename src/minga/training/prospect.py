@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from minga.access.standing_orders import spec_due
 from minga.averaging.planning.contributor_choice import StepWork
@@ -35,8 +36,10 @@ class Prospect:
     completed: int | None = None
 
 
-Consider = Callable[[Prospect], None]
-"""Called in the thread of the program. To decline, it raises; the exception comes out of `minga.join`."""
+Consider = Callable[[Prospect], Path | None]
+"""Called in the thread of the program. To decline, it raises; the exception comes out of `minga.join`. It may return a
+folder of this machine that has files of the run, which are taken from there.
+"""
 
 
 def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) -> Prospect:

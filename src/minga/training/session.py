@@ -66,8 +66,6 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.download import SyncProgress, Wanted, download
 from minga.training.transfer.server import StateServer
 
-SEE_OFF_S = 0.3
-"""Longest time, in seconds, that others of the last round have to take over what this peer made in it."""
 MOST_UNFIT_TOLD = 100
 """So many times a session tells that another's program does not fit: anybody can say it as often as he likes."""
 LEAVE_S = 0.8
@@ -194,6 +192,12 @@ class Session:
     def is_ready(self) -> bool:
         """Whether this peer has the swarm's state and takes part in steps."""
         return self.member is not None and self.member.ready.is_set()
+
+    @property
+    @any_thread
+    def stays_s(self) -> float:
+        """Longest time, in seconds, that this peer stays for the others when it leaves."""
+        return Member.stays_s if self.member is None else self.member.stays_s
 
     @property
     def ledger(self) -> AccessLedger | None:
@@ -352,12 +356,12 @@ class Session:
         return founding
 
     async def close(self, reason: str = "") -> None:
-        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds. Without a word if another process
+        """Say goodbye and end everything, within `stays_s` and `LEAVE_S` seconds. Without a word if another process
         takes part with this one's key: the others would take it for that one's.
         """
         is_rival = self.error is not None and self.error.code is RefusalCode.KEY
         if self.member is not None and not is_rival:
-            await self.member.see_off(SEE_OFF_S)
+            await self.member.see_off()
         if self._life is not None:
             await end(self._life)
         if self.member is not None:

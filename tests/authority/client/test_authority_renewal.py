@@ -25,6 +25,8 @@ from minga.training.session import Session, SessionSettings
 from tests.identity.access.test_members import ORGANISER, ended, grant, make_swarm, members_spec, train_on
 from tests.worlds.swarm_tools import virtually as virtually_for
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 INVITATION = Identity.from_seed(b"i" * 32)
 TOKEN_S = 40
 virtually = functools.partial(virtually_for, limit_s=1000.0)

@@ -56,6 +56,8 @@ from tests.worlds.authority_tools import (
     raw,
 )
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 ALICE = ByCode("alice", CODES["alice"])
 
 

@@ -18,6 +18,8 @@ from minga.authority.server.providers import Person as Known
 from minga.core.errors import RejectedError, UnreachableError
 from tests.worlds.authority_tools import OTHER, PEER, Place, StandIn, asynchronously, raw
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 HUB = '[provider]\nkind = "huggingface"\nendpoint = "https://hub.test"\n'
 BROWSER = 'client_id = "app-1"\n'
 OAUTH = (

@@ -23,6 +23,8 @@ from minga.network.rpc.stream import MessageStream
 from tests.worlds.reduce_world import ROUND, World
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("no-silent-fork")
+
 LAYOUT = VectorLayout((40_000,), "float32")
 RATE = 1e6
 

@@ -17,6 +17,8 @@ from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 FAULTS = ("kill", "cut", "cut one way", "stall", "slow link")
 LONGEST_S = 40.0
 """No single fault may cost more: a round takes a second, with a slow link up to twenty, and repairs come on top."""

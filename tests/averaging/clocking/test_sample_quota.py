@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
@@ -58,7 +58,6 @@ def test_limits_that_do_not_reach_the_target_never_fill_it() -> None:
     assert seconds_as_is(100, [MemberPace(0, 10, 1.0, 1.0, None)]) == pytest.approx(10.0)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10_000), st.lists(paces, min_size=1, max_size=20))
 def test_the_limits_are_reached_in_time_and_make_about_the_target(target: int, members: list[MemberPace]) -> None:
     found = share_out(target, members)

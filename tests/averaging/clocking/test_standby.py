@@ -8,9 +8,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from minga.averaging.clocking.standby import LONGEST_UNWILLING_S, UNKNOWN_STEP_S, UNWILLING_S, Standby
 from minga.core.events.averaging import PlanRestedInVain
 from tests.worlds.swarm_tools import virtually as run_in_virtual_time
+
+pytestmark = pytest.mark.promise("the-plan-and-lies-about-rates")
 
 virtually: Callable[..., Any] = partial(run_in_virtual_time, limit_s=1e8)
 

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.dense import CodecPair, codec
@@ -88,7 +88,6 @@ def test_chunks_are_whole_blocks_of_about_the_target() -> None:
 UPLOADS = [choice for choice in codec_choices() if not returns(choice)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.one_of(st.integers(0, 600), st.integers(SMALL - 2, BIG + 2), st.integers(0, 300_000)), max_size=12),
     st.sampled_from(UPLOADS),

@@ -20,7 +20,7 @@ from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing import CodecViolation, check_codec
+from minga.testing import CodecViolation
 from minga.testing.codecs.defence import check_hostile_bytes
 from minga.testing.codecs.suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
@@ -35,10 +35,6 @@ COUNTED, UNCOUNTED = ContributionFate.COUNTED, ContributionFate.UNCOUNTED
 def layout(monkeypatch: pytest.MonkeyPatch) -> VectorLayout:
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
     return VectorLayout((NUMEL,), "loudest", "float32")
-
-
-def test_the_codec_of_these_tests_keeps_what_codecs_promise() -> None:
-    check_codec(LoudestCodec())
 
 
 def test_a_mean_cannot_travel_by_a_codec_that_needs_a_residual() -> None:

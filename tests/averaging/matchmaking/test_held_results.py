@@ -25,6 +25,8 @@ from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join
 from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("no-silent-fork")
+
 STEP = 2
 """The step whose first round is given up, where a test is about that."""
 HELD, MADE_UP = "ab" * 16, "05" * 16

@@ -23,6 +23,8 @@ from tests.worlds.reduce_world import one_vector
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
 
+pytestmark = pytest.mark.promise("the-plan-and-lies-about-rates")
+
 MB = 1e6
 FAST = (20.0, 20.0)
 
@@ -51,9 +53,9 @@ def test_nobody_falls_out_because_its_line_is_slow(
         count = len(swarm.peers)
         await swarm.run_until_step(4)
         begun = asyncio.get_running_loop().time()
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(40.0)
         late = [logged for logged in swarm.log.of("round.begun") if logged.event.time > begun]
-        assert len(late) > 5 * count
+        assert len(late) > 3 * count
         assert {logged.event.fields["members"] for logged in late} == {count}
         assert not [logged for logged in swarm.log.of("member.out_of_sync") if logged.event.time > begun]
         await swarm.close()

@@ -15,6 +15,8 @@ from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
 from tests.worlds.seeds import seeds
 
+pytestmark = pytest.mark.promise("no-silent-fork")
+
 STEP, ACTS = 7, 400
 PEERS = [PeerId(f"{i:064x}") for i in range(9)]
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.planning.believed_rates import DOUBTED, LIFT, RateClaim, swarm_rates
 from minga.averaging.solver.division import SwarmRates
 from minga.network.interface import PeerId
+
+pytestmark = pytest.mark.promise("the-plan-and-lies-about-rates")
 
 MB = 1_000_000
 HUGE = 10**15
@@ -211,7 +213,6 @@ _percent = st.integers(0, 100)
 
 
 @given(data=st.data(), count=st.integers(1, 7))
-@settings(deadline=None, max_examples=100)
 def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.DataObject, count: int) -> None:
     order = peers(count)
     claims = [

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec
@@ -216,7 +216,6 @@ def test_blocks_that_no_scale_can_hold_lose_less_than_a_hundredth() -> None:
             assert float((decoded[:2] / values[:2] - 1).abs().max()) < 0.01
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 700), st.floats(-40, 38), st.integers(0, 2**64 - 1), st.sampled_from(VARIANTS))
 def test_any_magnitude_and_any_seed_is_within_the_bound(numel: int, exponent: float, seed: int, choice: str) -> None:
     chance = torch.Generator().manual_seed(seed % 2**32)

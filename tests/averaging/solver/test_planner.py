@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.apportionment import NoAggregatorError, apportion
@@ -431,7 +431,6 @@ ABSURD = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_whatever_was_measured_there_is_a_plan(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 7))

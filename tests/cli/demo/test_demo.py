@@ -118,6 +118,16 @@ def test_each_bound_is_checked(changes: dict[str, Any], failed: str, tmp_path: P
     assert failed in "\n".join(in_words(facts(**changes), summary, None, tmp_path))
 
 
+@pytest.mark.parametrize(("state_bytes", "holds"), [(300_000, True), (900_000, False)])
+def test_a_newcomer_that_has_the_base_fetches_what_is_trained_and_little_else(state_bytes: int, holds: bool) -> None:
+    newcomer = FakeChild("newcomer", begun=1030.0)
+    costs = {"event": "costs", "parameters": 25_000, "files_bytes": 500_000}
+    newcomer.events += [costs, {"event": "state.downloaded", "received_bytes": state_bytes}]
+    summary = check(facts(newcomer=newcomer, has_base=True), 3.0, 3)
+    assert (summary["late_join_bytes"], summary["trained_bytes"]) == (500_000 + state_bytes, 100_000)
+    assert ("late_join_bytes" not in summary["failed"]) == holds
+
+
 def test_a_missed_time_is_said_with_its_limit(tmp_path: Path) -> None:
     late = facts(survivors=[FakeChild("a", late_s=3.5)])
     text = "\n".join(in_words(late, check(late, 3.0, 3), None, tmp_path))

@@ -50,7 +50,7 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
     ("recipe", "words"),
     [
         ("albert", "the folder of a run, and no model yet; type minga export"),
-        ("text-to-image", "it is judged by its heldout_image_loss: minga join LINK --evaluate shows it"),
+        ("text-to-image", "no folder named checkpoints in it"),
         ("custom", "the program that trains it has to evaluate it"),
     ],
 )
@@ -66,7 +66,7 @@ def test_the_folder_of_a_run_says_what_to_type(recipe: str, words: str, tmp_path
 
 def test_a_model_without_tasks_says_what_to_type(tmp_path: Path) -> None:
     said = " ".join(run("evaluate", said_by("text-to-image", tmp_path / "model")).stderr.split())
-    assert "no tasks; it is judged by its heldout_image_loss: minga join LINK --evaluate shows it" in said
+    assert "no tasks; it is judged by its heldout_image_loss: minga evaluate FOLDER shows it" in said
 
 
 def test_a_damaged_origin_is_refused_and_a_folder_without_one_is_a_language_model(tmp_path: Path) -> None:

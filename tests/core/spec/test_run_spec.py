@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -92,7 +92,6 @@ def specs(draw: st.DrawFn) -> RunSpec:
 
 
 @given(specs())
-@settings(deadline=None, max_examples=60)
 def test_round_trips(original: RunSpec) -> None:
     from_toml = RunSpec.from_toml(original.to_toml())
     assert from_toml == original
@@ -458,7 +457,6 @@ def test_unsafe_file_names(names: list[str]) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None, max_examples=100)
 def test_garbage_text(text: str) -> None:
     with pytest.raises(ConfigurationError):
         RunSpec.from_toml(text)
@@ -472,7 +470,6 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(RunSpec.model_fields)), json_values)
-@settings(deadline=None, max_examples=100)
 def test_garbage_values(section: str, value: object) -> None:
     values = {"name": "x", section: value}
     with contextlib.suppress(ConfigurationError):
@@ -480,7 +477,6 @@ def test_garbage_values(section: str, value: object) -> None:
 
 
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-@settings(deadline=None, max_examples=100)
 def test_garbage_bytes(data: bytes) -> None:
     with pytest.raises(ConfigurationError):
         RunSpec.from_canonical(data)
@@ -560,3 +556,39 @@ def test_a_name_that_resembles_a_known_one_is_guessed() -> None:
         RECIPES.get("albret")
     with pytest.raises(ConfigurationError, match=r"did you mean home-150\?"):
         read_scenario("home150")
+
+
+def test_a_warm_start_is_a_planned_change_from_synchronous_steps() -> None:
+    rates = {"outer_learning_rate": 0.5}
+    warm = spec(
+        training={"strategy": "local", "target_batch_size": 4800},
+        strategy={"local": {"synchronous_for": 1000, "synchronous_batch": 48, **rates}},
+    )
+    change = {"from_step": 21, "strategy": "local", "target_batch_size": 4800}
+    plain = spec(training={"target_batch_size": 48, "strategy_changes": [change]}, strategy={"local": rates})
+    assert warm == plain
+    assert warm.run_id == plain.run_id
+    assert RunSpec.from_toml(warm.to_toml()) == RunSpec.from_canonical(warm.canonical_bytes()) == warm
+    found = [warm.training.phase_at(step) for step in (0, 20, 21)]
+    assert found == ["synchronous up to step 21, then local"] * 2 + ["local since step 21"]
+    usual = spec(training={"strategy": "local"}, strategy={"local": {"synchronous_for": 4097}})
+    assert [each.from_step for each in usual.training.strategy_changes] == [2]
+    assert usual.strategy == {}
+
+
+@pytest.mark.parametrize(
+    ("training", "table", "message"),
+    [
+        ({}, {"synchronous_batch": 48}, "synchronous_for has to be there"),
+        ({}, {"synchronous_for": 0}, "whole numbers from 1 on"),
+        ({}, {"synchronous_for": True}, "whole numbers from 1 on"),
+        ({}, {"synchronous_for": 9, "synchronous_batch": "48"}, "whole numbers from 1 on"),
+        ({"target_batch_size": "auto"}, {"synchronous_for": 9}, "needs a number as training.target_batch_size"),
+        ({"strategy": "synchronous"}, {"synchronous_for": 9}, "synchronous steps need no warm start"),
+        ({"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}, {"synchronous_for": 9}, "leave it out"),
+    ],
+)
+def test_a_warm_start_that_makes_no_sense(training: dict[str, Any], table: dict[str, Any], message: str) -> None:
+    training = {"strategy": "local", **training}
+    with pytest.raises(ConfigurationError, match=message):
+        spec(training=training, strategy={training["strategy"]: table})

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
@@ -40,7 +40,6 @@ def entry(event: str, time_s: float = BEGIN_S, **fields: Any) -> dict[str, Any]:
     return {"t": time_s, "event": event, **fields}
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(EVENTS, st.dictionaries(FIELDS, JSON, max_size=5)), max_size=12))
 def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, Any]]]) -> None:
     model = RunModel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.dashboard.model.series import TAIL, Journal, Series
@@ -24,7 +24,6 @@ def test_a_curve_keeps_all_points_until_it_is_full() -> None:
     assert series.epoch == 0
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(4, 20), st.integers(1, 700))
 def test_a_long_curve_covers_the_whole_run_by_means_of_its_points(most: int, count: int) -> None:
     series = Series({"t": "last", "loss": "mean"}, most_points=most)
@@ -73,7 +72,6 @@ class Viewer:
             self.known["columns"][name][tail["from"] :] = values
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 12), max_size=60))
 def test_a_viewer_that_takes_the_ends_has_the_whole_curve(added: list[int]) -> None:
     series = Series({"t": "last", "loss": "mean"}, most_points=16)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -445,7 +445,6 @@ def test_each_viewer_gets_the_address_by_which_others_come(run: MadeUpRun, monke
         served.close()
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.text(max_size=30) | st.text("[]:.127locahst", max_size=12))
 def test_any_text_may_stand_in_place_of_a_host(header: str) -> None:
     for chosen in (DashboardSettings(), DashboardSettings(host="0.0.0.0", url="https://run.example.org")):

@@ -27,4 +27,4 @@ def test_recipe(tmp_path):
 
 
 def test_aggregator():
-    check_aggregator(TightClip.made_for(13, 4))
+    check_aggregator(TightClip())

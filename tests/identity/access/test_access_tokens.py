@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import LinkError
@@ -24,6 +24,8 @@ from minga.identity.access.token import MAX_TOKEN_BYTES, Login, Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link, LinkAccess
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
+
+pytestmark = pytest.mark.promise("who-may-take-part")
 
 RUN, OTHER_RUN = "ab" * 32, "cd" * 32
 A, B, C, PEER, OTHER, GUEST = (Identity.from_seed(bytes([i]) * 32) for i in range(1, 7))
@@ -127,7 +129,6 @@ def test_clocks_may_differ(skew_s: float) -> None:
 
 
 @given(st.binary(max_size=MAX_TOKEN_BYTES + 8))
-@settings(deadline=None)
 def test_garbage_is_no_token(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"access token"):
         Token.decode(body)

@@ -36,6 +36,8 @@ from minga.training.transfer.run_files import RunFileServer
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences
 from tests.worlds.swarm_tools import virtually as virtually_for
 
+pytestmark = pytest.mark.promise("who-may-take-part")
+
 ORGANISER, SECOND, THIRD = (Identity.from_seed(bytes([i]) * 32) for i in (200, 201, 202))
 NOW = int(EPOCH_S)
 virtually = functools.partial(virtually_for, limit_s=300.0)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import IdentityError
@@ -62,7 +62,6 @@ def test_bad_seeds(seed: object) -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=40), st.binary(min_size=32, max_size=32))
-@settings(deadline=None, max_examples=50)
 def test_signatures(message: bytes, context: bytes, seed: bytes) -> None:
     identity = Identity.from_seed(seed)
     signature = identity.sign(message, context=context)
@@ -177,7 +176,6 @@ def test_a_file_of_a_later_version_is_named(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None, max_examples=50)
 def test_garbage_files(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
     path = tmp_path_factory.mktemp("key") / "k"
     write_private(path, body)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import segno
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import LinkError
@@ -57,7 +57,6 @@ def seal(body: bytes) -> str:
 
 
 @given(links())
-@settings(deadline=None, max_examples=100)
 def test_links_are_read_back(link: Link) -> None:
     text = str(link)
     assert Link.parse(text) == link
@@ -184,7 +183,6 @@ def test_not_text() -> None:
 
 
 @given(st.text(max_size=300) | st.text("abcdefghijklmnopqrstuvwxyz234567", max_size=300).map("minga1{}".format))
-@settings(deadline=None, max_examples=100)
 def test_garbage(text: str) -> None:
     with pytest.raises(LinkError):
         Link.parse(text)
@@ -194,7 +192,6 @@ def test_garbage(text: str) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=100)
 def test_garbage_behind_a_right_checksum(garbage: bytes) -> None:
     body = bytes.fromhex(RUN + ORGANISER) + garbage
     body = (len(body) + 2).to_bytes(2, "big") + body

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, ProtocolError
@@ -104,7 +104,6 @@ def test_malformed(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=100)
 def test_garbage(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         SignedRunSpec.decode(data)

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.network.bandwidth.estimate import BUCKETS, LOW_BUCKETS, ROOM, Estimate
@@ -95,7 +95,6 @@ def test_what_was_learnt_in_vain_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=80))
-@settings(deadline=None, max_examples=100)
 def test_any_samples_give_a_rate_between_them(samples: list[tuple[float, bool]]) -> None:
     estimate = Estimate()
     for rate, loaded in samples:

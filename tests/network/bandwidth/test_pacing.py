@@ -17,6 +17,8 @@ from minga.network.rpc.keepalive import SILENCE_S
 from tests.worlds.link_world import FRAME_BYTES, MB, LinkWorld
 from tests.worlds.swarm_tools import virtually
 
+pytestmark = pytest.mark.promise("caps")
+
 
 def now() -> float:
     return asyncio.get_running_loop().time()

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -412,7 +412,6 @@ def test_remembered_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 PAYLOADS: list[Payload] = [progress(1), AddressInfo("trainer"), Beat(), Left(), StateInfo(1, "ab" * 32)]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 12)), max_size=14), st.randoms())
 def test_boards_agree_whatever_the_order_of_arrival(
     written: list[tuple[int, int, int]], generator: random.Random

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.network.gossip.failure_detector import ALIVE_BELOW_PHI, AwakeClock, FailureDetector
@@ -150,7 +150,6 @@ def test_unknown_and_forgotten_peers_are_dead() -> None:
     assert detector.patience_s(P) == 0.0
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60))
 def test_phi_reaches_the_threshold_at_the_deadline(intervals: list[float]) -> None:
     detector, time = FailureDetector(BEAT_S), 0.0

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.links import LinkRow, Links
@@ -14,6 +14,8 @@ from minga.network.gossip import records
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Kind, Left, Payload, RecordKinds
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, Record, Verdict
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
+
+pytestmark = pytest.mark.promise("what-strangers-can-and-cannot-do")
 
 KEY = Identity.from_seed(b"k" * 32)
 OTHER = Identity.from_seed(b"o" * 32)
@@ -249,7 +251,6 @@ def test_dates_may_be_wrong_by_the_tolerated_skew_only() -> None:
     assert records.check_dates(record(ttl_s=earliest - 1), NOW_MS) is Verdict.EXPIRED
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 def test_garbage_never_decodes_into_a_believed_record(garbage: bytes) -> None:
     try:

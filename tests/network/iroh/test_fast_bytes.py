@@ -11,7 +11,7 @@ from typing import Any
 
 import iroh
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from iroh import iroh_ffi
 
@@ -115,7 +115,6 @@ def test_changed_signatures_are_noticed(name: str, argtypes: tuple[type, ...], r
 
 
 @given(st.binary(max_size=5000), st.integers(0, 40), st.sampled_from([bytes, bytearray, memoryview]))
-@settings(deadline=None, max_examples=60)
 def test_foreign_copy_is_what_the_bindings_read(body: bytes, skip: int, kind: Callable[[bytes], Any]) -> None:
     view = memoryview(kind(body)).cast("B")[skip:]
     buffer = ffi_bytes._foreign_copy(view)

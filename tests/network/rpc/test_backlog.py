@@ -17,6 +17,8 @@ from minga.network.rpc.stream import MAX_MESSAGE_BYTES, MESSAGE, MessageStream
 from tests.worlds.reduce_world import Party, World
 from tests.worlds.swarm_tools import virtually
 
+pytestmark = pytest.mark.promise("what-strangers-can-and-cannot-do")
+
 LATENCY_S = 0.01
 MOST_BYTES = 6 << 20
 HOSTILE, STREAMS = 5, 40

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging import messages as wire
@@ -118,7 +118,6 @@ def frame(kind: int, body: bytes, length: int | None = None) -> bytes:
     return struct.pack(">BI", kind, len(body) if length is None else length) + body
 
 
-@settings(deadline=None, max_examples=100)
 @given(recorded=st.binary(max_size=300), step=st.integers(1, 50), kind=st.sampled_from([*TYPES, None]))
 def test_any_bytes_give_a_message_or_an_error_that_names_the_sender(recorded: bytes, step: int, kind: Any) -> None:
     @virtually
@@ -157,7 +156,6 @@ def test_a_frame_may_be_shorter_than_its_room_but_not_longer(length: int, outcom
     main()
 
 
-@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_any_value_in_any_field_gives_a_message_or_an_error(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(TYPES))

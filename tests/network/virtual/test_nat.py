@@ -15,6 +15,8 @@ from minga.simulation import run_virtual
 from minga.testing import NETWORK_CHECKS
 from minga.testing.suite import Check, join, read_all, stream_pair
 
+pytestmark = pytest.mark.promise("peers-behind-nat-take-part")
+
 RELAY = "https://relay.example"
 NONE, ONE_TO_ONE, FULL_CONE, PORT_RESTRICTED, SYMMETRIC = Nat
 

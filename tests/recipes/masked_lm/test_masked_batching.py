@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch
@@ -25,7 +25,6 @@ def random_instances(number: int, seed: int, low: int = 2, high: int = 30) -> li
     ]
 
 
-@settings(deadline=None, max_examples=50)
 @given(number=st.integers(1, 6), seed=st.integers(0, 100), fraction=st.floats(0.01, 0.9))
 def test_batches(number, seed, fraction):
     samples = random_instances(number, seed, low=1)

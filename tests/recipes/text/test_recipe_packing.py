@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -31,7 +31,6 @@ def stored(some: list[Tokens], folder: Path) -> StoredTokens:
     return StoredTokens(path, 1 + max(int(each.max()) for each in some))
 
 
-@settings(deadline=None, max_examples=60)
 @given(lengths=LENGTHS, length=st.integers(2, 50))
 def test_a_stream_gives_back_every_token_but_those_after_the_last_row(lengths: list[int], length: int) -> None:
     rows = list(pack_rows(documents(lengths), length, "stream"))
@@ -39,7 +38,6 @@ def test_a_stream_gives_back_every_token_but_those_after_the_last_row(lengths: l
     assert [token for row in rows for token in row.tolist()] == list(range(total))
 
 
-@settings(deadline=None, max_examples=60)
 @given(lengths=LENGTHS, length=st.integers(2, 50))
 def test_best_fit_rows_begin_with_documents_and_hold_no_token_twice(lengths: list[int], length: int) -> None:
     some = documents(lengths)
@@ -57,7 +55,6 @@ def test_best_fit_takes_the_largest_that_fits_and_crops_the_last() -> None:
     assert rows[1][4:] == [*range(3, 7)]
 
 
-@settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, length=st.integers(2, 50))
 def test_rows_of_documents_hold_one_each(lengths: list[int], length: int) -> None:
     some = documents(lengths)

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -45,7 +45,6 @@ def document(*lengths: int) -> EncodedDocument:
     return EncodedDocument(np.arange(100, 100 + sum(lengths), dtype=np.int32), np.cumsum([0, *lengths]))
 
 
-@settings(deadline=None, max_examples=100)
 @given(first=st.integers(1, 80), second=st.integers(1, 80), room=st.integers(2, 90))
 def test_truncation_drops_one_token_after_the_other_from_the_longer(first, second, room):
     a, b = first, second
@@ -57,7 +56,6 @@ def test_truncation_drops_one_token_after_the_other_from_the_longer(first, secon
     assert truncated_lengths(first, second, room) == (a, b)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     lengths=st.lists(st.integers(1, 30), max_size=30),
     max_length=st.integers(16, 64),

@@ -9,7 +9,7 @@ from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import MAX_CHARGES, Candidate, charges
 from minga.security.protocol.rules import Rules, SecureSettings
-from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Commit
+from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Commit, Phase
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
@@ -31,7 +31,8 @@ def record_of(said: dict[PeerId, tuple[Accusation, ...]], members: tuple[PeerId,
     division = EqualParts.equal(layout, max(1, len(members)))
     terms = Terms(RUN_ID, STEP, 0, members, frozenset(), division, rules)
     record = AttemptRecord(terms, PartStore((), ()))
-    record.commits = {who: Commit(bytes(32), bytes(32), bytes(32), None, found) for who, found in said.items()}
+    commits = {who: Commit(bytes(32), bytes(32), bytes(32), None, found) for who, found in said.items()}
+    record.hear(Phase.COMMIT, {}, commits)
     return record
 
 

@@ -12,13 +12,16 @@ from minga.security.messaging.spread import PartCollector
 from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.security.protocol.statements import Claims, Result
+from minga.security.protocol.statements import Claims, Phase, Result, Slot
 from minga.security.step.member import ExcludedError
 from minga.security.verification.claims import PartClaim
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
+from minga.simulation.attacks.protocol_attacks import SilentResult
 from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
 from tests.worlds.swarm_tools import virtually
+
+pytestmark = pytest.mark.promise("when-members-are-hostile")
 
 
 class Huge(Attack):
@@ -72,6 +75,23 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
             assert len(peer.member.membership.members) == 5
 
     run()
+
+
+@virtually
+async def test_what_a_member_said_ahead_means_nothing_once_it_is_gone() -> None:
+    class Ahead(SilentResult):
+        """Says before it goes, by its silence, what is due in the attempt after that."""
+
+        def result(self, result: Result) -> Result | None:
+            member = swarm.peers["p3"].member
+            if member.step >= self.from_step:
+                member._gossip.say(Slot(member.step, 1, Phase.RESULT), result, swarm.founders)
+            return super().result(result)
+
+    swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: Ahead(2, allies)})
+    ends = await swarm.run(4)
+    assert isinstance(ends["p3"], ExcludedError)
+    assert all(ends[peer.name] is None and swarm.bans(peer) == {"p3": "SILENT"} for peer in swarm.honest)
 
 
 class Undecodable(Attack):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -37,7 +37,6 @@ def test_numbers_of_validators() -> None:
         validator_count(4, peers_per_validator=0)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 30), st.integers(0, 30), st.data())
 def test_pairs_are_different_peers(members: int, candidates: int, data: st.DataObject) -> None:
     everybody = data.draw(st.permutations(PEERS[: members + candidates]))

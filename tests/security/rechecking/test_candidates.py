@@ -15,9 +15,8 @@ from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
+from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
 from minga.security.accountability.log import verify_log
-from minga.security.accountability.proofs import Admitted, Evidence, EvidenceError
-from minga.security.accountability.verify import verify
 from minga.security.messaging.gradient_samples import SUBMISSION
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
@@ -123,24 +122,35 @@ async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
     assert not attempts(old)
     assert not swarm.bans(old)
     assert_admission_cannot_be_doctored(old)
+    entered = new.member.evidence.entries[0].proof
+    assert isinstance(entered, Entered)
+    for doctored in (entered.places[: len(entered.places) // 2], (entered.places[0],) * len(entered.places)):
+        with pytest.raises(EvidenceError):
+            Evidence.of(
+                msgspec.structs.replace(entered, places=doctored),
+                Identity.from_seed(new.network.private_key),
+                RUN_ID,
+            ).verify(RUN_ID)
 
 
 def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
     entry = peer.member.evidence.entries[-1]
-    proof, identity = entry.case.proof, Identity.from_seed(peer.network.private_key)
-    assert isinstance(proof, Admitted)
-    verify(entry, RUN_ID)
+    proof, identity = entry.proof, Identity.from_seed(peer.network.private_key)
+    assert isinstance(proof, Transcript)
+    assert entry.verify(RUN_ID).admitted == proof.admitted
     (candidate,) = proof.standing.candidates
     eager = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
     replace = msgspec.structs.replace
     for doctored in (
         replace(proof, standing=replace(proof.standing, candidates=(eager,))),
         replace(proof, rules=replace(proof.rules, probation_steps=1)),
-        replace(proof, commits=proof.commits[:3]),
+        replace(proof, said=(proof.said[0][:3],)),
         replace(proof, standing=replace(proof.standing, candidates=())),
+        replace(proof, admitted=(*proof.admitted, "0" * 64)),
+        replace(proof, admitted=()),
     ):
         with pytest.raises(EvidenceError):
-            verify(Evidence.of(replace(entry.case, proof=doctored), identity, RUN_ID), RUN_ID)
+            Evidence.of(doctored, identity, RUN_ID).verify(RUN_ID)
 
 
 @virtually

@@ -1,4 +1,4 @@
-"""Aggregators: the conformance suite on each, known answers, and CenteredClip against its plain iteration."""
+"""CenteredClip: the conformance suite, known answers, its plain iteration, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from benchmarks._other_aggregates import OTHERS
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.security.protocol.rules import ChosenAggregator, Rules, SecureSettings
 from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate, residual
-from minga.security.robust.coordinate_wise import CoordinateMedian, TrimmedMean
-from minga.security.robust.geometric_median import GeometricMedian
-from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator, verifiable_aggregator
-from minga.security.robust.krum import Krum, MultiKrum
-from minga.security.robust.mean import Mean
+from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import Rows, lexicographic_order
 from minga.testing.aggregator_suite import (
     AGGREGATOR_CHECKS,
@@ -31,16 +28,7 @@ from minga.testing.aggregator_suite import (
     hostile_rows,
 )
 
-ALL: list[Aggregator[Aggregate]] = [
-    Mean(),
-    CoordinateMedian(),
-    TrimmedMean(4),
-    GeometricMedian(),
-    Krum(4),
-    MultiKrum(4, 7),
-    CenteredClip(),
-    CenteredClip(radius_factor=2.0),
-]
+ALL: list[Aggregator[Aggregate]] = [CenteredClip(), CenteredClip(radius_factor=2.0)]
 FOUR_POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
 SCALARS = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1000.0]])
 
@@ -67,43 +55,29 @@ def plain_centered_clip(rows: torch.Tensor, radius: float, weights: torch.Tensor
     return value
 
 
-@pytest.mark.parametrize("aggregator", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("aggregator", ALL, ids=["usual", "wide"])
 @pytest.mark.parametrize("check", AGGREGATOR_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[Aggregator[Aggregate]], None], aggregator: Aggregator[Aggregate]) -> None:
     check(aggregator)
 
 
-def test_the_suite_finds_an_aggregator_that_only_says_it_is_robust() -> None:
-    class Claiming(Mean):
-        is_robust = True
+def test_the_suite_finds_an_aggregator_that_any_row_moves() -> None:
+    class Mean(CenteredClip):
+        def _aggregate(self, rows: Rows) -> ClippedAggregate:
+            found = super()._aggregate(rows)
+            return replace(found, value=torch.stack(rows.vectors).mean(0))
 
     with pytest.raises(AggregatorViolation, match="times the honest spread"):
-        check_bounded_influence(Claiming())
+        check_bounded_influence(Mean())
 
 
-# ---- by name
-
-
-@pytest.mark.parametrize("name", AGGREGATORS.names())
-@pytest.mark.parametrize(("rows", "hostile"), [(3, 1), (8, 3), (13, 4), (16, 7)])
-def test_each_can_be_made_by_its_name_for_as_many_hostile_rows_as_it_bears(name: str, rows: int, hostile: int) -> None:
-    made = AGGREGATORS.get(name).made_for(rows, hostile)
-    assert made.name == name
-    assert made.fewest_rows <= rows
-
-
-def test_secure_runs_take_only_what_their_members_can_verify() -> None:
-    for name in AGGREGATORS.names():
-        if name == "centered_clip":
-            assert verifiable_aggregator(name) is CenteredClip
-            continue
-        with pytest.raises(ConfigurationError, match=f"'{name}': members of a secure run could not verify"):
+def test_secure_runs_take_only_aggregators_that_are_here() -> None:
+    for name in ("average", "mean", "krum"):
+        with pytest.raises(ConfigurationError, match=f"'{name}' is none of centered_clip"):
             SecureSettings(aggregator=name)
-    with pytest.raises(ConfigurationError, match="'average' is none of mean, "):
-        SecureSettings(aggregator="average")
 
 
-def test_the_suite_finds_a_verifiable_aggregator_whose_results_do_not_solve_the_equation() -> None:
+def test_the_suite_finds_an_aggregator_whose_results_do_not_solve_the_equation() -> None:
     class Half(CenteredClip):
         def _aggregate(self, rows: Rows) -> ClippedAggregate:
             found = super()._aggregate(rows)
@@ -150,17 +124,13 @@ def test_known_answers(rows: torch.Tensor, radius: float, wanted: float) -> None
 
 
 @pytest.mark.parametrize("radius_factor", [0.5, 1.0, 2.0, 10.0])
-@pytest.mark.parametrize("hostile", [0, 3, 7])
+@pytest.mark.parametrize("hostile", [0, 7])
 def test_is_the_fixed_point_of_the_plain_iteration(hostile: int, radius_factor: float) -> None:
-    for seed in range(3):
-        rows, weights = (
-            attacked(hostile=hostile, seed=seed),
-            torch.rand(16, generator=torch.Generator().manual_seed(seed)) + 0.5,
-        )
-        found = CenteredClip(radius_factor).aggregate(rows, weights)
-        wanted = plain_centered_clip(rows, radius_factor, weights, 3000)
-        assert float((found.value - wanted).norm()) < 1e-5 * radius_factor
-        assert found.iterations < 100
+    rows, weights = attacked(hostile=hostile), torch.rand(16, generator=torch.Generator().manual_seed(1)) + 0.5
+    found = CenteredClip(radius_factor).aggregate(rows, weights)
+    wanted = plain_centered_clip(rows, radius_factor, weights, 3000)
+    assert float((found.value - wanted).norm()) < 1e-5 * radius_factor
+    assert found.iterations < 100
 
 
 @pytest.mark.parametrize("length", [1.0, 1e3, 1e8, 1e17, 1e30])
@@ -228,7 +198,7 @@ def test_clipped_share_counts_weights() -> None:
 
 def test_a_row_of_weight_two_is_two_rows() -> None:
     rows = attacked(200)
-    for each in (CenteredClip(), CenteredClip(0.3), GeometricMedian(), Mean(), CoordinateMedian()):
+    for each in (CenteredClip(), CenteredClip(0.3)):
         doubled = each.aggregate(torch.cat([rows, rows[:4]])).value
         assert torch.allclose(each.aggregate(rows, [2.0] * 4 + [1.0] * 12).value, doubled, atol=1e-5), each
 
@@ -281,50 +251,20 @@ def test_wrong_radii_are_refused(radius: float) -> None:
         residual(FOUR_POINTS, torch.zeros(2), radius)
 
 
-# ---- the others
+# ---- what it is compared with
 
 
-def test_mean_of_the_largest_numbers() -> None:
-    largest = torch.finfo(torch.float32).max
-    assert Mean().aggregate(torch.full((3, 4), largest)).value.tolist() == [largest] * 4
-
-
-def test_coordinate_median_is_the_middle() -> None:
-    rows = normal(15, 1000)
-    assert torch.equal(CoordinateMedian().aggregate(rows).value, rows.median(0).values)
-    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [4.0], [9.0]])).value.tolist() == [3.0]
-    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [9.0]]), [1, 1, 5]).value.tolist() == [9.0]
-    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [9.0]]), [0.1, 0.2, 0.3]).value.tolist() == [5.5]
-
-
-def test_trimmed_mean_leaves_out_both_ends() -> None:
+def test_the_others_give_what_is_known() -> None:
     rows = torch.tensor([[5.0, -1e9], [1.0, 1.0], [3.0, 2.0], [2.0, 4.0], [1e9, 3.0]])
-    assert TrimmedMean(1).aggregate(rows).value.tolist() == pytest.approx([10 / 3, 2.0])
-    assert TrimmedMean(2).aggregate(rows).value.tolist() == [3.0, 2.0]
-    assert TrimmedMean(1).aggregate(rows, [1, 1, 1, 4, 1]).value.tolist() == pytest.approx([16 / 6, 2.0])
-
-
-def test_geometric_median_of_known_points() -> None:
-    square = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]])
-    assert GeometricMedian().aggregate(square).value.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert OTHERS["trimmed_mean"](rows, 1).tolist() == pytest.approx([10 / 3, 2.0])
+    assert OTHERS["coordinate_median"](rows, 2).tolist() == OTHERS["trimmed_mean"](rows, 2).tolist() == [3.0, 2.0]
+    assert OTHERS["coordinate_median"](torch.tensor([[1.0], [2.0], [4.0], [9.0]]), 1).tolist() == [3.0]
     fermat = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])
-    assert GeometricMedian().aggregate(fermat).value.tolist() == pytest.approx([0.5, 0.75**0.5 / 3], abs=1e-5)
-
-
-def test_krum_gives_a_row_from_the_densest_place() -> None:
-    rows = attacked(300)
-    rows[15] = rows[:9].mean(0)
-    assert torch.equal(Krum(6).aggregate(rows).value, rows[15])
-    chosen = MultiKrum(6, 5).aggregate(rows).value
-    assert float((chosen - rows[:9].mean(0)).norm()) < 0.7
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: Krum(-1), lambda: MultiKrum(1, 0), lambda: TrimmedMean(-1), lambda: GeometricMedian(0.0)]
-)
-def test_wrong_settings_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"at least|above"):
-        make()
+    assert OTHERS["geometric_median"](fermat, 1).tolist() == pytest.approx([0.5, 0.75**0.5 / 3], abs=1e-5)
+    crowd = attacked(300)
+    crowd[15] = crowd[:9].mean(0)
+    assert torch.equal(OTHERS["krum"](crowd, 6), crowd[15])
+    assert float((OTHERS["multi_krum"](crowd, 6) - crowd[:9].mean(0)).norm()) < 0.7
 
 
 # ---- rows

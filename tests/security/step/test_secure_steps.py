@@ -20,6 +20,8 @@ from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 
+pytestmark = pytest.mark.promise("when-members-are-hostile")
+
 
 async def played(count: int, steps: int, hostile: dict[str, MakeBehaviour] | None = None) -> SecureSwarm:
     """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""

@@ -126,13 +126,12 @@ def test_far_parts_and_lengths() -> None:
 
 def test_residual() -> None:
     parts = {PEERS[index]: part for index, part in enumerate(vectors(4, BLOCK + 5))}
-    weights = {PEERS[index]: index for index in range(4)}
     norms = {peer: norm(part) for peer, part in parts.items()}
     result = np.zeros(BLOCK + 5, np.float32)
-    clipped = [weights[peer] * part.astype(float) * min(1.0, 3.0 / norms[peer]) for peer, part in parts.items()]
-    found = residual_norm(parts, weights, norms, result, 3.0)
+    clipped = [part.astype(float) * min(1.0, 3.0 / norms[peer]) for peer, part in parts.items()]
+    found = residual_norm(parts, norms, result, 3.0)
     assert found == pytest.approx(np.linalg.norm(np.sum(clipped, axis=0)), rel=1e-9)
-    assert residual_norm(dict(reversed(parts.items())), weights, norms, result, 3.0) == found
+    assert residual_norm(dict(reversed(parts.items())), norms, result, 3.0) == found
 
 
 def test_projections_stay_below_what_a_subgaussian_allows() -> None:

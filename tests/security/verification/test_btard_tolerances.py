@@ -10,8 +10,7 @@ import pytest
 from minga.core.errors import ConfigurationError
 from minga.security.verification.claims import KAPPA, PartClaim, ResultAccuracy, claim_deviation
 from minga.security.verification.gradient_match import GradientTolerance, gradient_error
-from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
-from tests.worlds.btard_rounds import PEERS
+from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound
 
 
 def test_the_tolerance_of_v2() -> None:
@@ -102,15 +101,6 @@ def test_errors_of_gradients() -> None:
     assert gradient_error([np.ones(3)], zeros) == math.inf
     with pytest.raises(ValueError, match="no difference"):
         gradient_error([np.zeros(2)], zeros)
-
-
-def test_typical_norms() -> None:
-    ones = dict.fromkeys(PEERS[:5], 1)
-    norms = dict(zip(PEERS, [1.0, 2.0, 3.0, 1e9, 1e9], strict=False))
-    assert typical_norm(norms, ones) == 3.0
-    assert typical_norm(norms, ones | {PEERS[0]: 4}) == 1.0
-    with pytest.raises(ValueError, match="weight"):
-        typical_norm(norms, dict.fromkeys(PEERS[:5], 0))
 
 
 def test_dispersions_and_bounds() -> None:

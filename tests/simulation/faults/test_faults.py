@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ClosedError, ConfigurationError
@@ -138,14 +138,12 @@ faults = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(faults, max_size=5))
 def test_text_form_can_be_read_back(script: list[Fault]) -> None:
     read = parse_faults("\n".join(map(str, script)))
     assert [str(fault) for fault in read] == [str(fault) for fault in script]
 
 
-@settings(deadline=None)
 @given(st.text(max_size=100) | st.lists(st.sampled_from(SCRIPT.split()), max_size=10).map(" ".join))
 def test_garbage_is_refused_and_nothing_else(text: str) -> None:
     with contextlib.suppress(ConfigurationError):

@@ -23,6 +23,7 @@ from tests.access.test_amendments import ORGANISER, amendment, forgetful, tell
 from tests.worlds import loudest_codec
 from tests.worlds.extension_world import EXTRAS
 from tests.worlds.own_state_run import train
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     assert_one_group_per_step,
@@ -84,7 +85,7 @@ async def there_and_back_under_churn(seed: int) -> None:
     await swarm.close()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, of=4))
 def test_all_change_at_one_step_there_and_back_while_one_dies_and_another_joins(seed: int) -> None:
     there_and_back_under_churn(seed)
 
@@ -220,7 +221,7 @@ async def post_local(settings: dict[str, Any], averaging: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("settings", "averaging"),
     [
-        ({}, {"codec": "float32"}),
+        soaked({}, {"codec": "float32"}),
         ({"overlap": True}, {"codec": "topk(k=64)", "download_codec": "float16"}),
         ({"fragments": 2, "overlap": True, "merge": "mix"}, {"codec": "float32"}),
     ],
@@ -271,7 +272,7 @@ def _counters(peer: SimulatedPeer) -> list[int]:
     return [int(kept["step"]) for kept in peer.replica.optimizer.state.values() if "step" in kept]
 
 
-@pytest.mark.parametrize("lossy", [False, True])
+@pytest.mark.parametrize("lossy", [soaked(False), True])
 def test_peers_step_alone_for_a_while_and_together_again(lossy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a strategy whose optimizers are each peer's own, and with a codec that leaves something out."""
     monkeypatch.syspath_prepend(str(EXTRAS))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.residual import ContributionFate
@@ -389,7 +389,6 @@ async def test_closing_lets_everybody_go() -> None:
         await p.request("late", lambda: None)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     delayed=st.booleans(),
     moves=st.lists(st.sampled_from(["add", "poll", "park", "resume", "round", "abort"]), max_size=40),

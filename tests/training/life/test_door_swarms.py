@@ -19,6 +19,8 @@ from minga.training.record_kinds import MAX_WHY_CHARACTERS, Progress, StateInfo,
 from minga.training.replica.replica import Replica
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
+pytestmark = pytest.mark.promise("all-peers-train-the-same")
+
 TOKENS_REFUSED = "the run counts samples, this program counts tokens"
 
 
@@ -143,7 +145,7 @@ def test_what_others_say_of_themselves_is_bounded_and_commands_no_terminal(caplo
             await swarm.run_until_step(2, limit_s=200)
             for number in range(150):
                 peers[1].session.board.put(Unfit(f"{number}\x1b[2J\n" + "x" * 300))
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.15)
             heard = [each for each in swarm.log.of("member.unfit") if each.peer == peers[0].name]
             assert 10 < len(heard) <= 100
             assert all(str(each.event.fields["why"]).isprintable() for each in heard)

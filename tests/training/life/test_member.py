@@ -118,6 +118,7 @@ def replay(swarm: Swarm, ledger: Ledger, steps: int) -> tuple[float, list[int]]:
     return worst, ages
 
 
+@pytest.mark.promise("the-model-is-right")
 def test_synchronous_steps_are_those_of_one_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, ledger = virtually(train)("synchronous", 12, monkeypatch)
     # From the second step on everybody is in from the beginning: all that was computed is accounted for.

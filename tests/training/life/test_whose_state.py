@@ -18,6 +18,8 @@ import minga
 from minga.training.life import catching_up
 from minga.training.state.checkpoints import CheckpointStore
 
+pytestmark = pytest.mark.promise("whose-state-is-the-runs")
+
 SPEC: dict[str, Any] = {
     "name": "lineage",
     "model": {"recipe": "custom"},

@@ -455,7 +455,7 @@ def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subproc
     return processes
 
 
-KINDS = ["synchronous", "synchronous/ddp", "delayed/messages", "local", "local-batch", "local/ddp", "delayed/aborts"]
+KINDS = ["synchronous/ddp", "delayed/messages", "local/ddp", "local-batch", "delayed/aborts"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

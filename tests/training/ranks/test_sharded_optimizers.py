@@ -178,7 +178,7 @@ def test_shards_come_to_the_bits_of_whole_tensors(tmp_path: Path, size: int) -> 
         assert [name for name, same in found.items() if not same] == []
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [soaked(1), 2])
 def test_a_rank_other_than_0_holds_no_vector_and_no_state(tmp_path: Path, replicas: int) -> None:
     leader, *followers = run(MEMORY, tmp_path, 4, str(replicas))
     assert leader["largest"] >= 3 * leader["whole"]  # the state: the parameters and both moments

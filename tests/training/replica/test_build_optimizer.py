@@ -7,7 +7,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARS, SGD, AdamW
+from minga.optim import LAMB, LARS, SGD, AdamW, Muon
 from minga.training.replica.build_optimizer import build_optimizer, schedule
 
 
@@ -15,7 +15,7 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
 
 
-KINDS = {"lamb": LAMB, "adamw": AdamW, "sgd": SGD, "lars": LARS}
+KINDS = {"lamb": LAMB, "adamw": AdamW, "muon": Muon, "sgd": SGD, "lars": LARS}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -24,6 +24,8 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 from tests.worlds.swarm_tools import make_spec
 
+pytestmark = pytest.mark.promise("all-peers-train-the-same")
+
 ScheduleOf = Callable[[torch.optim.Optimizer], Any]
 
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -82,7 +82,6 @@ def test_sparse_gradients_and_buffers() -> None:
     assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5]]
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=8),
     more=st.lists(st.floats(-1e9, 1e9), max_size=3),

@@ -284,6 +284,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "file")
 
 
+@pytest.mark.promise("disks-memory")
 @pytest.mark.parametrize("where", ["write_tensors", "_encode", "_flush", "mkdir", "rename"])
 def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
@@ -336,6 +337,7 @@ def _die_while_flushing(folder: str) -> None:
     CheckpointStore(Path(folder)).save(make_snapshot(20))
 
 
+@pytest.mark.promise("disks-memory")
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by a POSIX signal")
 def test_a_writer_killed_midway_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save(make_snapshot(10))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, NonFiniteError
@@ -464,7 +464,6 @@ def test_python_numbers_of_an_optimizer_are_kept_with_their_types() -> None:
 # ---- manifests
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)), min_size=0, max_size=6
@@ -500,7 +499,6 @@ def test_chunks_are_hashed_as_documented_and_diff_names_the_changed_ones() -> No
     assert manifest.digest == blake3(manifest.encoded).hexdigest() != second.digest
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 2 * CHUNK_BYTES + 3), max_size=5))
 def test_hashing_does_not_depend_on_the_pieces(sizes: list[int]) -> None:
     data = memoryview(bytes(sum(sizes)))
@@ -564,7 +562,6 @@ def test_truncated_padded_and_reordered_manifests_are_refused() -> None:
         Manifest.decode(bytes(MAX_MANIFEST_BYTES + 1))
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 def test_garbage_is_refused_as_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -581,7 +578,6 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(trees)
 def test_numbers_survive_and_switches_stay_local(tree: Any) -> None:
     found = {"x": numbers_of(tree)}
@@ -589,7 +585,6 @@ def test_numbers_survive_and_switches_stay_local(tree: Any) -> None:
     assert merge_numbers(tree, found["x"]) == tree
 
 
-@settings(deadline=None, max_examples=100)
 @given(trees, trees)
 def test_merging_never_changes_the_structure(local: Any, remote: Any) -> None:
     merged = merge_numbers(local, remote)

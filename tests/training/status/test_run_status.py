@@ -90,8 +90,9 @@ class Swarm:
             theirs.put(payload)
         return identity.peer_id
 
-    def status(self, losses: LossMeter | None = None) -> RunStatus:
-        spec = RunSpec.from_mapping({"name": "x", "training": {"target_batch_size": 64, "stop_after_steps": 9}})
+    def status(self, losses: LossMeter | None = None, **changes: Any) -> RunStatus:
+        training = {"target_batch_size": 64, "stop_after_steps": 9, **changes}
+        spec = RunSpec.from_mapping({"name": "x", "training": training})
         return read_status(self.board, self.node, spec, losses or LossMeter())
 
 
@@ -182,6 +183,17 @@ def test_without_a_trainer_the_loss_of_steps_that_were_taken_is_unknown() -> Non
         swarm.peer(AddressInfo("trainer"), progress(7))
         assert headline(swarm.status()).startswith("step 7 of 9 · the loss comes with the next step · ")
         assert headline(swarm.status()).endswith("1 peer training, 2 auxiliaries helping")
+
+    in_loop(check)
+
+
+def test_a_run_with_several_strategies_says_which_is_at_work() -> None:
+    def check(swarm: Swarm) -> None:
+        for step, said in ((4, "synchronous up to step 5, then local"), (5, "local since step 5")):
+            swarm.peer(AddressInfo("trainer"), progress(step))
+            swarm.peer(AddressInfo("trainer"), progress(step))
+            status = swarm.status(strategy_changes=[{"from_step": 5, "strategy": "local"}])
+            assert headline(status).startswith(f"step {step} of 9 · {said} · ")
 
     in_loop(check)
 

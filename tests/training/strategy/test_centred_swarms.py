@@ -263,7 +263,7 @@ def test_nobody_computes_beyond_the_end_of_a_run_and_all_end_at_the_centre() -> 
     main()
 
 
-@pytest.mark.parametrize("strategy", ["leader", "elastic"])
+@pytest.mark.parametrize("strategy", ["leader", soaked("elastic")])
 @pytest.mark.parametrize("seed", seeds(1, of=40))
 def test_a_swarm_around_a_centre_survives_two_mishaps_at_a_time(seed: int, strategy: str) -> None:
     assert search(seed, strategy) == []

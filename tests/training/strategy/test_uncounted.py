@@ -15,6 +15,8 @@ from minga.training.strategy.interface import Recovery
 from tests.worlds.local_movements import LOSSY, Account, moving_swarm
 from tests.worlds.swarm_tools import assert_equal_states, offences, virtually
 
+pytestmark = pytest.mark.promise("the-model-is-right")
+
 AT, STEPS = 4, 9
 COUNTED, UNCOUNTED = ContributionFate.COUNTED, ContributionFate.UNCOUNTED
 

@@ -155,6 +155,19 @@ async def test_files_come_from_several_peers_and_only_once(swarm: Swarm) -> None
 
 
 @virtually
+async def test_files_that_the_machine_has_are_taken_from_there_if_they_are_the_same(swarm: Swarm) -> None:
+    """What lies under the name and size of another file is fetched."""
+    server, newcomer, folder, own = swarm.server(), swarm.peer(), swarm.folder / "here", swarm.folder / "own"
+    (own / "deeper").mkdir(parents=True)
+    (own / "train.txt").write_bytes(CONTENT["data/train.txt"])
+    (own / "tokenizer.json").write_bytes(bytes(len(CONTENT["tokenizer.json"])))
+    paths = await fetch(newcomer, [server], folder, own=own)
+    assert complete(paths, folder)
+    assert newcomer.node.traffic()[1] < len(CONTENT["tokenizer.json"]) + CHUNK_BYTES
+    assert (own / "tokenizer.json").read_bytes() == bytes(len(CONTENT["tokenizer.json"]))
+
+
+@virtually
 async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) -> None:
     first, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
 

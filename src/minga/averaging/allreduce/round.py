@@ -45,7 +45,7 @@ from minga.averaging.planning.signed_plan import chunk_bytes_of
 from minga.core.aio import Signal
 from minga.core.errors import UnreachableError
 from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import meta_buffer
 from minga.network.rpc.keepalive import PULSE_S
@@ -200,6 +200,7 @@ class Round:
             return Encoder(local, self.weight, seeds=self.seeds)
         return residual.seal(local, self.weight, self.plan.step, self.seeds)
 
+    @any_thread
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
         if self.own is not None and not self.plan.adopts:
@@ -209,6 +210,7 @@ class Round:
         elif self.is_counted and self._residual is not None:  # what was given then is not here any more
             self._residual.settle(ContributionFate.COUNTED)
 
+    @any_thread
     def set_aside(self) -> None:
         """The round came to nothing here, and a later one may adopt its result. Before `take_back`; it blocks."""
         if self.own is not None and not self.plan.adopts:

@@ -33,6 +33,7 @@ from minga.cli.terminal.context import Context, apply_threads
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import BASE_FOLDER
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import RECIPES, USUAL_RECIPE
 
@@ -75,6 +76,7 @@ class _Together:
     def __init__(self, stage: Stage, options: DemoCommand, recipe: type[Recipe[Any]], spec: RunSpec) -> None:
         self.stage, self.options, self.recipe, self.spec = stage, options, recipe, spec
         self._told_step = 0
+        self._base: Path | None = None
 
     def play(self) -> DemoOutcome:
         """All acts, and what came of them."""
@@ -121,6 +123,7 @@ class _Together:
             last_step=last,
             left_over=left_over,
             seconds=seconds,
+            has_base=self._base is not None,
         )
 
     def _start_organiser(self) -> tuple[Child, str]:
@@ -130,6 +133,10 @@ class _Together:
         organiser = self.stage.start("organiser", ["host", str(spec), "--device", "cpu"])
         self.stage.until(lambda: organiser.first("link") is not None, "the organiser has a link")
         event = organiser.first("link") or {}
+        base = Path(str(event["directory"])) / "files" / BASE_FOLDER
+        if base.is_dir():
+            self._base = base
+            self.stage.tell("The base of the run lies on this disk, as from a hub: no peer fetches it from another.")
         self.stage.tell(
             f"The organiser hosts run {str(event['run_id'])[:10]} and has a link of {len(event['link'])} letters."
         )
@@ -137,7 +144,8 @@ class _Together:
 
     def _start_trainer(self, name: str, link: str) -> Child:
         own_choice = ["--micro-batch", str(MICRO_BATCH)] if self.recipe.coupling == "none" else []
-        child = self.stage.start(name, ["join", link, "--device", "cpu", *own_choice])
+        own_base = [] if self._base is None else ["--base", str(self._base)]
+        child = self.stage.start(name, ["join", link, "--device", "cpu", *own_choice, *own_base])
         if name != "newcomer":
             child.step_back()
         return child

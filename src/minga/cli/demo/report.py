@@ -19,7 +19,7 @@ from rich.text import Text
 from minga.cli.demo.stage import Child
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import store
-from minga.core.units import counted, format_number
+from minga.core.units import counted, format_number, format_size
 from minga.recipes.interface import Exhibit, Recipe, Showing
 
 BEFORE_AFTER: Final = "before-after.png"
@@ -37,6 +37,9 @@ LATE_JOIN_S, LATE_JOIN_STEPS, LATE_JOIN_STARTS = 15.0, 30.0, 2.0
 
 BUSY_SHARE = 0.5
 """Share of the time that steps take at least, if each of them takes as long as is usual."""
+
+OTHER_BYTES: Final = 1_000_000
+"""What a newcomer fetches at most beside the state: the data of the run."""
 
 RUN_FOLDER = "run"
 
@@ -63,6 +66,8 @@ class DemoFacts:
     last_step: int
     left_over: int
     seconds: float
+    has_base: bool = False
+    """Whether the run tunes a base, which its peers have."""
 
 
 def normal_step_s(steps: Sequence[tuple[float, int, int]]) -> float:
@@ -101,6 +106,7 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     starts = [(each, each.first("ready")) for each in facts.survivors if each is not facts.newcomer]
     first_join_s = max((event["t"] - each.begun for each, event in starts if event), default=0.0)
     finals = [(c.summary.get("step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
+    on_base = (facts.newcomer.first("costs") or {}).get("parameters") if facts.has_base else None
     figures: dict[str, Any] = {
         "steps": result.get("step", 0),
         "headline": headline.name,
@@ -112,6 +118,8 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "recovery_s": recovery_s(facts),
         "first_join_s": round(first_join_s, 3),
         "late_join_s": late_join_s,
+        "late_join_bytes": _fetched_bytes(facts.newcomer),
+        "trained_bytes": None if on_base is None else 4 * on_base,
         "late_join_contributed": any(samples > 0 for _, _, samples in facts.newcomer.steps()),
         "digests_equal": len(set(finals)) == 1 and finals[0] == (facts.last_step, finals[0][1]),
         "leftover_processes": facts.left_over,
@@ -130,11 +138,24 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "killed": figures["killed"] == 1,
         **{name: figures[name] is not None and figures[name] <= bound for name, bound in most.items()},
         "late_join_contributed": figures["late_join_contributed"],
+        **({} if on_base is None else {"late_join_bytes": _is_small(figures)}),
         "digests_equal": figures["digests_equal"],
         "leftover_processes": facts.left_over == 0,
     }
     failed = [name for name, holds in bounds.items() if not holds]
     return {"ok": not failed, **figures, "failed": failed}
+
+
+def _fetched_bytes(newcomer: Child) -> int | None:
+    """What a newcomer fetched to come in: the files of the run that were not on its disk, and the state."""
+    costs, states = newcomer.first("costs"), newcomer.of("state.downloaded", "received_bytes")
+    return costs["files_bytes"] + sum(states) if costs and states else None
+
+
+def _is_small(figures: Mapping[str, Any]) -> bool:
+    """Whether a newcomer that has the base fetched what is trained, its optimizer's state, and little else."""
+    received: int | None = figures["late_join_bytes"]
+    return received is not None and received <= 3 * figures["trained_bytes"] + OTHER_BYTES
 
 
 def usual_step_s(facts: DemoFacts) -> float:
@@ -193,6 +214,11 @@ def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: Showing | None
     )
     contributed = "contributed" if summary["late_join_contributed"] else "did not contribute"
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."
+    if facts.has_base and summary["late_join_bytes"] is not None:
+        yield (
+            f"The newcomer fetched {format_size(summary['late_join_bytes'])} to come in; the adapters take "
+            f"{format_size(summary['trained_bytes'])}, and the base lay on its disk."
+        )
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
     left = counted(summary["leftover_processes"], "process was", "processes were")
     yield f"At the end the survivors {same}; {left} left over."
@@ -269,14 +295,14 @@ def keep_results(facts: DemoFacts, directory: Path) -> tuple[Showing | None, lis
 
 
 def _shown(run: Path) -> Showing | None:
-    from minga.recipes.initial import new_model
+    from minga.recipes.running.run import first_model
     from minga.recipes.running.trained_model import from_run_folder
 
     try:
         trained = from_run_folder(run)
     except ConfigurationError:  # too short for a checkpoint
         return None
-    return trained.recipe.show([new_model(trained.recipe), trained.model], trained.files)
+    return trained.recipe.show([first_model(trained.recipe, trained.files), trained.model], trained.files)
 
 
 def draw_rows(shown: Showing, directory: Path) -> list[str]:

@@ -94,8 +94,8 @@ def from_outside(direct: Sequence[str]) -> Finding:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a run takes: of memory with PyTorch, the model and its optimizer, without activations; of its state;
-    and of disk, with its checkpoints.
+    """Bytes that a run takes: of memory with PyTorch, the model, its optimizer and the base that it tunes, without
+    activations; of its state; and of disk, with its checkpoints and the base.
     """
 
     memory: int
@@ -106,12 +106,15 @@ class Needs:
     def of(cls, spec: RunSpec, model: ModelFacts) -> Needs:
         """What a run of this model takes."""
         from minga.averaging.strategy_choice import largest_strategy
+        from minga.core.spec.sections import BASE_FOLDER
         from minga.planner.device_memory import moment_bytes
 
         size, moments = 4 * model.parameters, moment_bytes(model.tensors, spec.optimizer)
         vectors = 3 + largest_strategy(spec).facts.vectors
         state = size + moments
-        return cls(PYTORCH_BYTES + size * vectors + moments, state, state * (spec.checkpoints.keep + 1))
+        base = sum(entry.size_bytes for name, entry in spec.files.items() if name.startswith(BASE_FOLDER))
+        memory = PYTORCH_BYTES + size * vectors + moments + model.frozen_bytes
+        return cls(memory, state, state * (spec.checkpoints.keep + 1) + base)
 
 
 def model_of(spec: RunSpec) -> ModelFacts | None:

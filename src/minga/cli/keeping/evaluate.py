@@ -1,4 +1,4 @@
-"""`minga evaluate`: what a trained model is good for, by the tasks that its recipe names."""
+"""`minga evaluate`: what a trained model is good for, by the tasks that its recipe names, or by its figures."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
+CHECKPOINTS: Final = "checkpoints"
 FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
 
 def run_evaluate(options: EvaluateCommand, context: Context) -> None:
-    """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
+    """Do the task; the table has a model from scratch beside this one. Of a run whose recipe has no tasks it has the
+    figures on held-out data. Raises `ConfigurationError`.
+    """
     apply_threads(options.threads)
     model, task = options.model, options.task
     folder = Path(model).expanduser()
     provenance = read_provenance(folder)
-    run = known_run(folder) if (folder / SPEC_FILE).is_file() else None
-    name = run.spec.model.recipe if run else FROM_ELSEWHERE if provenance is None else provenance.recipe
+    of_run = _recipe_of_run(folder)
+    name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)
     recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
+    if of_run is not None and recipe is not None and not recipe.tasks:
+        _show_figures(folder, context)
+        return
     if recipe is None or not recipe.tasks:
         raise ConfigurationError(
             f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
         )
-    if run is not None:
+    if of_run is not None:
         typed = f"minga export {model} --out MODEL, and then minga evaluate MODEL"
         raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
@@ -55,13 +61,37 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     context.output.show(Display([_table(report), basis], report.as_json()))
 
 
+def _recipe_of_run(folder: Path) -> str | None:
+    """The recipe of a run by its folder, None for another one."""
+    if (folder / SPEC_FILE).is_file():
+        return known_run(folder).spec.model.recipe
+    if not (folder / CHECKPOINTS).is_dir():
+        return None
+    from minga.recipes.running.trained_model import from_run_folder
+
+    return from_run_folder(folder).recipe.context.recipe  # its host kept no key, and so no spec
+
+
+def _show_figures(run: Path, context: Context) -> None:
+    """The figures of the newest checkpoint of a run on its held-out data."""
+    from minga.recipes.running.trained_model import from_run_folder
+
+    trained = from_run_folder(run)
+    context.output.say(f"Measuring the model after step {trained.step} on held-out data …")
+    figures = trained.recipe.evaluate(trained.model, trained.files)
+    table = plain_table("figure", "value", left=["figure"])
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.4f}")
+    context.output.show(Display([table], {"step": trained.step, **figures}))
+
+
 def _else(recipe: type[Recipe[Any]] | None) -> str:
     """What to type instead, for a model without tasks."""
     if recipe is None:
         return "the program that trains it has to evaluate it, see minga.Peer.newest_checkpoint"
     return (
-        f"it is judged by its {recipe.headline.name}: minga join LINK --evaluate shows it while the run goes on, and "
-        "minga status FOLDER what the host of the run had last"
+        f"it is judged by its {recipe.headline.name}: minga evaluate FOLDER shows it, of the folder of its run, and "
+        "minga join LINK --evaluate while the run goes on"
     )
 
 

@@ -11,9 +11,8 @@ from minga.core.units import counted
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import signed_spec
 from minga.network.interface import PeerId
+from minga.security.accountability.evidence import Decision, Entered, Evidence, EvidenceError
 from minga.security.accountability.log import follow_log, read_log
-from minga.security.accountability.proofs import Admitted, Entered, Evidence, EvidenceError
-from minga.security.accountability.verify import verify
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_member import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
@@ -45,7 +44,8 @@ def _check(directory: Path, witness: PeerId, signed: SignedRunSpec, context: Con
     except EvidenceError as error:
         output.say(f"{path} is damaged: {error}")
         return {**log, "wrong": [str(error)]}
-    wrong = [why for entry in entries if (why := _show(entry, run_id, context)) is not None]
+    shown = [_show(entry, run_id, context) for entry in entries]
+    wrong = [one for one in shown if isinstance(one, str)]
     log |= {"cases": len(entries), "wrong": wrong}
     if wrong:
         output.say("What is wrong leads to no list of members.")
@@ -53,28 +53,32 @@ def _check(directory: Path, witness: PeerId, signed: SignedRunSpec, context: Con
         output.say("Each case holds by itself, but the organiser's word of who the founders are is not in the folder.")
     else:
         try:
-            end = follow_log(map(PeerId, founders), entries)
+            decisions = [one for one in shown if isinstance(one, Decision)]
+            end = follow_log(map(PeerId, founders), zip(entries, decisions, strict=True))
         except EvidenceError as error:
             output.say(f"Each case holds by itself, but they do not lead to a list of members: {error}")
             return log
-        start = counted(len(founders), "founder") if end.entered is None else f"where {end.entered.peer[:10]} entered"
+        start = counted(len(founders), "founder") if end.entered is None else f"where {end.entered.author[:10]} entered"
         at = "" if end.entered is None else f" at step {end.entered.step}, by the word of those who were members there"
         output.say(f"From {start}{at}, this leaves {counted(len(end.members), 'member')}.")
         log |= {"members": list(end.members), "entered": None if end.entered is None else end.entered.step}
     return log
 
 
-def _show(entry: Evidence, run_id: str, context: Context) -> str | None:
-    """Say what became of one member, and return what is wrong with its evidence."""
-    case, wrong = entry.case, None
-    what = "was away" if case.reason is None else f"was banned: {case.reason}"
+def _show(entry: Evidence, run_id: str, context: Context) -> Decision | str:
+    """Say what becomes of members by one case; what that is, or what is wrong with it."""
     try:
-        verify(entry, run_id)
-        what = what if case.ban is None else f"was banned: {case.ban.value}"
+        decision = entry.verify(run_id)
     except EvidenceError as error:
-        wrong = str(error)
-    if isinstance(case.proof, Admitted | Entered):
-        what = "became a member"
-    context.output.say(f"step {case.step}  {case.peer[:10]}  {what}  ({'proven' if wrong is None else wrong})")
-    context.output.event("case", step=case.step, peer=case.peer, reason=case.reason, witness=entry.author, wrong=wrong)
-    return wrong
+        context.output.say(f"step {entry.step}  shows nothing: {error}")
+        context.output.event("case", step=entry.step, peer=None, reason=None, witness=entry.author, wrong=str(error))
+        return str(error)
+    came = (entry.author,) if isinstance(entry.proof, Entered) else decision.admitted
+    told = {peer: "was away" if why is None else f"was banned: {why.value}" for peer, why in decision.gone.items()}
+    for peer, what in (told | dict.fromkeys(came, "became a member")).items():
+        reason = decision.gone.get(peer)
+        context.output.say(f"step {entry.step}  {peer[:10]}  {what}  (proven)")
+        context.output.event(
+            "case", step=entry.step, peer=peer, reason=reason and reason.name, witness=entry.author, wrong=None
+        )
+    return decision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from minga.cli.commands import ExportCommand
 from minga.cli.terminal.context import Context
@@ -12,9 +13,11 @@ from minga.cli.terminal.options import LookingOptions, folder_or_link
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
+from minga.recipes.registry import CUSTOM, load_recipe
 from minga.recipes.running.trained_model import TrainedModel, from_run_folder, with_state
 from minga.training.join import join
 from minga.training.peer import Peer
+from minga.training.prospect import Prospect
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
@@ -35,7 +38,8 @@ def run_export(options: ExportCommand, context: Context) -> None:
     with trained_model(options.run, options, context) as trained:
         context.output.say("Writing the model, with its figures on held-out data …")
         provenance = trained.recipe.provenance(trained.step, trained.lineage)
-        trained.recipe.export(trained.model, trained.files, out, provenance)
+        write = trained.recipe.export_merged if options.merge else trained.recipe.export
+        write(trained.model, trained.files, out, provenance)
     step = trained.step
     context.output.say(f"{out}: the model after step {step}; README.md in it says how to load it.")
     context.output.summary(ok=True, step=step, out=str(out))
@@ -49,9 +53,15 @@ def trained_model(run: str, options: LookingOptions, context: Context) -> Iterat
         yield from_run_folder(folder)
         return
     context.output.say("Looking for the run …")
-    with join(run, options.peer_options()) as joined:
+    with join(run, options.peer_options(), consider=_elsewhere) as joined:
         context.wire(joined)
         yield with_state(joined.spec, joined.files, lambda replica: _from_swarm(joined, replica))
+
+
+def _elsewhere(prospect: Prospect) -> Path | None:
+    """Where files of the run are that need not come from its peers."""
+    spec = prospect.spec
+    return None if spec.model.recipe == CUSTOM else load_recipe(spec).elsewhere(spec.files)
 
 
 def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:

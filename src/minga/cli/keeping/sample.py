@@ -29,8 +29,11 @@ def run_sample(given: SampleCommand, context: Context) -> None:
     with trained_model(given.run, given, context) as trained:
         samples = trained.recipe.sample(trained.model, trained.files, given.prompts, options)
     for sample in samples:
-        output.event("sample", prompt=sample.prompt, text=sample.text)
-        if sample.image is None:
+        beside = {} if sample.of_base is None else {"of_base": sample.of_base}
+        output.event("sample", prompt=sample.prompt, text=sample.text, **beside)
+        if sample.of_base is not None:
+            output.say_whole(f"{sample.prompt}\n  base:  {sample.of_base}\n  tuned: {sample.text}\n")
+        elif sample.image is None:
             output.say_whole(f"{sample.text}\n")
     sheet = _write_sheet(samples, options, given.out or USUAL_SHEET)
     if sheet:

@@ -13,64 +13,80 @@ from minga.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
     from minga.planner.comparison import BatchLimits
-    from minga.planner.model_facts import OptimizerName
+    from minga.planner.model_facts import ModelFacts, OptimizerName
     from minga.planner.planned_run import PlannedRun
     from minga.planner.ways import TrainingWay
 
-USUAL_TARGET_BATCH_SIZE = 4096
+USUAL_TARGET_BATCH_SIZE, TUNED_BATCH_SIZE = 4096, 128
 
 
 def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
-    from minga.planner.advice import warnings
+    from minga.planner.advice import never, warnings
     from minga.planner.comparison import best_of, compare
 
-    setting, ways, auto = _asked(options)
+    setting, ways, auto, phases = _asked(options)
     context.output.say("Planning …")
     compared = compare(setting, ways, auto)
     best = best_of(compared)
-    found = warnings(best.forecast)
+    found = (*never(best), *warnings(best.forecast))
     tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
-    context.output.show(Display([*tables, *words], forecast_json(best, compared, found)))
+    said = [f"This is for the last phase of the run: {phases}."] if phases else []
+    context.output.show(Display([*tables, *said, *words], forecast_json(best, compared, found, phases)))
 
 
-def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
-    """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
-    leaders do that.
+def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None, str]:
+    """The setting with the first way, all ways that are to be compared, how the target batch size is chosen if the
+    leaders do that, and in words the phases of a run that changes its strategy, of which the last one is planned.
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
-    from minga.core.spec.sections import AUTO_STRATEGY
-    from minga.planner.device_memory import moment_bytes
+    from minga.core.spec.sections import AUTO_STRATEGY, OptimizerSection
     from minga.planner.devices import THIS, Precision, read_measurements
-    from minga.planner.model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.planner.model_facts import STATE_BYTES, recipe_spec
     from minga.planner.peer_text import parse_peers
     from minga.planner.planned_run import PlannedRun, resolve
     from minga.planner.ways import TrainingWay, compared_ways
 
     name = str(options.model)
-    spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
+    whole = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
+    spec = None if whole is None else whole.phases[-1]
     precision = cast("Precision", one_of("--precision", options.precision, get_args(Precision)))
     named = options.strategy or _of(spec, "training", "strategy")
     said_by = "--strategy" if options.strategy else f"{name}: training.strategy ="
     strategy = one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
-    wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
-    optimizer = cast("OptimizerName", one_of("--optimizer", wanted, tuple(STATE_BYTES)))
+    usual = OptimizerSection(name="adamw" if options.fine_tune else "lamb") if spec is None else spec.optimizer
+    wanted = cast("OptimizerName", one_of("--optimizer", options.optimizer or usual.name, tuple(STATE_BYTES)))
+    optimizer = usual if wanted == usual.name else OptimizerSection(name=wanted)
     auto = _limits_of(spec) if spec and options.target_batch is None else None
-    batch = options.target_batch or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
+    batch = options.target_batch or (
+        spec.training.batch_range[0] if spec else TUNED_BATCH_SIZE if options.fine_tune else USUAL_TARGET_BATCH_SIZE
+    )
     classes = parse_peers(str(options.peers))  # before the model, which takes seconds to import
-    model = model_facts(name, options.tokens)
+    model = planned_model(options)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     ways = compared_ways(strategy, codec)
     if spec is not None and strategy is not None:
         download = None if options.codec else spec.averaging.download_codec
         ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
-    own = spec is not None and spec.optimizer.name == optimizer
-    coded = moment_bytes(model.tensors, spec.optimizer) if spec is not None and own else None
     first = ways[0]
-    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec, None, coded), ways, auto
+    phases = "" if whole is None or options.strategy else whole.training.phase_at(0)
+    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec), ways, auto, phases
+
+
+def planned_model(options: PlanCommand) -> ModelFacts:
+    """What --model names, or with --fine-tune adapters on it."""
+    from minga.planner.model_facts import USUAL_RANK, BaseBits, model_facts, tuned_facts
+
+    name = str(options.model)
+    if not options.fine_tune:
+        return model_facts(name, options.tokens)
+    bits = 4 if options.base_bits is None else options.base_bits
+    if bits not in get_args(BaseBits):
+        raise ConfigurationError(f"--base-bits {bits}: it must be 16, 8 or 4")
+    return tuned_facts(name, options.tokens, options.rank or USUAL_RANK, cast("BaseBits", bits))
 
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:

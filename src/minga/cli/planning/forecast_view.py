@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
-from minga.core.units import format_duration, format_number, format_size
+from minga.core.units import counted, format_duration, format_number, format_size
 from minga.planner.comparison import BatchLimits, Compared, advised_batch, frugal_of
+from minga.planner.device_memory import DeviceMemory, device_memory, estimated_passes
 from minga.planner.explanation import binding_text, seconds_json
-from minga.planner.forecast import Forecast, footprint
+from minga.planner.forecast import Forecast, memory_of
+from minga.planner.model_facts import BaseBits, FrozenBase
 from minga.planner.planned_run import Volunteers
-from minga.planner.ways import Gap
+from minga.planner.ways import SYNCHRONOUS, Gap
 
 
 def forecast_table(best: Compared, compared: Sequence[Compared]) -> Iterator[Table]:
     """Who does what and needs what; and the ways that were compared."""
     yield _classes_table(best.forecast)
+    if best.forecast.setting.model.base is not None:
+        yield _bases_table(best.forecast)
     if len(compared) > 1:
         yield _ways_table(best, compared)
 
@@ -31,24 +35,46 @@ def _classes_table(best: Forecast) -> Table:
         "peers", "samples/s", "micro-batch", "sends a day", "receives a day", "device", "main memory", "to join"
     )
     for place, (each, figures) in enumerate(zip(best.setting.volunteers, best.classes, strict=True)):
-        memory = footprint(best, place)
+        memory = memory_of(best, place)
         table.add_row(
             f"{each.peers.count} x {each.name}",
             f"{format_number(each.samples_per_s)} ({each.speed_origin})" if each.computes else "-",
             str(each.micro_batch) if each.computes else "-",
             format_size(figures.upload_bytes_per_day),
             format_size(figures.download_bytes_per_day),
-            format_size(memory.device) + (" and activations" if memory.activations is None else ""),
-            format_size(memory.main),
+            format_size(memory.device(each.micro_batch)) + ("" if memory.passes.is_known else " and activations"),
+            format_size(memory.ram),
             format_duration(figures.sync_s),
         )
     return table
 
 
+def _bases_table(best: Forecast) -> Table:
+    """What devices hold with a base of so many bits, and the largest micro-batch for which there is memory."""
+    setting = best.setting
+    classes = [each for each in setting.volunteers if each.computes and each.memory_bytes is not None]
+    table = plain_table("base in", "takes", *(f"one sample on {each.name}, most" for each in classes))
+    for bits, found in _by_bits(best):
+        fits = (found.largest_micro_batch(float(each.memory_bytes or 0)) for each in classes)
+        needs = (f"{format_size(found.device(1))}, {most or 'does not fit'}" for most in fits)
+        table.add_row(f"{bits} bits", format_size(found.base), *needs)
+    return table
+
+
+def _by_bits(best: Forecast) -> Iterator[tuple[int, DeviceMemory]]:
+    setting, base = best.setting, best.setting.model.base
+    if base is None:
+        return
+    for bits in get_args(BaseBits):
+        model = replace(setting.model, base=replace(base, bits=bits))
+        passes = estimated_passes(model, half=True)
+        yield bits, device_memory(model, setting.optimizer, setting.strategy, passes)
+
+
 def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
     """Steps of local strategies are rounds, of as many batches as their name says."""
     table = plain_table("strategy, codec", "steps/h", "up a day", "down", "gap %", "to a loss", "")
-    least_s = min(each.equal_s for each in compared)
+    least_s = min((each.equal_s for each in compared if each.arrives), default=math.inf)
     for each in compared:
         up, down = each.traffic_per_day
         table.add_row(
@@ -57,17 +83,27 @@ def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
             format_size(up),
             format_size(down),
             _gap_text(each.gap),
-            f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?",
+            _time_text(each, least_s),
             "best" if each is best else "",
         )
     return table
 
 
+def _time_text(each: Compared, least_s: float) -> str:
+    if not each.arrives:
+        return "never"
+    return f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?"
+
+
 def _gap_text(gap: Gap | None) -> str:
+    """The range, and of how many runs; one run has no range."""
     if gap is None:
         return "?"
+    if gap.basis == "reference":
+        return "0"
+    star, runs = ("*" if gap.basis == "literature" else ""), (f" ({counted(gap.runs, 'run')})" if gap.runs else "")
     half = (gap.most - gap.least) / 2.0
-    return f"{gap.percent:.2g} ± {half:.2g}" + ("*" if gap.basis == "literature" else "")
+    return f"{gap.percent:.2g}" + (f" ± {half:.2g}" if gap.runs != 1 else "") + star + runs
 
 
 def forecast_text(
@@ -78,8 +114,9 @@ def forecast_text(
     setting = best.setting
     if len(compared) > 1:
         yield (
-            "Gap: how much higher the loss is after equally many samples than with synchronous float16; * is from the "
-            "literature, for small models. To a loss: the time, relative to the way that comes first to it."
+            "Gap: how much higher the loss is after equally many samples than with synchronous float16, in so many "
+            "runs of the benchmark of small models; * is from the literature. To a loss: the time, relative to the way "
+            "that comes first to it; never: it did not come there in the benchmark."
         )
     yield (
         f"{format_number(best.steps_per_hour)} steps an hour of {best.batch:,} samples: a step takes "
@@ -89,6 +126,8 @@ def forecast_text(
         f"({format_size(best.vector_bytes)}) and {format_duration(best.update_s)} for the update. "
         f"The machines compute {best.utilisation:.0%} of the time for steps that count."
     )
+    if setting.model.base is not None:
+        yield _adapters_text(best, setting.model.base, compared)
     if auto is not None and setting.target_batch_size > auto.least:
         yield f"That is the steady state: the leaders raise the target batch from {auto.least:,} to it, step by step."
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
@@ -114,6 +153,24 @@ def forecast_text(
         yield f"! {warning[0].upper()}{warning[1:]}."
 
 
+def _adapters_text(best: Forecast, base: FrozenBase, compared: Sequence[Compared]) -> str:
+    """That what travels is small, and from which batch on every step can be shared."""
+    model = best.setting.model
+    words = (
+        f"What travels are the adapters, {format_size(best.vector_bytes)} a round: the vector is small, "
+        f"{model.parameters / base.parameters:.2%} of the {base.parameters / 1e9:.2f} billion parameters of the base, "
+        "which each device has already."
+    )
+    synchronous = [each for each in compared if each.way.strategy == SYNCHRONOUS and each.gap and each.arrives]
+    if synchronous:
+        shared = min(synchronous, key=lambda each: each.equal_s)
+        words += (
+            f" With {shared.way.codec} every step can be shared (synchronous) from a target batch of "
+            f"{advised_batch(shared.forecast):,} on: communication then takes at most a fifth of the time."
+        )
+    return f"{words} Gaps were measured where whole models are trained, and are not known for adapters."
+
+
 def _settings_text(chosen: Compared) -> str:
     """What the run spec has to say for this way."""
     way = chosen.way
@@ -137,11 +194,14 @@ def names(volunteers: Sequence[Volunteers]) -> list[str]:
     ]
 
 
-def forecast_json(chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str]) -> dict[str, Any]:
-    """The same as JSON values; times that are infinite are null."""
+def forecast_json(
+    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], phases: str
+) -> dict[str, Any]:
+    """The same as JSON values; times that are infinite are null. `phases` are those of the run, in words."""
     best = chosen.forecast
     setting = best.setting
     return {
+        "phases": phases,
         "steps_per_hour": round(best.steps_per_hour, 4),
         "utilisation": round(best.utilisation, 4),
         "step_s": seconds_json(best.step_s),
@@ -163,6 +223,9 @@ def forecast_json(chosen: Compared, compared: Sequence[Compared], warnings: Sequ
             }
             for each, figures in zip(setting.volunteers, best.classes, strict=True)
         },
+        "memory_of_base_bits": {
+            str(bits): {"base": found.base, "device_of_one": found.device(1)} for bits, found in _by_bits(best)
+        },
         "memory_bytes": {each.name: _memory(best, place) for place, each in enumerate(setting.volunteers)},
         "classes": [_class_json(best, place) for place in range(len(setting.volunteers))],
         "ways": [_way_json(each) for each in compared],
@@ -171,8 +234,14 @@ def forecast_json(chosen: Compared, compared: Sequence[Compared], warnings: Sequ
 
 
 def _memory(best: Forecast, place: int) -> dict[str, int | None]:
-    found = footprint(best, place)
-    return {**asdict(found), "device": found.device, "main": found.main}
+    found, micro_batch = memory_of(best, place), best.setting.volunteers[place].micro_batch
+    names = ("base", "parameters", "gradients", "moments", "scratch", "sums", "averaging", "wire", "state_copy")
+    return {
+        **{name: getattr(found, name) for name in names},
+        "pass": round(found.of_pass(micro_batch)) if found.passes.is_known else None,
+        "device": found.device(micro_batch),
+        "ram": found.ram,
+    }
 
 
 def _class_json(best: Forecast, place: int) -> dict[str, Any]:
@@ -209,6 +278,8 @@ def _way_json(each: Compared) -> dict[str, Any]:
         "download_bytes_per_day": round(down),
         "loss_gap_percent": None if gap is None else [round(gap.least, 3), round(gap.most, 3)],
         "loss_gap_basis": None if gap is None else gap.basis,
+        "loss_gap_runs": None if gap is None else gap.runs,
+        "arrives": each.arrives,
         "extra_samples": None if gap is None else round(gap.extra_samples, 4),
-        "equal_loss_samples_per_s": None if gap is None else round(1.0 / each.equal_s, 4),
+        "equal_loss_samples_per_s": None if gap is None or not gap.arrives else round(1.0 / each.equal_s, 4),
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 from minga.cli.commands import PlanCommand
-from minga.cli.planning.forecast import one_of
+from minga.cli.planning.forecast import one_of, planned_model
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
@@ -44,20 +44,20 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
     from minga.planner.device_memory import counted_passes, device_memory, estimated_passes
     from minga.planner.devices import Precision
-    from minga.planner.model_facts import facts_of_recipe, model_facts, named_spec
+    from minga.planner.model_facts import facts_of_recipe, named_spec
     from minga.recipes.registry import load_recipe
 
     one_of("--precision", options.precision, get_args(Precision))
     name, half = str(options.model), options.precision != "single"
-    spec = named_spec(name, options.tokens)
+    spec = None if options.fine_tune else named_spec(name, options.tokens)
     usual = RunSpec.from_mapping({"name": "plan", "model": {"recipe": "custom"}}) if spec is None else spec
-    changes = {"name": options.optimizer, "state_bits": options.state_bits}
+    changes = {"name": options.optimizer or ("adamw" if options.fine_tune else None), "state_bits": options.state_bits}
     settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
     optimizer = usual.from_mapping({"name": "plan", "model": {"recipe": "custom"}, "optimizer": settings}).optimizer
     strategy = largest_strategy(usual) if options.strategy is None else StrategyChoice.of(usual, options.strategy)
     one_of("--strategy", strategy.name, STRATEGIES.names())
     if spec is None:
-        model = model_facts(name, options.tokens)
+        model = planned_model(options)
         if options.checkpoint_activations:
             raise ConfigurationError("--checkpoint-activations: only a recipe says what a model keeps then")
         passes = estimated_passes(model, half=half)
@@ -75,6 +75,8 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
 def _table(found: DeviceMemory, micro_batch: int) -> Any:
     table = plain_table("what", "on the device", "in RAM", left=("what",))
     update, averaging = found.gradients + found.scratch, format_size(found.averaging)
+    if found.base:
+        table.add_row("frozen base", format_size(found.base), "-")
     table.add_row("parameters", format_size(found.parameters), format_size(found.parameters) if found.offload else "-")
     table.add_row("moments of the optimizer", *_sides(found.moments, away=found.offload))
     table.add_row(f"a pass over {micro_batch:,}", format_size(found.of_pass(micro_batch)), "-")
@@ -117,6 +119,7 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "largest_micro_batch": largest,
         "device_bytes": found.device(largest or 1),
         "device_bytes_of_one": found.device(1),
+        "base_bytes": found.base,
         "parameter_bytes": found.parameters,
         "moment_bytes": found.moments,
         "pass_bytes": round(found.of_pass(largest or 1)),

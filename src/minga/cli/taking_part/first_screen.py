@@ -28,6 +28,7 @@ from minga.planner.forecast import encoded_bytes
 from minga.planner.model_facts import ModelFacts
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
+from minga.training.transfer.run_files import lies_in
 
 if TYPE_CHECKING:
     from minga.recipes.running.precision import Precision
@@ -114,7 +115,11 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     task = _task(prospect, own) if plans else None
     is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
     first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
-    files = sum(entry.size_bytes for entry in spec.files.values())
+    files = sum(
+        entry.size_bytes
+        for name, entry in spec.files.items()
+        if work.base is None or lies_in(work.base, name, entry.size_bytes) is None
+    )
     at_start = None if needs is None else needs.state + files
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
@@ -163,7 +168,7 @@ def require_whole_model(spec: RunSpec, instead: str) -> None:
 
 def require_recipe(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
-    from minga.recipes.registry import CUSTOM, check_installed
+    from minga.recipes.registry import CUSTOM, check_installed, load_recipe
 
     require_whole_model(spec, "minga split join LINK")
 
@@ -173,6 +178,7 @@ def require_recipe(spec: RunSpec) -> None:
             "use the program that the organiser gave you: it calls minga.join with this link"
         )
     check_installed(spec)
+    load_recipe(spec).check_received()
 
 
 def show_and_ask(

@@ -29,6 +29,7 @@ from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import counted, format_duration, parse_size
 from minga.core.wheel import installed_from
 from minga.identity.links.links import Link
@@ -41,9 +42,10 @@ from minga.keeping.availability import (
     listeners,
     listening,
 )
-from minga.recipes.registry import CUSTOM
+from minga.recipes.registry import CUSTOM, load_recipe
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
+from minga.training.transfer.run_files import lies_in
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +85,7 @@ def run_join(options: JoinCommand, context: Context) -> None:
 
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
 
-    def consider(prospect: Prospect) -> None:
+    def consider(prospect: Prospect) -> Path | None:
         if peer.role != "monitor" and prospect.completed is not None:
             tell_complete(prospect, link, done, context.output)
             raise typer.Exit
@@ -98,6 +100,15 @@ def run_join(options: JoinCommand, context: Context) -> None:
             availability.expect_start(costs.start_bytes)
             if availability.pause() is not None:
                 raise _LaterError
+        if options.base is not None or peer.role == "monitor":
+            if options.base is not None:
+                check_base(options.base, prospect.spec)
+            return options.base
+        kept = peer.run_directory(parsed.run_id) / "files"
+        missing = {
+            name: entry for name, entry in prospect.spec.files.items() if lies_in(kept, name, entry.size_bytes) is None
+        }
+        return load_recipe(prospect.spec).elsewhere(missing)
 
     is_paused = True
     with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:
@@ -187,6 +198,16 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     output.summary(
         ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
     )
+
+
+def check_base(folder: Path, spec: RunSpec) -> None:
+    """Raise `ConfigurationError` if a folder lacks a file that the run tunes, by name and size."""
+    for name, entry in spec.files.items():
+        if name.startswith(BASE_FOLDER) and lies_in(folder, name, entry.size_bytes) is None:
+            raise ConfigurationError(
+                f"--base {folder}: no {name.removeprefix(BASE_FOLDER)} of {entry.size_bytes:,} bytes in it, which this "
+                "run tunes; without --base it is downloaded"
+            )
 
 
 def tell_whose_code(spec: RunSpec, output: Output) -> None:

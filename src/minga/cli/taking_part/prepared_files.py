@@ -1,8 +1,8 @@
 """The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
 Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
-hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. Initial parameters
-are kept where they come from.
+hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. Parameters to begin
+with are kept where they come from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
     from minga.recipes.init_from import INITIAL_FILE, initial_file
 
     recipe = load_recipe(spec)
-    initial = {} if source is None else {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
+    given: dict[str, Content] = dict(recipe.given_files())
+    if source is not None:
+        given |= {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
     folder = directory / "prepared" / _key(spec, recipe)[:16]
     stored = _stored(folder)
     if stored is None:
@@ -48,7 +50,7 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
         stored = _stored(folder)
     if stored is None:
         raise StorageError(f"{folder} does not hold what was written to it")
-    return {**stored, **initial}
+    return {**stored, **given}
 
 
 def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:

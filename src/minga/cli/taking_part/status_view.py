@@ -64,7 +64,8 @@ def headline(status: RunStatus) -> str:
     if status.founders is not None:
         ready, wanted = status.founders
         return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
-    return " · ".join([f"step {status.step}{last}", _loss(status), *_work(status), _members(status)])
+    phase = [status.phase] if status.phase and not status.is_complete else []
+    return " · ".join([f"step {status.step}{last}", *phase, _loss(status), *_work(status), _members(status)])
 
 
 def _loss(status: RunStatus) -> str:

@@ -23,7 +23,7 @@ import secrets
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 from blake3 import blake3
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -79,6 +79,45 @@ def read_strategy_tables(tables: Mapping[str, Any], strategies: Collection[str])
                 f"{probably_meant(name, strategies)}"
             )
     return {name: _read_table(table, f"strategy.{name}") for name, table in tables.items()}
+
+
+WARM_START, WARM_BATCH = "synchronous_for", "synchronous_batch"
+"""Settings that each strategy takes beside its own, in its table: samples of a run's first phase, which is synchronous,
+and of each of its steps.
+"""
+
+
+def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it.
+
+    Raises `ValueError` where the samples of a step are not fixed, or changes are planned besides.
+    """
+    training, tables = values.get("training", {}), values.get("strategy", {})
+    training = training.model_dump(mode="json") if isinstance(training, TrainingSection) else training
+    name = training.get("strategy") if isinstance(training, Mapping) else None
+    table = tables.get(name) if isinstance(tables, Mapping) and isinstance(name, str) else None
+    if not isinstance(table, Mapping) or not {WARM_START, WARM_BATCH} & table.keys():
+        return values
+    where = f"strategy.{name}.{WARM_START}"
+    batch = training.get("target_batch_size", TrainingSection.model_fields["target_batch_size"].default)
+    samples, step = table.get(WARM_START), table.get(WARM_BATCH, batch)
+    if name == "synchronous":
+        raise ValueError(f"{where}: synchronous steps need no warm start")
+    if training.get("strategy_changes"):
+        raise ValueError(f"{where}: leave it out, and name its phase in training.strategy_changes with the others")
+    if not _is_whole(batch):
+        raise ValueError(f"{where} needs a number as training.target_batch_size")
+    if not _is_whole(samples) or not _is_whole(step):
+        raise ValueError(f"{where} and {WARM_BATCH} must be whole numbers from 1 on, and {WARM_START} has to be there")
+    change = {"from_step": -(-samples // step), "strategy": name, "target_batch_size": batch}
+    warm = {"strategy": "synchronous", "target_batch_size": step, "strategy_changes": [change]}
+    rest = {key: value for key, value in table.items() if key not in (WARM_START, WARM_BATCH)}
+    others = {key: value for key, value in tables.items() if key != name}
+    return {**values, "training": {**training, **warm}, "strategy": {**others, **({name: rest} if rest else {})}}
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _read_table(table: Any, where: str) -> dict[str, Any]:
@@ -192,6 +231,11 @@ class RunSpec(Section):
         if (total := sum(entry.size_bytes for entry in files.values())) > MAX_FILES_BYTES:
             raise ValueError(f"the files take {total} bytes in all; the limit is {MAX_FILES_BYTES}")
         return files
+
+    @model_validator(mode="before")
+    @classmethod
+    def _write_out_warm_start(cls, values: Any) -> Any:
+        return write_out_warm_start(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _check_recipe(self) -> RunSpec:

@@ -18,6 +18,9 @@ from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, is_source_url, parse_announced
 
 MAX_FILE_BYTES = 8 << 30
+BASE_FOLDER = "base/"
+"""How the names of the files begin that hold the parameters which a run tunes and does not train."""
+
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
@@ -52,20 +55,29 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """How the averaged gradient becomes an update."""
 
-    name: Literal["lamb", "adamw", "sgd", "lars", "larc"] = choice(
-        "lamb", "algorithm", "lamb", "adamw", "sgd", "lars", "larc"
+    name: Literal["lamb", "adamw", "muon", "sgd", "lars", "larc"] = choice(
+        "lamb",
+        "algorithm; muon for the matrices of hidden layers, and adamw for the rest",
+        "lamb",
+        "adamw",
+        "muon",
+        "sgd",
+        "lars",
+        "larc",
     )
     learning_rate: Real = real(0.00176, 0.0, 1000.0, "peak learning rate", above_low=True)
     betas: Annotated[
         tuple[Annotated[Real, Field(ge=0.0, lt=1.0)], Annotated[Real, Field(ge=0.0, lt=1.0)]], Field(strict=False)
     ] = described(
-        (0.9, 0.999), "(lamb, adamw) decay of the two moments", "two numbers from 0 to below 1, such as [0.9, 0.999]"
+        (0.9, 0.999),
+        "(lamb, adamw, muon) decay of the two moments",
+        "two numbers from 0 to below 1, such as [0.9, 0.999]",
     )
-    epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw) added to the root of the second moment", above_low=True)
+    epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw, muon) added to the root of the second moment", above_low=True)
     weight_decay: Real = real(
         0.01, 0.0, 10.0, "pull towards zero (none on biases and norms, unless the recipe says so)"
     )
-    momentum: Real = real(0.9, 0.0, 1.0, "(sgd, lars, larc) momentum", below_high=True)
+    momentum: Real = real(0.9, 0.0, 1.0, "(muon, sgd, lars, larc) momentum", below_high=True)
     clamp_value: Real = real(10_000.0, 0.0, 1e9, "(lamb) largest norm of a tensor in its trust ratio", above_low=True)
     max_grad_norm: Real | None = real(
         1.0, 0.0, 1e9, "the averaged gradient is scaled down to this norm", above_low=True, special=', or "off"'
@@ -79,7 +91,9 @@ class OptimizerSection(Section):
     final_learning_rate: Real = real(0.0, 0.0, 1000.0, "(linear, cosine) learning rate to which the schedule falls")
 
     state_bits: Literal[32, 8] = described(
-        32, "(lamb, adamw) bits of each element of the two moments; 8 takes a quarter of their memory", "32 or 8"
+        32,
+        "(lamb, adamw, muon) bits of each element of the two moments; 8 takes a quarter of their memory",
+        "32 or 8",
     )
     state_block: int = whole(4096, 16, 65_536, "(8 bits) elements that share one scale")
     state_min_numel: int = whole(65_536, 1, 2**40, "(8 bits) tensors of fewer elements keep 32 bits")
@@ -94,8 +108,8 @@ class OptimizerSection(Section):
     def _check_steps(self) -> OptimizerSection:
         if self.warmup_steps > self.total_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps} exceeds total_steps = {self.total_steps}")
-        if self.state_bits == 8 and self.name not in ("lamb", "adamw"):
-            raise ValueError(f'state_bits = 8 is for "lamb" and "adamw"; "{self.name}" keeps no such moments')
+        if self.state_bits == 8 and self.name not in ("lamb", "adamw", "muon"):
+            raise ValueError(f'state_bits = 8 is for "lamb", "adamw" and "muon"; "{self.name}" keeps no such moments')
         if not self.debias and self.name != "lamb":
             raise ValueError(f'debias = false is for "lamb", not for "{self.name}"')
         return self
@@ -193,6 +207,16 @@ class TrainingSection(Section):
     def strategies(self) -> tuple[str, ...]:
         """The names of all strategies of this run, each once, in the order in which they come."""
         return tuple(dict.fromkeys((self.strategy, *(each.strategy for each in self.strategy_changes))))
+
+    def phase_at(self, step: int) -> str:
+        """Which strategy is at work at `step` and which comes next, in words; empty if there is one to the end."""
+        planned = [(0, self.strategy), *((each.from_step, each.strategy) for each in self.strategy_changes)]
+        phases = [planned[0], *(later for before, later in pairwise(planned) if before[1] != later[1])]
+        if len(phases) == 1:
+            return ""
+        since, name = [each for each in phases if each[0] <= step][-1]
+        later = next((each for each in phases if each[0] > step), None)
+        return f"{name} since step {since}" if later is None else f"{name} up to step {later[0]}, then {later[1]}"
 
     def at(self, step: int) -> TrainingSection:
         """These settings as they hold in the round of `step`, without changes."""

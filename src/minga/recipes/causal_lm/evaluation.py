@@ -34,15 +34,21 @@ PLAIN_HEADS: Final = frozenset({"gpt2", "llama", "qwen2", "qwen3", "mistral", "o
 """Architectures that do nothing but multiply hidden states by the last layer's weights; others run as a whole."""
 
 
-def token_losses(model: Any, inputs: Tensor, targets: Tensor, *, most_scores: int = MOST_SCORES) -> Tensor:
-    """Cross-entropy in nats, float32 [n, length], of `targets` int64 [n, length] after `inputs` of the same shape."""
+def token_losses(
+    model: Any, inputs: Tensor, targets: Tensor, *, positions: Tensor | None = None, most_scores: int = MOST_SCORES
+) -> Tensor:
+    """Cross-entropy in nats, float32 [n, length], of `targets` int64 [n, length] after `inputs` of the same shape.
+
+    `positions`, int64 of that shape, are those of the inputs; where they do not go on, another text begins.
+    """
     config = model.config
+    given = {"input_ids": inputs, "use_cache": False} | ({} if positions is None else {"position_ids": positions})
     if targets.numel() * config.vocab_size > most_scores and config.model_type in PLAIN_HEADS:
-        hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+        hidden = model.base_model(**given).last_hidden_state
         head = model.get_output_embeddings()
         losses = _in_slices(hidden.flatten(0, 1), head, targets.flatten(), config.vocab_size)
     else:
-        scores = model(input_ids=inputs, use_cache=False).logits
+        scores = model(**given).logits
         losses = functional.cross_entropy(scores.flatten(0, 1).float(), targets.flatten(), reduction="none")
     return losses.view(targets.shape)
 
@@ -163,7 +169,7 @@ def continuations(
                     )
                 drawn = model.generate(  # type: ignore[operator]
                     torch.tensor([ids], device=device),
-                    generation_config=_generation(options, end, longest - len(ids)),
+                    generation_config=generation(options, end, longest - len(ids)),
                     attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
                 )
                 samples += [Sample(prompt, tokenizer.decode(row[1:].tolist())) for row in drawn]
@@ -172,7 +178,8 @@ def continuations(
     return samples
 
 
-def _generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+def generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+    """How tokens are drawn, at most `room` of them."""
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     is_greedy = options.temperature == 0.0
     return GenerationConfig(

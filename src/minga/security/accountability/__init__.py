@@ -1,11 +1,10 @@
-"""Who has to go, by which proof, and how that can be verified later, offline.
+"""Who has to go, and how that can be checked later, offline.
 
-    words of a phase ─▶ rulings ─▶ enforcement ─▶ proofs ─▶ log
-    a file of evidence ─▶ verify ─▶ rulings ─▶ right or wrong
+    phases of an attempt ─▶ rulings.decide ─▶ who has to go        live
+    transcript of an attempt, from a file ─▶ rulings.decide ─▶ who had to go        offline
 
-Read: rulings (the rules, the same for both ways), proofs (the forms of evidence), enforcement (what the rules lead to
-in a live step, and the case that says why), log (the file, and each change of the list of members: noted, told, kept),
-verify (entry of the offline check: whose words count, whether they fit, and numbers computed again).
+Read: rulings (the rules, the same for both ways), evidence (the transcript of an attempt, and why nothing can be left
+out of it), log (the file, the list of members that follows from it, and each change of that list: noted, told, kept).
 
 Called by step, rechecking and `minga runs verify`. It opens no connection.
 """

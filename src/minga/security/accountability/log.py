@@ -22,9 +22,9 @@ from minga.core.events.security import SecureAdmitted, SecureBanned, SecureCandi
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.proofs import Admitted, Case, Entered, Evidence, EvidenceError, Judged
-from minga.security.accountability.verify import verify
-from minga.security.protocol.members import LAPSES, Members, Reason
+from minga.security.accountability.evidence import Decision, Entered, Evidence, EvidenceError, Transcript
+from minga.security.accountability.rulings import Ruling
+from minga.security.protocol.members import Members
 from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 
 _LENGTH_BYTES = 8
@@ -92,32 +92,26 @@ class LogEnd:
     """The members after all evidence of a log, and, where it did not begin with the founders, with what it did."""
 
     members: tuple[PeerId, ...]
-    entered: Case | None = None
+    entered: Evidence | None = None
 
 
 def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
     """Verify all evidence of a run that began with `founders`, and return to where it leads.
 
-    Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
+    Raises `EvidenceError` at the first entry that shows nothing or does not follow on those before it.
     """
-
-    def verified() -> Iterator[Evidence]:
-        for entry in entries:
-            verify(entry, run_id)
-            yield entry
-
-    return follow_log(founders, verified())
+    return follow_log(founders, ((entry, entry.verify(run_id)) for entry in entries))
 
 
-def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
-    """The same for evidence of which each entry was verified.
+def follow_log(founders: Iterable[PeerId], entries: Iterable[tuple[Evidence, Decision]]) -> LogEnd:
+    """The same for evidence of which is known what it shows.
 
     Of a member that came later, or came back, the log begins anew with the members of that time. Nothing but their
-    own word shows that these followed on the founders, so the reader of the outcome has to be told.
+    own word shows that these followed on the founders, so whoever reads where it leads has to be told.
     """
     replay = _Replay(Members(founders))
-    for entry in entries:
-        replay.follow(entry)
+    for entry, decision in entries:
+        replay.follow(entry, decision)
     return LogEnd(replay.membership.members, replay.entered)
 
 
@@ -126,59 +120,34 @@ class _Replay:
 
     def __init__(self, membership: Members) -> None:
         self.membership = membership
-        self.entered: Case | None = None
+        self.entered: Evidence | None = None
         """Where it began anew last."""
         self._witness: PeerId | None = None
-        self._place = (-1, 0)
-        self._members = membership.members
-        self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, membership.members)]
-        """Who was a member in the last attempt of a step, and in all that follow up to the next entry."""
+        self._place, self._members = (-1, 0), membership.members
 
-    def follow(self, entry: Evidence) -> None:
-        case, place, peer = entry.case, (entry.case.step, entry.case.attempt), PeerId(entry.case.peer)
-        if self._witness not in (None, entry.author):
-            raise EvidenceError("its witness is not that of the evidence before it", peer=peer, round=case.step)
-        self._witness = entry.author
+    def follow(self, entry: Evidence, decision: Decision) -> None:
+        standing, author, step = entry.proof.standing, entry.author, entry.step
+        if self._witness not in (None, author):
+            raise EvidenceError("its witness is not that of the evidence before it", peer=author, round=step)
+        self._witness, place = author, (step, entry.proof.attempt)
         if place < self._place:
-            raise EvidenceError("it is older than the evidence before it", peer=peer, round=case.step)
-        if isinstance(case.proof, Entered):
-            self._begin_anew(entry, case.proof)
-            return
+            raise EvidenceError("it is older than the evidence before it", peer=author, round=step)
+        if isinstance(entry.proof, Entered):
+            if step <= self._place[0]:  # it was away, if only to be started anew, and that takes it at least a step
+                raise EvidenceError("its witness was a member in that step already", peer=author, round=step)
+            self.entered, self._members = entry, standing.membership.members
+        elif place > self._place:
+            self._members = self.membership.members
+        if tuple(standing.members) != self._members:
+            raise EvidenceError("its members are not those who were left by then", peer=author, round=step)
         if place > self._place:
-            self._place, self._members = place, self.membership.members
-        if case.members != self._members:
-            raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
-        proof = case.proof
-        is_new = isinstance(proof, Admitted) or case.ban is not None  # a banned peer may be a candidate
-        ban = self.membership.bans.get(peer)
-        is_banned = ban is not None and ban.until is None
-        if is_banned or (peer not in self.membership and not is_new):
-            raise EvidenceError("it had left before", peer=peer, round=case.step)
-        if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
-            raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
-        if isinstance(proof, Admitted):
+            self._place, self.membership = place, standing.membership
+        left = [peer for peer, reason in decision.gone.items() if self.membership.leave(peer, step, reason)]
+        came = [peer for peer in decision.admitted if peer not in self.membership]
+        for peer in came:
             self.membership.admit(peer)
-        elif case.ban is None:
-            self.membership.remove(peer, case.step)
-        else:
-            self.membership.ban(peer, case.step, case.ban)
-        # a judgement or an admission comes when a step was taken, all else before
-        self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.membership.members))
-
-    def _begin_anew(self, entry: Evidence, proof: Entered) -> None:
-        """The witness was away, if only to be started anew, and came back; that takes it at least a step."""
-        case = entry.case
-        if case.peer != entry.author:
-            raise EvidenceError("it tells where another peer than its witness entered", peer=case.peer, round=case.step)
-        if case.step <= self._place[0]:
-            raise EvidenceError("its witness was a member in that step already", peer=case.peer, round=case.step)
-        self.entered, self._place = case, (case.step, case.attempt)
-        self.membership = proof.standing.membership
-        self._members = self.membership.members
-        self._of_steps.append((case.step, self._members))
-
-    def _at(self, step: int) -> tuple[PeerId, ...]:
-        return next(members for first, members in reversed(self._of_steps) if first <= step)
+        if isinstance(entry.proof, Transcript) and not left and not came:
+            raise EvidenceError("whoever left or came by it had done so before", peer=author, round=step)
 
 
 def _header(length: int) -> bytes:
@@ -214,25 +183,22 @@ class MembershipChanges:
     def __init__(self, node: Node, identity: Identity, progress: StepProgress, evidence: EvidenceLog) -> None:
         self._node, self._identity, self._progress, self._evidence = node, identity, progress, evidence
 
-    async def leave_out(self, cases: Iterable[Case]) -> None:
-        """The peers that the cases are about leave, unless they have left already."""
-        progress, events, written = self._progress, self._node.events, list[Case]()
-        for case in cases:
-            peer, reason, membership, step = PeerId(case.peer), case.ban, progress.membership, progress.step
-            if peer not in membership and peer not in membership.candidates and not _escapes(peer, reason, membership):
+    def leave_out(self, gone: Ruling) -> bool:
+        """These peers leave, unless they have left already; whether any does."""
+        membership, step, events, anybody = self._progress.membership, self._progress.step, self._node.events, False
+        for peer, reason in gone.items():
+            if not membership.leave(peer, step, reason):
                 continue
+            anybody = True
             if reason is None:
-                membership.remove(peer, step)
                 events.emit(SecureMemberAway(step=step, peer=peer))
             else:
-                membership.ban(peer, step, reason)
                 events.emit(SecureBanned(step=step, peer=peer, reason=reason.name, why=membership.bans[peer].why))
-            written.append(case)
-        await self.write_down(written)
+        return anybody
 
-    async def write_down(self, cases: Iterable[Case]) -> None:
-        """Keep evidence."""
-        await asyncio.to_thread(self._append, tuple(cases))
+    async def write_down(self, proofs: Iterable[Transcript | Entered]) -> None:
+        """Keep evidence; each is made when the one before it is on the disk, since they may be large."""
+        await asyncio.to_thread(self._append, proofs)
 
     def tell_candidates(self, before: ProtocolState) -> None:
         """What became of candidates since then."""
@@ -244,12 +210,6 @@ class MembershipChanges:
         for peer in sorted(candidates - membership.candidates.keys() - barred):
             events.emit((SecureAdmitted if peer in membership else SecureDropped)(step=step, peer=peer))
 
-    def _append(self, cases: Iterable[Case]) -> None:
-        for case in cases:
-            self._evidence.append(Evidence.of(case, self._identity, self._node.run_id))
-
-
-def _escapes(peer: PeerId, reason: Reason | None, membership: Members) -> bool:
-    """Whether a peer is suspended and now found to have lied: silence must not be cheaper than what it hides."""
-    ban = membership.bans.get(peer)
-    return ban is not None and ban.until is not None and reason is not None and reason not in LAPSES
+    def _append(self, proofs: Iterable[Transcript | Entered]) -> None:
+        for proof in proofs:
+            self._evidence.append(Evidence.of(proof, self._identity, self._node.run_id))

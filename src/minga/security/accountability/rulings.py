@@ -1,31 +1,103 @@
-"""The rules: who has to go by what the members said in a phase; the live step and the offline check call the same.
+"""The rules: who has to go by what the members said; the live step and the offline check call the same.
 
-Every rule is a function of the members by rank and of what they said, by author. All members who heard the same come to
-the same end. A rule that counts members also holds for a part of the statements, as long as the missing ones could not
-change it. Most members are more than half of them.
+`decide` says who has to go before the attempt can go on, from its transcript. **What follows from the words of a phase
+follows when the next phase is over**, in which all say by a digest what they heard in this one. So nothing is ever
+decided by a phase of which a part was left out: more than half of the members signed what is the whole of it. Only a
+member that more than half of the members name as having said two different things goes at once; there, words that are
+not heard could add to the names but take none away.
+
+`judge` says who goes when the attempt has passed. Most members are more than half of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from minga.network.interface import PeerId
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import PendingAccusations, Reason
-from minga.security.protocol.statements import MAX_MEMBERS, Charge, Claims, Commit, Confirm, Judgement, Result, Revealed
-from minga.security.randomness.coin import Coin
+from minga.security.protocol.protocol_state import ProtocolState
+from minga.security.protocol.statements import (
+    MAX_MEMBERS,
+    Charge,
+    Claims,
+    Commit,
+    Confirm,
+    Judgement,
+    Phase,
+    Result,
+    Revealed,
+)
 
 Members = Sequence[PeerId]
 Place = tuple[bytes, bytes, bytes]
 Complaint = tuple[int, int]
 """(aggregator, owner): the ranks of an aggregator and of the member whose part it could not get."""
+Ruling = dict[PeerId, Reason | None]
+"""Who has to go, and why; None if it was away, which is no offence."""
 
 
 def is_majority(count: int, members: Members) -> bool:
     """Whether so many are more than half of the members."""
     return 2 * count > len(members)
+
+
+def decide(record: AttemptRecord) -> Ruling:
+    """Who has to go by what was said in an attempt so far; empty while it may go on."""
+    members = record.terms.members
+    if liars := who_equivocated(members, record.commits).intersection(members):
+        return dict.fromkeys(sorted(liars), Reason.EQUIVOCATED)
+    for phase, _ in pairwise(sorted(record.said)):
+        if gone := _by_silence(record, phase) or _by_words(record, phase):
+            return gone
+    return {}
+
+
+def judge(record: AttemptRecord, standing: ProtocolState) -> Ruling:
+    """Who goes when an attempt has passed, before which the members stood there: by what most found of the accusations
+    of the step before, and the candidates that most can prove to have contradicted themselves.
+    """
+    gone = Ruling()
+    for pending in standing.charges:
+        for peer, reason in verdict(record.terms.members, record.commits, pending):
+            gone.setdefault(peer, reason)
+    candidates = {PeerId(candidate.peer) for candidate in standing.candidates}
+    for peer in sorted(who_equivocated(record.terms.members, record.commits).intersection(candidates)):
+        gone.setdefault(peer, Reason.EQUIVOCATED)
+    return gone
+
+
+def _by_silence(record: AttemptRecord, phase: Phase) -> Ruling:
+    """Of whom most heard nothing; before it has committed itself a member is just away."""
+    members, reason = record.terms.members, None if phase is Phase.COMMIT else Reason.SILENT
+    gone: Ruling = {peer: reason for peer in members if peer not in record.said[phase]}
+    if phase is Phase.COMMIT:
+        gone |= dict.fromkeys(sorted(who_stands_elsewhere(members, record.commits)))
+        gone |= dict.fromkeys(sorted(who_kept_silent(members, record.commits)), Reason.SILENT)
+    return gone
+
+
+def _by_words(record: AttemptRecord, phase: Phase) -> Ruling:
+    """Who goes by what was said in a phase, in which nobody was silent."""
+    members, terms = record.terms.members, record.terms
+    if phase is Phase.REVEAL:
+        if closed := who_opened_nothing(record):
+            return dict.fromkeys(closed, Reason.SILENT)
+        withheld_by = sorted(who_withheld(members, record.results, record.reveals))
+        return {members[rank]: Reason.UNDELIVERED for rank in withheld_by}
+    if phase is Phase.CLAIMS:
+        if parts := unobtainable_parts(members, record.claims):
+            return {members[part]: Reason.UNDELIVERED for part in parts}
+        # they cannot go on, and without their claims nothing can be checked
+        return dict.fromkeys(who_is_behind(members, record.claims))
+    if phase is Phase.CONFIRM:
+        hiding = sorted({owner for _, owner in hidden_parts(members, record.confirms)})
+        return {members[owner]: Reason.UNDELIVERED for owner in hiding if owner in terms.contributors}
+    return {}
 
 
 # ---- COMMIT
@@ -56,11 +128,9 @@ def who_stands_elsewhere(members: Members, commits: Mapping[PeerId, Commit]) -> 
 # ---- RESULT and REVEAL
 
 
-def who_opened_nothing(
-    coin: Coin, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]
-) -> tuple[PeerId, ...]:
+def who_opened_nothing(record: AttemptRecord) -> tuple[PeerId, ...]:
     """Members that revealed another secret of the coin than the one that they had committed to."""
-    both = ((peer, results[peer], body) for peer, body in reveals.items() if peer in results)
+    coin, both = record.terms.coin, ((peer, record.results[peer], body) for peer, body in record.reveals.items())
     return tuple(peer for peer, result, body in both if not coin.opens(result.coin, peer, body.reveal))
 
 
@@ -74,10 +144,8 @@ def open_complaints(members: Members, results: Mapping[PeerId, Result]) -> list[
     return _weighed(members, results)[1]
 
 
-def who_withheld(
-    members: Members, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]
-) -> dict[int, Complaint]:
-    """The ranks of `members` who go because aggregators could not get parts, each with the complaint that shows it.
+def who_withheld(members: Members, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]) -> set[int]:
+    """The ranks of `members` who go because aggregators could not get parts.
 
     An owner of whom most lacked their parts was late. An aggregator that, beside these, lacks the parts of more than
     half of the members lacks those of an honest one that the others reached: it lies, or is cut off itself. An honest
@@ -90,9 +158,9 @@ def who_withheld(
     gone, looked_into = _weighed(members, results)
     could = Counter(one for body in reveals.values() for one in set(body.delivered))
     for part, owner in looked_into:
-        gone[owner] = part, owner
+        gone.add(owner)
         if is_majority(could[part, owner], members):
-            gone[part] = part, owner
+            gone.add(part)
     return gone
 
 
@@ -125,24 +193,23 @@ def hidden_parts(members: Members, confirms: Mapping[PeerId, Confirm]) -> list[t
 
 def verdict(
     members: Members, commits: Mapping[PeerId, Commit], pending: PendingAccusations
-) -> tuple[list[tuple[PeerId, Reason]], tuple[PeerId, ...]]:
-    """Members and candidates that go over an accusation by what most judge, and the members that judged so.
+) -> list[tuple[PeerId, Reason]]:
+    """Members and candidates that go over an accusation by what most judge.
 
     If most find it true the accused goes, and a member that covered it; if most find it wrong its author goes.
     """
-    accuser, accusation = PeerId(pending.accuser), pending.accusation
+    accusation = pending.accusation
     if accusation.charge is Charge.WITHHELD:
-        return [], ()
-    guilty, innocent = (_who_judges(commits, pending, guilty=guilty) for guilty in (True, False))
-    if is_majority(len(guilty), members):
+        return []
+    if _most_judge(members, commits, pending, guilty=True):
         target = PeerId(accusation.target)
         if accusation.charge is Charge.GRADIENT:
-            return [(target, Reason.WRONG_GRADIENT)], guilty
+            return [(target, Reason.WRONG_GRADIENT)]
         covering = [] if pending.coverer is None else [(PeerId(pending.coverer), Reason.COVERED)]
-        return [(target, Reason.FALSE_CLAIMS), *covering], guilty
-    if is_majority(len(innocent), members):
-        return [(accuser, Reason.FALSE_ACCUSATION)], innocent
-    return [], ()
+        return [(target, Reason.FALSE_CLAIMS), *covering]
+    if _most_judge(members, commits, pending, guilty=False):
+        return [(PeerId(pending.accuser), Reason.FALSE_ACCUSATION)]
+    return []
 
 
 def withheld(
@@ -152,24 +219,22 @@ def withheld(
     return frozenset(
         PeerId(pending.accusation.target)
         for pending in accusations
-        if pending.accusation.charge is Charge.WITHHELD
-        and is_majority(len(_who_judges(commits, pending, guilty=True)), members)
+        if pending.accusation.charge is Charge.WITHHELD and _most_judge(members, commits, pending, guilty=True)
     )
 
 
 # ---- inner workings
 
 
-def _weighed(members: Members, results: Mapping[PeerId, Result]) -> tuple[dict[int, Complaint], list[Complaint]]:
-    """Who goes by the complaints alone, whoever can get a part, with a complaint that shows it; and of the other
-    complaints those that are looked into.
+def _weighed(members: Members, results: Mapping[PeerId, Result]) -> tuple[set[int], list[Complaint]]:
+    """Who goes by the complaints alone, whoever can get a part; and of the other complaints those that are looked
+    into.
     """
     said = sorted((members.index(peer), sorted(set(result.silent))) for peer, result in results.items())
     lacked = Counter(owner for _, owners in said for owner in owners)
     late = {owner for owner, count in lacked.items() if is_majority(count, members)}
-    gone = {owner: (part, owner) for part, owners in reversed(said) for owner in late.intersection(owners)}
     others = [(part, [owner for owner in owners if owner not in late]) for part, owners in said]
-    gone.update({part: (part, owners[0]) for part, owners in others if is_majority(len(owners), members)} | gone)
+    gone = late | {part for part, owners in others if is_majority(len(owners), members)}
     taken, found = set(gone), list[Complaint]()
     for part, owners in others:
         owner = next((owner for owner in owners if owner not in taken), None)
@@ -189,6 +254,8 @@ def _missing(claims: Mapping[PeerId, Claims]) -> Counter[int]:
     return Counter(part for body in claims.values() for part in set(body.missing))
 
 
-def _who_judges(commits: Mapping[PeerId, Commit], pending: PendingAccusations, *, guilty: bool) -> tuple[PeerId, ...]:
+def _most_judge(
+    members: Members, commits: Mapping[PeerId, Commit], pending: PendingAccusations, *, guilty: bool
+) -> bool:
     said = Judgement(pending.accuser, pending.accusation, guilty)
-    return tuple(peer for peer, commit in commits.items() if said in commit.judgements)
+    return is_majority(sum(said in commit.judgements for commit in commits.values()), members)

@@ -59,7 +59,7 @@ from minga.security.protocol.statements import (
 TELL = "secure.tell"
 ASK = "secure.ask"
 PROVE = "secure.prove"
-CALL_S = 5.0
+CALL_S, TOLD_S = 5.0, 1.0
 MAX_ANSWER_BYTES = 1 << 19
 STATEMENT_BYTES = 256
 """More than what goes with a body."""
@@ -112,6 +112,7 @@ class StatementGossip:
         """Called with each statement that is new here."""
         self._node, self._identity = node, identity
         self._is_expected, self._accepts, self._is_known = is_expected, accepts, is_known
+        self._telling: set[asyncio.Task[None]] = set()
         node.serve(TELL, self._serve_tell)
         node.serve(ASK, self._serve_ask)
         node.serve(PROVE, self._serve_prove)
@@ -122,6 +123,11 @@ class StatementGossip:
         self.slots.put(statement)
         self._spread(TELL, Told.of(statement), everybody)
         return statement
+
+    async def told(self) -> None:
+        """Until what this peer said has reached those who can be reached, `TOLD_S` seconds at most."""
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=TOLD_S)
 
     async def pull(
         self, slot: Slot, authors: Iterable[PeerId], everybody: Iterable[PeerId], limit_s: float = CALL_S
@@ -176,7 +182,9 @@ class StatementGossip:
     def _spread(self, method: str, message: msgspec.Struct, everybody: Iterable[PeerId]) -> None:
         for peer in everybody:
             if peer != self._node.peer_id:
-                self._node.spawn(self._send(peer, method, message))
+                task = self._node.spawn(self._send(peer, method, message))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
 
     async def _send(self, peer: PeerId, method: str, message: msgspec.Struct) -> None:
         with contextlib.suppress(RemoteError):  # who misses it asks for it

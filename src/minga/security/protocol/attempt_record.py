@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.averaging.codecs.tensor_bytes import bytes_of, load
 from minga.core.buffer_pool import Bytes
+from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import EqualParts, value_from_bytes
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.rules import Rules
-from minga.security.protocol.statements import Claims, Commit, Result
+from minga.security.protocol.statements import (
+    Body,
+    Claims,
+    Commit,
+    Confirm,
+    Phase,
+    Result,
+    Revealed,
+    Statement,
+    read,
+)
 from minga.security.randomness.coin import Coin
 from minga.security.verification.claims import PartClaim
 from minga.security.verification.count_sketch import squares
+
+_BODIES: Final[Mapping[Phase, type[Body]]] = {
+    Phase.COMMIT: Commit,
+    Phase.RESULT: Result,
+    Phase.REVEAL: Revealed,
+    Phase.CLAIMS: Claims,
+    Phase.CONFIRM: Confirm,
+    Phase.CHECK: Confirm,
+}
 
 
 @dataclass(frozen=True)
@@ -46,16 +68,55 @@ class Terms:
         """The toss of this attempt."""
         return Coin(self.run_id, self.step, self.attempt)
 
+    def understood(self, statement: Statement) -> Body | None:
+        """What a member says in a phase of this attempt; None where it makes no sense, which counts as not said, as do
+        the words of who is no member of this attempt any more.
+        """
+        if statement.author in self.members:
+            with contextlib.suppress(ProtocolError):
+                body = read(statement, _BODIES[statement.slot.phase])
+                if self._is_sound(statement.author, body):
+                    return body
+        return None
+
+    # ---- inner workings
+
+    def _is_sound(self, peer: PeerId, body: Body) -> bool:
+        """Whether it fits the terms: parts and claims from contributors, and an aggregate from who has a part."""
+        rank, division = self.members.index(peer), self.division
+        if isinstance(body, Commit):
+            return (body.root is None) == (peer in self.validators)
+        if isinstance(body, Result):
+            aggregates = division.numel(rank) > 0
+            if aggregates != (body.value is not None) or aggregates != (body.clip > 0.0):
+                return False
+            return all(owner in self.contributors for owner in body.silent)
+        return not isinstance(body, Claims) or self._has_all(peer, body)
+
+    def _has_all(self, peer: PeerId, body: Claims) -> bool:
+        """A claim about each part whose aggregate the author could get, nothing from a validator."""
+        if peer in self.validators:
+            return not body.claims
+        if len(body.claims) != len(self.members) or any(part >= len(self.members) for part in body.missing):
+            return False
+        due, count = set(self.division.parts).difference(body.missing), self.rules.directions
+        return all(
+            (claim is not None and len(claim.projections) == count) if part in due else claim is None
+            for part, claim in enumerate(body.claims)
+        )
+
 
 @dataclass
 class AttemptRecord:
-    """What there is to know about an attempt when it is over; kept for members that recheck it later."""
+    """What there is to know about an attempt: its transcript, `said` and what that means, and the bytes at hand. It
+    grows phase by phase, and is kept for members that recheck it later.
+    """
 
     terms: Terms
     store: PartStore
-    commits: dict[PeerId, Commit] = field(default_factory=dict)
-    results: dict[PeerId, Result] = field(default_factory=dict)
-    claims: dict[PeerId, Claims] = field(default_factory=dict)
+    said: dict[Phase, dict[PeerId, Statement]] = field(default_factory=dict)
+    """Of each phase that is over, what counts."""
+    bodies: dict[Phase, dict[PeerId, Any]] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     squares: dict[int, float] = field(default_factory=dict)
     """Of the same aggregates, about the sum of the squares: from all of these follows the length of the gradient."""
@@ -66,6 +127,39 @@ class AttemptRecord:
     """Of whom nothing was heard in the last phase."""
     _sound: dict[tuple[int, int], Bytes] = field(default_factory=dict, repr=False)
     """Parts that were looked through: all of a part is read for that, and up to three times in a step it is asked."""
+
+    @property
+    def commits(self) -> Mapping[PeerId, Commit]:
+        """What was said in phase COMMIT; nothing before it is over."""
+        return self.bodies.get(Phase.COMMIT, {})
+
+    @property
+    def results(self) -> Mapping[PeerId, Result]:
+        """The same of phase RESULT."""
+        return self.bodies.get(Phase.RESULT, {})
+
+    @property
+    def reveals(self) -> Mapping[PeerId, Revealed]:
+        """The same of phase REVEAL."""
+        return self.bodies.get(Phase.REVEAL, {})
+
+    @property
+    def claims(self) -> Mapping[PeerId, Claims]:
+        """The same of phase CLAIMS."""
+        return self.bodies.get(Phase.CLAIMS, {})
+
+    @property
+    def confirms(self) -> Mapping[PeerId, Confirm]:
+        """The same of phase CONFIRM."""
+        return self.bodies.get(Phase.CONFIRM, {})
+
+    def hear(self, phase: Phase, said: Mapping[PeerId, Statement], bodies: Mapping[PeerId, Body]) -> None:
+        """A phase is over, in which this counts, and means that."""
+        self.said[phase], self.bodies[phase] = dict(said), dict(bodies)
+
+    def toss(self) -> None:
+        """The coin falls as was revealed."""
+        self.randomness = self.terms.coin.outcome({peer: body.reveal for peer, body in self.reveals.items()})
 
     def note_sound(self, owner: int, parts: Mapping[int, Bytes]) -> None:
         """These parts of an owner, which are in the store, were looked through when they were encoded or aggregated."""

@@ -147,6 +147,21 @@ class Members:
             if len(self.former) > MAX_FORMER:
                 del self.former[min(self.former, key=lambda gone: (self.former[gone], gone))]
 
+    def leave(self, peer: PeerId, step: int, reason: Reason | None) -> bool:
+        """A peer has to go, without blame if there is no reason; whether that changed anything.
+
+        A suspended peer that is found to have lied is banned: silence must not be cheaper than what it hides.
+        """
+        ban = self.bans.get(peer)
+        escapes = ban is not None and ban.until is not None and reason is not None and reason not in LAPSES
+        if peer not in self and peer not in self.candidates and not escapes:
+            return False
+        if reason is None:
+            self.remove(peer, step)
+        else:
+            self.ban(peer, step, reason)
+        return True
+
     def admit(self, peer: PeerId) -> None:
         """Make a candidate a member."""
         self.candidates.pop(peer, None)

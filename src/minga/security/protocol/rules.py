@@ -21,7 +21,7 @@ from minga.core.spec.sections import DEFAULT_AGGREGATOR
 from minga.security.parts.transfer_limits import WaitPolicy
 from minga.security.protocol.statements import MAX_MEMBERS
 from minga.security.randomness.validator_lottery import PEERS_PER_VALIDATOR, steps_to_ban_all
-from minga.security.robust.interface import AGGREGATORS, verifiable_aggregator
+from minga.security.robust.interface import AGGREGATORS
 from minga.security.verification.count_sketch import DEFAULT_DIRECTIONS
 from minga.security.verification.gradient_match import GradientTolerance
 
@@ -40,8 +40,7 @@ class SecureSettings:
     distance from the aggregate, from where on two computations of one gradient differ too much, how long to wait
     for whom, how many clean steps make a candidate a member (None: see `probation`), and the name of the aggregator.
 
-    Raises `ConfigurationError` for a wrong probation, and for an aggregator that is not installed here or that nobody
-    could verify.
+    Raises `ConfigurationError` for a wrong probation, and for an aggregator that is not installed here.
     """
 
     directions: int = DEFAULT_DIRECTIONS
@@ -53,7 +52,7 @@ class SecureSettings:
     aggregator: str = DEFAULT_AGGREGATOR
 
     def __post_init__(self) -> None:
-        verifiable_aggregator(self.aggregator)
+        AGGREGATORS.get(self.aggregator)
         if self.probation_steps is not None and not 1 <= self.probation_steps <= MAX_PROBATION_STEPS:
             raise ConfigurationError(
                 f"a probation of {self.probation_steps} steps: 1 to {MAX_PROBATION_STEPS} are possible"

@@ -8,6 +8,7 @@ publish their distances (`PartClaim.norm`), everybody sees whether an aggregator
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -21,18 +22,18 @@ from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
 from minga.security.protocol.rules import SecureSettings
-from minga.security.robust.interface import VerifiableAggregate, verifiable_aggregator
+from minga.security.robust.interface import AGGREGATORS, Aggregate
 from minga.security.verification.checks import (
     Offence,
     PublishedClaims,
     check_averaging,
-    check_norms,
     check_senders,
+    is_far,
     largest_sum,
 )
 from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
 from minga.security.verification.count_sketch import Directions, norm
-from minga.security.verification.norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
+from minga.security.verification.norm_bound import DispersionHistory, dispersions, norm_bound
 
 RADIUS_TOLERANCE = 2.0
 """A radius raises a doubt if it is more times than this as large or small as the published distances say: those are
@@ -40,7 +41,7 @@ distances from the aggregate, but it is found from the distances from the geomet
 far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
-"""Residual, in radii, at which an honest aggregator stops; see `VerifiableAggregator`."""
+"""Residual, in radii, at which an honest aggregator stops; see `Aggregator`."""
 
 SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
 """How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
@@ -57,7 +58,7 @@ class StepMath:
     def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
         self.settings = settings
         self.directions = settings.directions
-        self._aggregator = verifiable_aggregator(settings.aggregator)(radius_factor=settings.clip_factor)
+        self._aggregator = AGGREGATORS.get(settings.aggregator)(radius_factor=settings.clip_factor)
         self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
         self.history = history or DispersionHistory()
         """Of the steps before."""
@@ -123,7 +124,7 @@ class StepMath:
             one, value = published[part], record.values[part]
             if (
                 self._is_off(one, value)
-                or check_norms(one, norm_bound(dispersion, one.radius)) is not None
+                or is_far(one, norm_bound(dispersion, one.radius))
                 or not self._is_usual(one.radius, distance)
             ):
                 doubtful.append(part)
@@ -158,7 +159,7 @@ class StepMath:
 
     def _is_off(self, published: PublishedClaims, value: torch.Tensor) -> bool:
         """V2: whether the projections do not sum up to about nothing."""
-        limit = partial(self._accuracy.sum_limit, published.total_weight, published.radius, numel=len(value))
+        limit = partial(self._accuracy.sum_limit, len(published.claims), published.radius, numel=len(value))
         found = largest_sum(published)
         # The length of the aggregate adds little to the limit, and all its bytes have to be read for it.
         return found > limit(0.0) and found > limit(norm(_array(value)))
@@ -178,18 +179,18 @@ class StepMath:
             and (senders is None or terms.members[owner] in senders)
         }
         aggregator = terms.members[part]
-        return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(said, 1), said)
+        return PublishedClaims(part, aggregator, record.results[aggregator].clip, said)
 
     def _directions(self, record: AttemptRecord, part: int) -> Directions:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 
-def _attainable(own: VerifiableAggregate, total_weight: int) -> ResultAccuracy:
+def _attainable(own: Aggregate, senders: int) -> ResultAccuracy:
     """The accuracy that may be asked of who aggregated the same parts.
 
     Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.
     """
-    left = own.residual_norm / (total_weight * max(own.clip_radius, _LEAST_RADIUS))
+    left = own.residual_norm / (senders * max(own.clip_radius, _LEAST_RADIUS))
     return ResultAccuracy(min(max(AGGREGATE_RESIDUAL, SOLVER_LEEWAY * left), LEAST_ACCURATE))
 
 
@@ -202,7 +203,7 @@ _LEAST_RADIUS = 1e-30
 
 
 def _typical_norm(published: PublishedClaims) -> float:
-    return typical_norm({peer: claim.norm for peer, claim in published.claims.items()}, published.weights)
+    return statistics.median_low(claim.norm for claim in published.claims.values())
 
 
 def _array(values: torch.Tensor) -> npt.NDArray[np.floating]:

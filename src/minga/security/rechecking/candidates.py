@@ -1,27 +1,20 @@
-"""All that a member has to do with candidates: it hears them, looks into them, and decides with the others."""
+"""All that a member has to do with candidates, but look into their work: it hears them, and decides with the others."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Final
 
-import torch
-
-from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.core.aio import end
+from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.rulings import withheld
-from minga.security.messaging.gradient_samples import GradientCommitment, GradientPieces, GradientSamples
+from minga.security.messaging.gradient_samples import GradientSamples
 from minga.security.messaging.spread import StatementGossip
-from minga.security.parts.transfer_limits import LOOK_S
 from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.members import CANDIDACY_LAG, Members, heard_by_most, lot, review
 from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.rules import SecureSettings
@@ -36,10 +29,7 @@ from minga.security.protocol.statements import (
     StatementStore,
     read,
 )
-from minga.security.randomness.public_batch import data_seed
 from minga.security.randomness.validator_lottery import draw_validations, validator_count
-from minga.security.verification.count_sketch import norm
-from minga.security.verification.gradient_match import GradientTolerance, sampled_error
 
 # ---- Applicants: what one member hears from them and from candidates, and what it says of that to the others.
 #
@@ -112,17 +102,7 @@ class Applicants:
         return [peer for peer in self._slots.of(slot) if peer not in membership.candidates and peer not in membership]
 
 
-# ---- Rechecking a candidate's gradient: validators do it, and all members who judge their accusations.
-#
-# A member that looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
-# (`minga.security.messaging.gradient_samples`), which it needs if the two are not the same to the last bit. It waits
-# for that as long as it computes, or `LOOK_S` seconds: a candidate that lets it wait holds up no step that takes
-# longer than that.
-#
-# A validator that finds a wrong gradient accuses the candidate of it, who is banned if most find the same, while a
-# false accuser is. A validator that cannot get the sample cannot show that either; if most others cannot get it, or
-# find it wrong, the candidate has to start over, and else nothing happens. So neither does a broken line cost anybody
-# its place, nor does it help a candidate to keep its gradient from members that look.
+# ---- The register of candidates: what one member does with them.
 
 
 def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) -> bool:
@@ -143,87 +123,21 @@ def counts(accuser: PeerId, accusation: Accusation, record: AttemptRecord, drawn
     return due and told and accusation.charge in (Charge.GRADIENT, Charge.WITHHELD)
 
 
-class CandidateRecheck:
-    """Looks into candidates on behalf of one member; `coins` are those of past steps."""
-
-    def __init__(
-        self,
-        work: TrainingBackend,
-        samples: GradientSamples,
-        candidacies: Applicants,
-        thresholds: GradientTolerance,
-        coins: Mapping[int, bytes],
-    ) -> None:
-        self._work, self._samples, self._coins = work, samples, coins
-        self._candidacies, self._thresholds = candidacies, thresholds
-
-    async def validate(self, step: int, target: PeerId) -> tuple[Accusation, ...]:
-        """What is wrong with what a candidate did in a step."""
-        root = self._candidacies.of(step).get(target)
-        if root is None:  # it did nothing that could be wrong
-            return ()
-        error = await self._error(step, target, root, (target,))
-        if error is None:
-            return (Accusation(step, target, Charge.WITHHELD),)
-        return (Accusation(step, target, Charge.GRADIENT),) if self._thresholds.accuses(error) else ()
-
-    async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: AttemptRecord) -> bool | None:
-        """Whether an accusation that counts is true; None if this member cannot find out."""
-        target = PeerId(accusation.target)
-        root = heard_by_most(record.terms.members, record.commits)[target]
-        sources = (target, accuser) if accusation.charge is Charge.GRADIENT else (target,)
-        error = await self._error(accusation.step, target, root or b"", sources)
-        if error is None:
-            return True if accusation.charge is Charge.WITHHELD else None
-        return self._thresholds.convicts(error)
-
-    async def _error(self, step: int, target: PeerId, root: bytes, sources: Sequence[PeerId]) -> float | None:
-        """How far what a candidate committed to is from what it should be; None if nobody shows that in time."""
-        places = self._samples.drawn(self._coins[step + 1], target)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + LOOK_S
-        fetching = loop.create_task(self._samples.fetch(step, target, root, places, sources))
-        try:
-            expected = await self._work.gradient(step, data_seed(self._coins[step - 1], target))
-            own = await self._samples.encode(expected)
-            if own.root == root:
-                return 0.0
-            await asyncio.wait([fetching], timeout=max(0.0, until_s - loop.time()))
-            sent = fetching.result() if fetching.done() else None
-        finally:
-            await end(fetching)
-        return await asyncio.to_thread(self._compare, sent, own, expected) if sent is not None else None
-
-    def _compare(self, sent: GradientPieces, own: GradientCommitment, expected: torch.Tensor) -> float:
-        """How far a sample is from the same pieces of a gradient that is `expected`."""
-        try:
-            theirs = self._samples.decode(sent)
-        except InvalidEncodingError:  # what means nothing is no gradient
-            return math.inf
-        ours = self._samples.decode(own.sample(sent.pieces))
-        return sampled_error(theirs.numpy(), ours.numpy(), norm(expected.numpy()), expected.numel())
-
-
-# ---- The register of candidates: what one member does with them.
-
-
 @loop_bound
 class CandidateRegister:
-    """Of one peer; `progress` says where it is. `coins` are those of past steps."""
+    """Of one peer; `progress` says where it is."""
 
     def __init__(
         self,
         node: Node,
         gossip: StatementGossip,
-        work: TrainingBackend,
+        layout: VectorLayout,
         progress: StepProgress,
         settings: SecureSettings,
-        coins: Mapping[int, bytes],
     ) -> None:
         self.heard = Applicants(gossip.slots)
-        self.samples = GradientSamples(node, work.layout, lambda peer: peer in progress.membership)
+        self.samples = GradientSamples(node, layout, lambda peer: peer in progress.membership)
         self._node, self._gossip, self._progress, self._settings = node, gossip, progress, settings
-        self._recheck = CandidateRecheck(work, self.samples, self.heard, settings.thresholds, coins)
         self._drawn: dict[PeerId, PeerId] = {}
 
     def draw(self) -> Mapping[PeerId, PeerId]:
@@ -243,11 +157,6 @@ class CandidateRegister:
         progress = self._progress
         return self.heard.named(progress.step - CANDIDACY_LAG, progress.membership, progress.coin)
 
-    async def validate(self, candidate: PeerId, first: int) -> tuple[Accusation, ...]:
-        """What is wrong with what a candidate did; nothing if that was before step `first`."""
-        step = self._progress.step - CANDIDACY_LAG
-        return await self._recheck.validate(step, candidate) if step >= first else ()
-
     def counts(
         self, accuser: PeerId, accusation: Accusation, record: AttemptRecord, candidates: Container[PeerId]
     ) -> bool:
@@ -255,10 +164,6 @@ class CandidateRegister:
         member, and of a candidate those by who was to look into it.
         """
         return not is_about_candidate(accusation, candidates) or counts(accuser, accusation, record, self._drawn)
-
-    async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: AttemptRecord) -> bool | None:
-        """Whether it is true; None if this member cannot find out."""
-        return await self._recheck.is_guilty(accusation, accuser, record)
 
     def review(self, record: AttemptRecord, probation_steps: int) -> tuple[PeerId, ...]:
         """Decide what becomes of candidates after the step of `record`, which is the present one; who was admitted."""

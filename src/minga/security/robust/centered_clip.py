@@ -31,7 +31,7 @@ import torch
 
 from minga.averaging.codecs.interface import is_finite
 from minga.security.robust.geometric_median import Location, Numbers, geometric_median, huber_location, weighted_median
-from minga.security.robust.interface import VerifiableAggregate, VerifiableAggregator
+from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import SINGLE_ROUNDING, Gram, RowData, Rows, double_sum, single_sum, squared_distances
 
 _INEXACTNESS: Final = 2.0**-15
@@ -42,7 +42,7 @@ _MEDIAN_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedAggregate(VerifiableAggregate):
+class ClippedAggregate(Aggregate):
     """What CenteredClip gives, and how it came to it; tau is the one given or measured."""
 
     dispersion: float
@@ -52,7 +52,7 @@ class ClippedAggregate(VerifiableAggregate):
     iterations: int
 
 
-class CenteredClip(VerifiableAggregator[ClippedAggregate]):
+class CenteredClip(Aggregator[ClippedAggregate]):
     """The fixed point of CenteredClip, with a clipping radius that is given or measured."""
 
     name: ClassVar[str] = "centered_clip"

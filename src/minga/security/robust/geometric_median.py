@@ -1,19 +1,14 @@
-"""The point of least Huber loss among n rows, and its limit, the geometric median.
-
-The first solves CenteredClip. The second is an aggregator to compare with (robust federated averaging, RFA: Pillutla,
-Kakade, Harchaoui 2022).
-"""
+"""The point of least Huber loss among n rows, which solves CenteredClip, and its limit, the geometric median."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.rows import Gram, Rows, double_sum
+from minga.security.robust.rows import Gram
 
 # ---- The point that minimises a Huber loss of the distances to n rows.
 #
@@ -83,11 +78,6 @@ def most_central(gram: Gram, weights: Numbers) -> tuple[int, float]:
     return nearest, float(np.sqrt(medians[nearest]))
 
 
-def central_gram(rows: Rows, weights: Numbers) -> Gram:
-    """Exact inner products with the most central row as the origin; raises `NonFiniteRowsError`."""
-    return Gram.double(rows, most_central(Gram.double(rows), weights)[0])
-
-
 def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: float) -> Location:
     """The geometric median, smoothed within `smoothing` times the distance at which half of the rows lie."""
     row, spread = most_central(gram, weights)
@@ -105,31 +95,3 @@ def weighted_median(values: Numbers, weights: Numbers) -> float:
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(below, below[-1] / 2)])
-
-
-# ---- The geometric median as an aggregator.
-
-
-_TOLERANCE: Final = 1e-6
-
-
-class GeometricMedian(Aggregator[Aggregate]):
-    """The minimiser of sum_i w_i ||x_i - v||, by Weiszfeld's iteration with 1 / max(||x_i - v||, s) for weights.
-
-    The smoothing s is `smoothing` times the distance at which half of the weight lies from the most central row.
-    """
-
-    name: ClassVar[str] = "geometric_median"
-
-    def __init__(self, smoothing: float = 1e-3) -> None:
-        """Smooth within a share, above 0 and at most 1, of the spread."""
-        if not 0 < smoothing <= 1:
-            raise ValueError(f"smoothing is above 0 and at most 1, not {smoothing}")
-        self.smoothing = smoothing
-
-    def _aggregate(self, rows: Rows) -> Aggregate:
-        weights = rows.weights / rows.weights.sum()
-        gram = central_gram(rows, weights)
-        location = geometric_median(gram, weights, self.smoothing, _TOLERANCE)
-        value, _ = double_sum(rows, location.coefficients)
-        return Aggregate(value)

@@ -1,20 +1,19 @@
 """The aggregator seam: one vector out of many, of which some may be hostile.
 
-An aggregator gets the rows of one part, one from each sender, and gives the vector that stands for all of them. The
-robust ones bound how far a minority of hostile rows can move it, whatever they hold. `minga.testing` has the suite
-that each aggregator must pass.
+An aggregator gets the rows of one part, one from each sender, and gives the vector that stands for all of them; how far
+a minority of hostile rows can move it is bounded, whatever they hold. `minga.testing` has the suite that each
+aggregator must pass.
 
-**Verifiable aggregators.** Members of a secure run see the rows of nobody else, so they cannot compute an aggregate
-again. They check an equation instead, of which each sender publishes its own term (`security/verification/claims.py`):
+Members see the rows of nobody else, so they cannot compute an aggregate again. They check an equation instead, of which
+each sender publishes its own term (`security/verification/claims.py`):
 
     sum_i w_i min(1, tau / ||x_i - v||) (x_i - v) = 0        value v, clipping radius tau
 
 A result that solves it, however it was found, is verified by the sum of all terms, and tau by the published norms
-||x_i - v||, of whose median it has to be about `radius_factor` times. So a secure run takes any aggregator whose
-results solve this equation: a `VerifiableAggregator`. A coordinate-wise median, a trimmed mean or Krum solves no sum of
-terms that one sender knows; a mean does (tau = infinity), but a radius that any row may stretch bounds nothing. To
-verify these, every member would have to fetch every row of every part: the traffic of a step times the number of
-members. That is done for single parts that raise a doubt, and not for whole runs.
+||x_i - v||, of whose median it has to be about `radius_factor` times. A coordinate-wise median, a trimmed mean or Krum
+solves no sum of terms that one sender knows; a mean does (tau = infinity), but a radius that any row may stretch bounds
+nothing. To verify these, every member would have to fetch every row of every part: the traffic of a step times the
+number of members. That is done for single parts that raise a doubt, and not for whole runs.
 """
 
 from __future__ import annotations
@@ -22,27 +21,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import torch
 
-from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Registry
 from minga.security.robust.rows import RowData, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What came out."""
+    """What came out, with what the equation has to be checked by."""
 
     value: torch.Tensor
     """float32 [numel]."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiableAggregate(Aggregate):
-    """What came out, with what the equation has to be checked by."""
-
     clip_radius: float
     """tau, at least 0; it is 0 where more than half of the weight lies at one point."""
     residual_norm: float
@@ -53,37 +45,28 @@ AggregateT_co = TypeVar("AggregateT_co", bound=Aggregate, covariant=True)
 
 
 class Aggregator(ABC, Generic[AggregateT_co]):
-    """One way to make one vector of many; without state, so that instances may be shared by threads."""
+    """One way to solve the equation above; without state, so that instances may be shared by threads.
+
+    An instance is made with `radius_factor` > 0: tau is to be within a factor of 2 of so many times the median distance
+    of the rows from the value, where most rows lie about equally far from it. Members call an aggregator that names
+    another radius, or leaves more than `residual_norm`, a liar and ban it, so a class that breaks this costs its users
+    their places; the suite in `minga.testing` finds that out.
+    """
 
     name: ClassVar[str]
-    is_robust: ClassVar[bool] = True
-    """Whether a hostile minority, as large as the aggregator is made for, can move the value only so far."""
 
-    @classmethod
-    def made_for(cls, rows: int, hostile: int) -> Self:  # noqa: ARG003
-        """An instance for so many rows, of which so many may be hostile, or as many as it can bear."""
-        return cls()
-
-    @property
-    def fewest_rows(self) -> int:
-        """The smallest number of rows of positive weight that it needs."""
-        return 1
+    @abstractmethod
+    def __init__(self, *, radius_factor: float = 1.0) -> None: ...
 
     def aggregate(self, rows: RowData, weights: Sequence[float] | torch.Tensor | None = None) -> AggregateT_co:
         """Aggregate float32 rows [n, numel] that may lie apart; neither rows nor weights are changed.
 
         Weights, 1 for each row if not given, are finite and not negative; only their ratios matter. A row of weight 0
         is not read. Rows in another order give the same value, up to the rounding of sums; to the last bit if they lie
-        apart. One tensor is faster. Raises `NonFiniteRowsError` that names the
-        rows with NaN or infinity, and `ValueError` for rows of another kind or of unequal length, for wrong weights,
-        and for fewer rows than `fewest_rows`.
+        apart. One tensor is faster. Raises `NonFiniteRowsError` that names the rows with NaN or infinity, and
+        `ValueError` for rows of another kind or of unequal length, for wrong weights, and for no rows.
         """
-        arranged = Rows(rows, weights)
-        if len(arranged) < self.fewest_rows:
-            raise ValueError(
-                f"{self.name} needs at least {self.fewest_rows} rows of positive weight, not {len(arranged)}"
-            )
-        return self._aggregate(arranged)
+        return self._aggregate(Rows(rows, weights))
 
     @abstractmethod
     def _aggregate(self, rows: Rows) -> AggregateT_co: ...
@@ -92,48 +75,10 @@ class Aggregator(ABC, Generic[AggregateT_co]):
         return f"<aggregator {self.name}>"
 
 
-VerifiableT_co = TypeVar("VerifiableT_co", bound=VerifiableAggregate, covariant=True)
-
-
-class VerifiableAggregator(Aggregator[VerifiableT_co]):
-    """An aggregator for secure runs: its results solve the equation above.
-
-    An instance is made with `radius_factor` > 0: tau is to be within a factor of 2 of so many times the median distance
-    of the rows from the value, where most rows lie about equally far from it. Members call an aggregator that names
-    another radius, or leaves more than `residual_norm`, a liar and ban it, so a class that breaks this costs its users
-    their places; the suite in `minga.testing` finds that out.
-    """
-
-    @abstractmethod
-    def __init__(self, *, radius_factor: float = 1.0) -> None: ...
-
-
-# ---- The aggregators by their names: minga's own, and those of other packages (entry points `minga.aggregators`).
-
-
 AGGREGATORS: Final[Registry[type[Aggregator[Any]]]] = Registry(
     "minga.aggregators",
     "aggregator",
-    {
-        "mean": "minga.security.robust.mean:Mean",
-        "coordinate_median": "minga.security.robust.coordinate_wise:CoordinateMedian",
-        "trimmed_mean": "minga.security.robust.coordinate_wise:TrimmedMean",
-        "geometric_median": "minga.security.robust.geometric_median:GeometricMedian",
-        "krum": "minga.security.robust.krum:Krum",
-        "multi_krum": "minga.security.robust.krum:MultiKrum",
-        "centered_clip": "minga.security.robust.centered_clip:CenteredClip",
-    },
+    {"centered_clip": "minga.security.robust.centered_clip:CenteredClip"},
     base="minga.security.robust.interface:Aggregator",
 )
-
-
-def verifiable_aggregator(name: str) -> type[VerifiableAggregator[Any]]:
-    """The aggregator of a secure run. Raises `ConfigurationError` if there is none, or none that members can verify."""
-    found = AGGREGATORS.get(name)
-    if not (isinstance(found, type) and issubclass(found, VerifiableAggregator)):
-        raise ConfigurationError(
-            f"security.aggregator = {name!r}: members of a secure run could not verify its results, since these do not "
-            "solve the equation of which each sender publishes its own term; take centered_clip, or another "
-            "VerifiableAggregator"
-        )
-    return found
+"""By their names: minga's own, and those of other packages (entry points `minga.aggregators`)."""

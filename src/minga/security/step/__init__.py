@@ -25,7 +25,7 @@ The work of one step is looked into over the next ones. For a member's work in s
 
 Where the slices of this pipeline lie: found accusations, own judgements and past coins in member, the pending ones
 in protocol/protocol_state, passed attempts in attempt, drawn pairs in rechecking/candidates, the first step
-that a member may judge in rechecking/juror. Past work is kept for KEPT_STEPS steps (protocol/behaviour).
+that a member may judge in rechecking/recheck. Past work is kept for KEPT_STEPS steps (protocol/behaviour).
 
 Read: member (entry, and how a newcomer gets in), attempt (one attempt, phase by phase: say one thing, hear all,
 compare; and the attempts that passed), observer (where the members stand, and following them without a say).

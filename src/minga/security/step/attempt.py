@@ -21,38 +21,28 @@ commitments. So nothing is ever applied that did not pass the checks of all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
 
 import msgspec
 import torch
 
 from minga.core.aio import Signal
-from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.security.accountability.enforcement import (
-    AttemptFailed,
-    CaseBuilder,
-    contradicted,
-    require_delivery,
-    require_place,
-    require_shown,
-    require_values,
+from minga.security.accountability.rulings import (
+    Ruling,
+    decide,
+    open_complaints,
+    place_of_most,
+    who_stands_elsewhere,
 )
-from minga.security.accountability.proofs import Case
-from minga.security.accountability.rulings import open_complaints, who_kept_silent, who_stands_elsewhere
-from minga.security.accountability.verify import claims_are_sound, commit_is_sound, result_is_sound
 from minga.security.messaging.spread import Deliveries, PartCollector, StatementGossip, meanwhile
-from minga.security.messaging.voting import ContradictionError, OutvotedError, ReliableBroadcast
+from minga.security.messaging.voting import ContradictionError, DivergedError, OutvotedError, ReliableBroadcast
 from minga.security.parts.equal_parts import digest_of, encoded, value_to_bytes
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour
-from minga.security.protocol.members import Reason
 from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.statements import (
     Body,
@@ -65,7 +55,6 @@ from minga.security.protocol.statements import (
     Slot,
     Statement,
     phase_digest,
-    read,
 )
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
@@ -149,74 +138,64 @@ class AttemptHistory:
 # `minga.security.messaging.voting`.
 #
 # So whatever follows from the words of a phase, be it that a member said nothing in it, waits for the end of the next:
-# then all know the same. Who was silent in the last phase of all does not matter for what is applied; members say in
-# the commitments of the next step of whom they heard nothing, and most decide.
+# then all know the same (`minga.security.accountability.rulings`). Who was silent in the last phase of all does not
+# matter for what is applied; members say in the commitments of the next step of whom they heard nothing, and most
+# decide.
 
 
-B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
+class AttemptFailed(Exception):
+    """An attempt failed: who has to go, as the transcript in `record` shows, by the numbers of `parts` if there are
+    any.
+    """
+
+    def __init__(self, record: AttemptRecord, gone: Ruling, parts: Sequence[int] = ()) -> None:
+        self.record, self.gone, self.parts = record, gone, tuple(parts)
+        super().__init__(f"{len(gone)} members have to go")
 
 
 @loop_bound
 class PhaseExchange:
-    """One member's words in one attempt, and what it understands of the others'."""
+    """One member's words in one attempt, and what it understands of the others', which it notes in `record`."""
 
     def __init__(
-        self, terms: Terms, gossip: StatementGossip, broadcast: ReliableBroadcast, behaviour: Behaviour
+        self, record: AttemptRecord, gossip: StatementGossip, broadcast: ReliableBroadcast, behaviour: Behaviour
     ) -> None:
-        self._terms, self._gossip, self._broadcast, self._behaviour = terms, gossip, broadcast, behaviour
-        self._case_builder = CaseBuilder(terms, gossip.slots)
-        self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
+        self._record, self._terms = record, record.terms
+        self._gossip, self._broadcast, self._behaviour = gossip, broadcast, behaviour
+        self._before = Slot(record.terms.step, record.terms.attempt, Phase.COMMIT)
         self.seen = b""
         """The digest of the last phase, as this member knows it."""
         self.excused: set[PeerId] = set()
-        """Members that nobody waits for any more."""
-        self.leaving: dict[PeerId, Callable[[], Case]] = {}
-        """Who has to go by the words of the last phase, and what shows it when the next one is over."""
-        self.unheard: tuple[PeerId, ...] = ()
-        """Of whom nothing was heard in the last phase of all."""
+        """Members that nobody waits for any more, since they have to go when the next phase is over."""
 
-    async def hold(
-        self,
-        phase: Phase,
-        own: Body | None,
-        body_type: type[B],
-        is_sound: Callable[[PeerId, B], bool],
-        *,
-        is_last: bool = False,
-    ) -> dict[PeerId, B]:
+    async def hold(self, phase: Phase, own: Body | None, *, is_last: bool = False) -> None:
         """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
         attempt nobody waits for this member any more.
 
         What makes no sense counts as nothing. Raises `AttemptFailed` if a member has to go by the words of the phase
         before, and `ContradictionError` if a member said different things to different members.
         """
-        slot = Slot(self._terms.step, self._terms.attempt, phase)
-        for words, receivers in self._behaviour.tells(slot, own, self._terms.members) if own is not None else ():
+        slot, members = Slot(self._terms.step, self._terms.attempt, phase), self._terms.members
+        for words, receivers in self._behaviour.tells(slot, own, members) if own is not None else ():
             self._gossip.say(slot, words, receivers)
-        known: dict[bytes, B | None] = {}  # what is missing is asked after each statement that comes
+        known: dict[bytes, Body | None] = {}  # what is missing is asked after each statement that comes
 
-        def understood(statement: Statement) -> B | None:
+        def understood(statement: Statement) -> Body | None:
             if statement.signature not in known:
-                known[statement.signature] = None
-                with contextlib.suppress(ProtocolError):
-                    body = read(statement, body_type)
-                    if is_sound(statement.author, body):
-                        known[statement.signature] = body
+                known[statement.signature] = self._terms.understood(statement)
             return known[statement.signature]
 
         said = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
         await self._compare(phase, bodies, is_last=is_last)
-        if self.leaving:
-            raise AttemptFailed(show() for show in self.leaving.values())
-        silent = tuple(peer for peer in self._terms.members if peer not in said and peer not in self.excused)
+        self._record.hear(phase, said, bodies)
+        if gone := decide(self._record):
+            raise AttemptFailed(self._record, gone)
+        silent = tuple(peer for peer in members if peer not in said and peer not in self.excused)
         if is_last:
-            self.unheard = silent
-        else:
-            self.leaving = {peer: partial(self._case_builder.unheard, peer, phase) for peer in silent}
-            self.excused.update(silent)
+            self._record.unheard = silent
+        self.excused.update(silent)
         self._before, self.seen = slot, phase_digest(said.values())
-        return bodies
 
     async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body], *, is_last: bool) -> None:
         """Where members know another last phase than this one, a member told them and this one different things."""
@@ -253,8 +232,8 @@ class Attempt:
         self._record, self._terms, self._store = record, record.terms, record.store
         self._gossip, self._broadcast, self._deliveries = gossip, broadcast, deliveries
         self._math, self._behaviour = step_math, behaviour
-        self._me, self._case_builder = self._terms.members.index(me), CaseBuilder(record.terms, gossip.slots)
-        self._exchange = PhaseExchange(record.terms, gossip, broadcast, behaviour)
+        self._me = self._terms.members.index(me)
+        self._exchange = PhaseExchange(record, gossip, broadcast, behaviour)
         self._collector = PartCollector(record, deliveries, broadcast.patience, self._me)
         self._reveal = Reveal(entropy(32), entropy(32))
 
@@ -268,12 +247,11 @@ class Attempt:
         async with self._collector.travelling():
             await self._reduce()
             async with meanwhile(self._collector.values()) as taken:
-                revealed = await self._toss()
+                await self._toss()
                 await taken
         await asyncio.to_thread(self._look_at, list(self._store.values))
-        await self._claim(revealed)
+        await self._claim()
         await self._confirm()
-        self._record.unheard = self._exchange.unheard
         return self._record
 
     # ---- one phase after the other
@@ -287,25 +265,24 @@ class Attempt:
             self._record.note_sound(me, brought)
             commit = msgspec.structs.replace(commit, root=tree.root)
         commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._broadcast.equivocators))
-        bodies = await self._exchange.hold(
-            Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
-        )
-        if liars := contradicted(terms.members, terms, bodies, self._gossip.proofs, self._case_builder):
-            raise AttemptFailed(liars)
-        self._dismiss(bodies)
-        self._record.commits = bodies
-        store.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
+        await self._exchange.hold(Phase.COMMIT, commit)
+        self._require_place()
+        commits = self._record.commits
+        store.roots = {terms.members.index(peer): said.root for peer, said in commits.items() if said.root}
         store.committed.set()
 
-    def _dismiss(self, commits: Mapping[PeerId, Commit]) -> None:
-        """Note who has to go by the commitments, once all know the same of them."""
-        leaving, case_builder, members = self._exchange.leaving, self._case_builder, self._terms.members
-        require_place(self._terms, commits, members[self._me])
-        elsewhere = who_stands_elsewhere(members, commits)
+    def _require_place(self) -> None:
+        """Nobody waits for members that stand elsewhere than most. Raises `OutvotedError` if this one does, or most
+        stand nowhere.
+        """
+        terms, commits = self._terms, self._record.commits
+        right = place_of_most(terms.members, commits)
+        if right is None:
+            raise OutvotedError("no majority of the members is in the same state", round=terms.step)
+        elsewhere = who_stands_elsewhere(terms.members, commits)
+        if terms.members[self._me] in elsewhere:
+            raise DivergedError("most members are in another state than this peer", round=terms.step)
         self._exchange.excused.update(elsewhere)
-        leaving.update((peer, partial(case_builder.elsewhere, peer)) for peer in elsewhere)
-        silent = who_kept_silent(members, commits)
-        leaving.update((peer, partial(case_builder.named, peer, Reason.SILENT)) for peer in members if peer in silent)
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
@@ -320,10 +297,8 @@ class Attempt:
             self._store.value_digests[part] = digest
             silent = tuple(owner for owner in present if owner not in rows)
             result = msgspec.structs.replace(result, value=digest, clip=clip, silent=silent)
-        results = await self._exchange.hold(
-            Phase.RESULT, self._behaviour.result(result), Result, lambda peer, body: result_is_sound(terms, peer, body)
-        )
-        self._record.results = results
+        await self._exchange.hold(Phase.RESULT, self._behaviour.result(result))
+        results = self._record.results
         self._store.value_digests.update(
             {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
         )
@@ -352,15 +327,14 @@ class Attempt:
             raise OutvotedError("nobody brings this peer a part; most others went on", round=self._terms.step)
         return self._math.aggregate([rows[owner] for owner in sorted(rows)])
 
-    async def _toss(self) -> dict[PeerId, Revealed]:
+    async def _toss(self) -> None:
         """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
         meanwhile.
         """
         delivered = await self._collector.obtainable(open_complaints(self._terms.members, self._record.results))
         own = self._behaviour.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
-        bodies = await self._exchange.hold(Phase.REVEAL, own, Revealed, lambda _, __: True)
-        self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
-        return bodies
+        await self._exchange.hold(Phase.REVEAL, own)
+        self._record.toss()
 
     def _look_at(self, parts: Sequence[int]) -> None:
         """What this member claims of these parts, and what the others should claim of the one that it aggregated.
@@ -373,39 +347,33 @@ class Attempt:
             if part in record.values:
                 self._math.true_claims(record, part, self._terms.contributors if part == me else (me,))
 
-    async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
+    async def _claim(self) -> None:
         terms, record = self._terms, self._record
         missing = tuple(part for part in terms.division.parts if part not in record.values)
         claims: tuple[PartClaim | None, ...] = ()
         if self._me in terms.contributors:
             claims = tuple(record.true_claims.get((self._me, part)) for part in range(len(terms.members)))
         said = self._behaviour.claims(Claims(claims, self._exchange.seen, missing), record)
-        record.claims = await self._exchange.hold(
-            Phase.CLAIMS, said, Claims, lambda peer, body: claims_are_sound(terms, peer, body)
-        )
-        require_delivery(record, revealed, self._case_builder)
+        await self._exchange.hold(Phase.CLAIMS, said)
 
     async def _confirm(self) -> None:
         """Make sure that all have the same claims, and what is needed to compute again what they raise a doubt about:
         then all come to the same end.
         """
-        record, exchange = self._record, self._exchange
+        exchange = self._exchange
         doubtful = await self._doubtful()
         wanted = [(part, owner) for part in doubtful for owner in self._terms.contributors]
         lacking = await self._collector.lacking(wanted)
-        own = Confirm.of(exchange.seen, lacking)
-        confirms = await exchange.hold(Phase.CONFIRM, own, Confirm, lambda _, __: True, is_last=not doubtful)
-        require_values(record, self._case_builder)
+        await exchange.hold(Phase.CONFIRM, Confirm.of(exchange.seen, lacking), is_last=not doubtful)
         if doubtful:
-            await exchange.hold(Phase.CHECK, Confirm(exchange.seen), Confirm, lambda _, __: True, is_last=True)
-            require_shown(record, confirms, self._case_builder)
+            await exchange.hold(Phase.CHECK, Confirm(exchange.seen), is_last=True)
             await self._compute_again(doubtful, lacking)
 
     async def _doubtful(self) -> list[int]:
-        """The parts that have to be computed again; none if that does not matter any more."""
-        record = self._record
+        """The parts that have to be computed again; none if the attempt fails anyway."""
+        record, is_heard = self._record, not self._exchange.excused
         is_complete = len(record.values) == len(self._terms.division.parts)
-        if not is_complete or self._exchange.leaving or any(said.missing for said in record.claims.values()):
+        if not is_heard or not is_complete or any(said.missing for said in record.claims.values()):
             return []
         return await asyncio.to_thread(self._math.doubtful, record)
 
@@ -413,14 +381,14 @@ class Attempt:
         """The public check: at least half of the members have all bytes, so an honest one has, and hands them out."""
         if lacking and await self._collector.lacking(lacking):
             raise OutvotedError("most others have a part that this peer cannot get", round=self._terms.step)
-        bans = dict[PeerId, tuple[Reason, int]]()
+        gone, parts = Ruling(), []
         for part in doubtful:
-            for peer, reason in (await asyncio.to_thread(self._math.recheck, self._record, part)).items():
-                bans.setdefault(peer, (reason, part))
-        if bans:
-            raise AttemptFailed(
-                self._case_builder.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
-            )
+            found = await asyncio.to_thread(self._math.recheck, self._record, part)
+            if found.keys() - gone.keys():
+                parts.append(part)
+            gone = {**found, **gone}
+        if gone:
+            raise AttemptFailed(self._record, gone, parts)
 
 
 def _stated(value: torch.Tensor, place: memoryview) -> bytes:

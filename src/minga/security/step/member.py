@@ -31,9 +31,9 @@ from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.enforcement import AttemptFailed, CaseBuilder, contradicted, verdicts
+from minga.security.accountability.evidence import Entered, Transcript
 from minga.security.accountability.log import EvidenceLog, MembershipChanges
-from minga.security.accountability.proofs import Case, Entered
+from minga.security.accountability.rulings import judge
 from minga.security.messaging.past_steps import PastStep, PastSteps
 from minga.security.messaging.spread import Deliveries, StatementGossip
 from minga.security.messaging.voting import ContradictionError, ReliableBroadcast
@@ -58,8 +58,8 @@ from minga.security.protocol.statements import state as sign
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister
-from minga.security.rechecking.juror import Juror, MemberRecheck
-from minga.security.step.attempt import Attempt, AttemptHistory
+from minga.security.rechecking.recheck import Recheck
+from minga.security.step.attempt import Attempt, AttemptFailed, AttemptHistory
 from minga.security.step.observer import Discovery, Observer, be_overtaken
 
 
@@ -112,16 +112,29 @@ class SecureMember:
         self._attempts, self._pool = AttemptHistory(self._progress), BufferPool()
         self._deliveries = Deliveries(node, self._attempts.find)
         self._coins: dict[int, bytes] = {}
-        self._register = CandidateRegister(node, self._gossip, work, self._progress, self._settings, self._coins)
+        self._register = CandidateRegister(node, self._gossip, work.layout, self._progress, self._settings)
         samples, patience = self._register.samples, self._settings.patience
         self._observer = Observer(node, self._gossip, work, self._behaviour, samples, patience)
         self._past_steps = PastSteps(node)
         self._changes = MembershipChanges(node, identity, self._progress, self.evidence)
-        self._juror = Juror(self._attempts.passed, self._register, self._behaviour, self._recheck, standing.step)
+        self._recheck = Recheck(
+            work,
+            self._math,
+            self._deliveries,
+            self._register,
+            self._behaviour,
+            self._attempts.passed,
+            self._coins,
+            standing.step,
+        )
         self._state: bytes | None = None
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
         self._judgements: tuple[Judgement, ...] = ()
+        self._leaves = False
+        self._is_free = asyncio.Event()
+        """Set while the others wait for no word of this peer: it is in no attempt."""
+        self._is_free.set()
 
     @property
     def step(self) -> int:
@@ -151,6 +164,14 @@ class SecureMember:
             raise BannedError.of(ban)
         await (self._take_part() if self.is_member else self._follow())
 
+    async def see_off(self) -> None:
+        """Before this peer leaves: end the attempt under way, and commit to no other one. Who is silent after it has
+        committed itself is suspended; who commits to nothing is just away.
+        """
+        self._leaves = True
+        await self._is_free.wait()
+        await self._gossip.told()
+
     # ---- as an observer
 
     async def _follow(self) -> None:
@@ -158,11 +179,9 @@ class SecureMember:
         followed = await self._observer.take_step(self._progress)
         self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.membership.members)))
         self._changes.tell_candidates(before)
-        self._juror.begin_at(self.step)
+        self._recheck.first = self.step
         if self.is_member:  # what it sees from now on it can show
-            standing, me = self._progress.standing, self._node.peer_id
-            case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
-            await self._changes.write_down([case])
+            await self._changes.write_down([Entered(self._progress.standing, followed.signed)])
         await self._stand(followed.state, followed.values)
 
     # ---- as a member
@@ -173,10 +192,8 @@ class SecureMember:
         if target is None:
             seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.membership.members})
             gradient = await self._behaviour.gradient(self._work, step, seeds)
-        elif target in self.membership.candidates:
-            self._found += await self._register.validate(target, self._juror.first)
-        elif step - 1 in self._attempts.passed:  # else this peer has become a member just now
-            self._found += await self._recheck(step - 1).validate(target)
+        else:
+            self._found += await self._recheck.validate(target, step, self.membership.candidates)
         overtaken = be_overtaken(self._node, self.membership.members, step)
         async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
@@ -187,16 +204,25 @@ class SecureMember:
         found = self._behaviour.accusations(self._found)[:MAX_ACCUSATIONS]
         judgements, heard, attempt = self._judgements, self._register.named(), 0
         while True:
+            if self._leaves:
+                await asyncio.Event().wait()
             liars = tuple(peer for peer in sorted(self.membership.candidates) if peer in self._gossip.proofs)
-            place = self._state or b"", self._progress.standing.digest, self._rules.digest
+            standing = self._progress.standing
+            place = self._state or b"", standing.digest, self._rules.digest
             commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
                 present = validators.intersection(self.membership.members)
+                self._is_free.clear()
                 return await self._attempt(attempt, present).run(commit, gradient)
             except AttemptFailed as failure:
-                await self._changes.leave_out(failure.cases)
+                self._changes.leave_out(failure.gone)
+                await self._changes.write_down(
+                    Transcript.failed(standing, failure.record, part) for part in failure.parts or (None,)
+                )
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
+            finally:
+                self._is_free.set()
             attempt += 1
 
     def _unheard(self) -> tuple[PeerId, ...]:
@@ -241,20 +267,18 @@ class SecureMember:
         self._node.events.emit(
             SecureStepTaken(step=step + 1, attempt=record.terms.attempt, members=len(self.membership.members))
         )
-        case_builder = CaseBuilder(record.terms, self._gossip.slots)
-        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, case_builder))
-        candidates, proofs = self.membership.candidates, self._gossip.proofs
-        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, case_builder))
+        has_banned = self._changes.leave_out(judge(record, before))
         admitted = self._register.review(record, self._rules.probation_steps)
-        await self._changes.write_down(case_builder.admitted(peer, before) for peer in admitted)
+        if has_banned or admitted:
+            await self._changes.write_down([Transcript.passed(before, record, admitted)])
         then, counts = before.membership.candidates, self._register.counts
         progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
         self._changes.tell_candidates(before)
         await self._stand(await self._work.digest(), record.store.values)
         self._attempts.forget_before(self.step - KEPT_STEPS + 1)
         self._pool.trim()
-        self._judgements = await self._juror.look_into(progress.charges, record, then)
-        self._found = await self._recheck(step).false_claims(record.terms.members.index(self._node.peer_id))
+        self._judgements = await self._recheck.judge(progress.charges, record, then)
+        self._found = await self._recheck.false_claims(record, record.terms.members.index(self._node.peer_id))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
         """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
@@ -271,10 +295,6 @@ class SecureMember:
         self._register.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
-
-    def _recheck(self, step: int) -> MemberRecheck:
-        record, before = self._attempts.passed[step], self._coins[step - 1]
-        return MemberRecheck(record, before, self._work, self._math, self._deliveries)
 
     # ---- what others ask
 

@@ -1,7 +1,6 @@
 """The checks of a step's claims, of one part each: V1, V2 and V3 of BTARD section 4.3, and the public check.
 
-Who validates contributes nothing in the step and is not among the senders. A candidate's claims are checked like those
-of a member, but its weight is 0, so it neither shifts the sum nor has a vote.
+Who validates contributes nothing in the step and is not among the senders; all others count alike.
 All numbers are added exactly (`math.fsum`), so that all peers come to the same decision.
 """
 
@@ -46,46 +45,27 @@ class Finding:
     allowed: float
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Senders with the share `weight_share` of the weight claim norms above `bound`: check the part in public."""
-
-    part: int
-    weight_share: float
-    bound: float
-
-
 # ---- The three checks: V1, V2 and V3.
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedClaims:
-    """All that was published about one part: who aggregated it, each sender's weight (samples) and claim.
+    """All that was published about one part: who aggregated it, and each sender's claim.
 
-    `radius` is the clipping radius τ of the part. Raises `ValueError` unless senders with weights and with claims are
-    the same, all claims have equally many projections, weights are not negative and not all 0, and τ is positive.
+    `radius` is the clipping radius τ of the part. Raises `ValueError` unless there are claims, all with equally many
+    projections, and τ is positive.
     """
 
     part: int
     aggregator: PeerId
     radius: float
-    weights: Mapping[PeerId, int]
     claims: Mapping[PeerId, PartClaim]
 
     def __post_init__(self) -> None:
-        if self.weights.keys() != self.claims.keys():
-            raise ValueError(f"part {self.part}: the senders with weights are not those with claims")
-        if min(self.weights.values(), default=0) < 0 or self.total_weight <= 0:
-            raise ValueError(f"part {self.part}: weights must not be negative, and one of them positive")
         if len({len(claim.projections) for claim in self.claims.values()}) != 1:
-            raise ValueError(f"part {self.part}: claims have different numbers of projections")
+            raise ValueError(f"part {self.part}: there are no claims, or they have different numbers of projections")
         if not 0.0 < self.radius < math.inf:
             raise ValueError(f"part {self.part}: the clipping radius must be positive and finite, not {self.radius}")
-
-    @property
-    def total_weight(self) -> int:
-        """The samples behind all parts."""
-        return sum(self.weights.values())
 
 
 def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim | None]) -> tuple[Finding, ...]:
@@ -106,27 +86,21 @@ def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartCl
 
 
 def largest_sum(published: PublishedClaims) -> float:
-    """V2: anybody adds up the weighted projections; return the largest |Σ w_i s_i| over the directions.
+    """V2: anybody adds up the projections; return the largest |Σ s_i| over the directions.
 
     Where it exceeds `ResultAccuracy.sum_limit` of the result, result or claims are wrong; the public check of the part
     tells which.
     """
-    rows = [
-        [published.weights[sender] * projection for projection in claim.projections]
-        for sender, claim in published.claims.items()
-    ]
+    rows = [claim.projections for claim in published.claims.values()]
     return max(abs(math.fsum(column)) for column in zip(*rows, strict=True))
 
 
-def check_norms(published: PublishedClaims, bound: float) -> Doubt | None:
-    """V3: whether senders with more than half of the weight claim a norm above `bound`, the `norm_bound` of the part.
+def is_far(published: PublishedClaims, bound: float) -> bool:
+    """V3: whether more than half of the senders claim a norm above `bound`, the `norm_bound` of the part.
 
     Everybody sees the same claims, so nobody has to vote: a false claim of a norm is a false vote.
     """
-    voting = sum(weight for sender, weight in published.weights.items() if published.claims[sender].norm > bound)
-    if 2 * voting <= published.total_weight:
-        return None
-    return Doubt(published.part, voting / published.total_weight, bound)
+    return 2 * sum(claim.norm > bound for claim in published.claims.values()) > len(published.claims)
 
 
 # ---- The public check of one part: all its senders publish their bytes, and all members see which one is wrong.
@@ -158,8 +132,8 @@ def check_averaging(
     norms = {
         sender: distance(parts[sender], result) if claim is None else claim.norm for sender, claim in recomputed.items()
     }
-    residual = residual_norm(parts, published.weights, norms, result, published.radius)
-    limit = accuracy.residual_limit(published.total_weight, published.radius, norm(result), len(result))
+    residual = residual_norm(parts, norms, result, published.radius)
+    limit = accuracy.residual_limit(len(senders), published.radius, norm(result), len(result))
     if residual > limit:
         findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part, residual, limit))
     return tuple(findings)

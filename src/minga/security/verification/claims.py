@@ -1,13 +1,12 @@
 """What each sender claims about its part, projections and a norm, and how far honest numbers may be apart.
 
-An aggregator's result v of the parts x_i with weights w_i (samples) is right if it solves the fixed-point equation of
-CenteredClip,
+An aggregator's result v of the parts x_i is right if it solves the fixed-point equation of CenteredClip,
 
-    Σ w_i D_i = 0      with      D_i = min(1, τ / N_i) · (x_i - v),      N_i = ‖x_i - v‖,
+    Σ D_i = 0      with      D_i = min(1, τ / N_i) · (x_i - v),      N_i = ‖x_i - v‖,
 
 however it was found. Nobody but the aggregator has all x_i; but each sender has its own, and v. So it publishes
-s_i = <z, D_i> for q random directions z that were drawn after v was fixed, and N_i. If R = Σ w_i D_i is not 0, then
-neither is Σ w_i s_i = <z, R>, which everybody can add up (BTARD section 4.3).
+s_i = <z, D_i> for q random directions z that were drawn after v was fixed, and N_i. If R = Σ D_i is not 0, then
+neither is Σ s_i = <z, R>, which everybody can add up (BTARD section 4.3).
 
 The x_i is what the receivers decode from the wire, not what it was before it was encoded: only of that there is a hash.
 Everybody who has the same x_i and v gets the same bits, and needs memory for a block only: sums are in a fixed order,
@@ -45,7 +44,7 @@ from minga.security.verification.count_sketch import (
 )
 
 CLAIM_LIMIT: Final = 2.0**128
-"""Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
+"""Larger than any claim about elements that averaging accepts; keeps sums of claims finite."""
 
 _AT_ONCE: Final = 16
 """Blocks that are added up in single precision: twice as many save next to nothing, and lose a bit."""
@@ -164,17 +163,16 @@ def _floats(vector: Vector) -> Floats:
 
 def residual_norm(
     parts: Mapping[PeerId, Vector],
-    weights: Mapping[PeerId, int],
     norms: Mapping[PeerId, float],
     result: Vector,
     radius: float,
 ) -> float:
-    """Return ‖Σ w_i D_i‖, by how much `result` misses the fixed point; `norms` are the true N_i.
+    """Return ‖Σ D_i‖, by how much `result` misses the fixed point; `norms` are the true N_i.
 
     Parts are taken in the order of their senders' ids, so that the bits are the same everywhere.
     """
     squares = LaneSums(1, len(result))
-    factors = {sender: weights[sender] * clip_factor(norms[sender], radius) for sender in sorted(parts)}
+    factors = {sender: clip_factor(norms[sender], radius) for sender in sorted(parts)}
     for block in blocks(len(result)):
         residual = np.zeros(block.stop - block.start)
         for sender, factor in factors.items():
@@ -185,13 +183,13 @@ def residual_norm(
 
 # ---- Tolerances: how far honest numbers may be apart, by bounds that follow from the arithmetic and need no tuning.
 #
-# **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
-# things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a
-# few units of 2⁻²⁴ τ for each sender, and so are the differences in claims and their sums over some blocks: two units
-# more, or up to eight times the share of one whose part is made for that. And v is rounded to float32, in which it
-# travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most e, and
+# **The fixed point (V2).** An honest aggregator stops when ‖Σ D_i‖ ≤ n · ε for n senders. Two things are added to that
+# before the others see the result v. The solver's arithmetic may be float32, which costs a few units of 2⁻²⁴ τ for each
+# sender, and so are the differences in claims and their sums over some blocks: two units more, or up to eight times the
+# share of one whose part is made for that. And v is rounded to float32, in which it travels, which moves it by some e.
+# Clipping to a ball never lengthens distances, so each D_i moves by at most e, and
 #
-#     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
+#     ‖Σ D_i‖  ≤  n · (ε + ε_fp + e).
 #
 # Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹³ at
 # most (BTARD section 4.4, with e added; where all directions share a sketch, κ is that much less for the few that
@@ -214,7 +212,7 @@ _ROUNDING, _LEAST_ROUNDING = 2.0**-24, 2.0**-150
 
 @dataclass(frozen=True, slots=True)
 class ResultAccuracy:
-    """What an aggregator promises: its solver stops at a residual of `stop` · τ · W.
+    """What an aggregator promises: its solver stops at a residual of `stop` · τ for each sender.
 
     Raises `ConfigurationError` for a stop outside 1e-12 to 1e-2.
     """
@@ -225,17 +223,17 @@ class ResultAccuracy:
         if not 1e-12 <= self.stop <= 1e-2:
             raise ConfigurationError(f"stop: {self.stop} is not from 1e-12 to 1e-2 clipping radii")
 
-    def residual_limit(self, total_weight: int, radius: float, result_norm: float, numel: int) -> float:
-        """Return W · (ε + ε_fp + e), the largest ‖Σ w_i D_i‖ of an honest result.
+    def residual_limit(self, senders: int, radius: float, result_norm: float, numel: int) -> float:
+        """Return n · (ε + ε_fp + e), the largest ‖Σ D_i‖ of an honest result of n `senders`.
 
         `radius` is τ; `result_norm` the norm of the result as it was received, of `numel` elements.
         """
         rounding = _ROUNDING * result_norm + _LEAST_ROUNDING * math.sqrt(numel)
-        return total_weight * ((self.stop + _ARITHMETIC) * radius + rounding)
+        return senders * ((self.stop + _ARITHMETIC) * radius + rounding)
 
-    def sum_limit(self, total_weight: int, radius: float, result_norm: float, numel: int) -> float:
-        """Return the largest |Σ w_i s_i| that V2 lets pass, κ times `residual_limit`."""
-        return KAPPA * self.residual_limit(total_weight, radius, result_norm, numel)
+    def sum_limit(self, senders: int, radius: float, result_norm: float, numel: int) -> float:
+        """Return the largest |Σ s_i| that V2 lets pass, κ times `residual_limit`."""
+        return KAPPA * self.residual_limit(senders, radius, result_norm, numel)
 
 
 def claim_deviation(claimed: PartClaim, recomputed: PartClaim, radius: float) -> float:

@@ -11,10 +11,10 @@ The radius is in it because attackers far away pull an honest result too: by les
 clipped, and by about 1.2 dispersions at 7 of 16 when τ is small. Honest norms are then about 1.6 times the larger of
 the two, and V3 stays silent.
 
-**What attackers can do to the measurement.** Its source are the norms that senders claim; of a part, the weighted
-median of them (`typical_norm`). Senders with less than half of the weight cannot move that out of the range of the
-honest norms. But the aggregator can: shifting the result makes all honest norms grow, and a bound taken from this part
-in this step would grow along. So the dispersion is a product of two things on which it has no hold:
+**What attackers can do to the measurement.** Its source are the norms that senders claim; of a part, their median (the
+*typical norm*). Less than half of the senders cannot move that out of the range of the honest norms. But the aggregator
+can: shifting the result makes all honest norms grow, and a bound taken from this part in this step would grow along. So
+the dispersion is a product of two things on which it has no hold:
 
 * a *reference*, the median of the part's typical norms in past steps (`DispersionHistory`). To move it, an aggregator
   must have shifted more than half of the remembered steps, each by less than the bound that was valid then: a factor
@@ -36,32 +36,15 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 
-from minga.network.interface import PeerId
 from minga.security.verification.count_sketch import LENGTH_STEP, rounded_length
 
 NORM_FACTOR: Final = (1.0 + math.sqrt(3.0)) * math.sqrt(2.0)
 REMEMBERED_STEPS: Final = 32
-
-
-def typical_norm(norms: Mapping[PeerId, float], weights: Mapping[PeerId, int]) -> float:
-    """Return the weighted median of the norms: the least one that, with all below it, has half of the weight.
-
-    Raises `ValueError` if no sender has any weight.
-    """
-    total = sum(weights[sender] for sender in norms)
-    if total <= 0:
-        raise ValueError("nobody who claims a norm has any weight")
-    below = 0
-    for sender in sorted(norms, key=lambda each: norms[each]):
-        below += weights[sender]
-        if 2 * below >= total:
-            return norms[sender]
-    raise ValueError("weights must not be negative")
 
 
 def dispersions(typical_norms: Sequence[float], references: Sequence[float]) -> tuple[float, ...]:

@@ -36,7 +36,7 @@ from minga.core.spec.sections import (
     TrainingSection,
 )
 from minga.core.units import format_size
-from minga.planner.model_facts import STATE_BYTES
+from minga.planner.device_memory import moment_bytes
 from minga.simulation.faults.script import RELAY_ACTIONS, ROLES, AtEvent, Fault, parse_faults
 from minga.simulation.scenario.sections import (
     MAX_PEERS,
@@ -117,7 +117,7 @@ class ScenarioTables(Section):
     def memory_bytes(self) -> int:
         """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
         vectors = 3 + largest_strategy(self).facts.vectors
-        return self.parameters * (4 * vectors + STATE_BYTES[self.optimizer.name])
+        return 4 * vectors * self.parameters + moment_bytes((self.parameters,), self.optimizer)
 
     def relay_of(self, kind: PeerTable) -> RelayTable | None:
         """The relay that peers of a class use; None without relays."""

@@ -72,7 +72,7 @@ def check_hostile_bytes(codec: Codec) -> None:
     count = codec.max_encoded_bytes(size)
     measured = [bytes([fill]) * count for fill in (0, 1, 0x7F, 0x80, 0xFF)]
     cases = [bytes([fill]) * count for fill in range(256)]
-    cases += [bytes(torch.randint(0, 256, (count,), generator=chance).tolist()) for _ in range(100)]
+    cases += [bytes(torch.randint(0, 256, (count,), generator=chance).tolist()) for _ in range(50)]
     valid = encoded_of(codec, torch.randn(size, generator=chance))
     if codec.has_fixed_size:  # all prefixes are refused for their size alone
         ends = range(0, len(valid), 97)
@@ -80,7 +80,7 @@ def check_hostile_bytes(codec: Codec) -> None:
         ends = range(len(valid))
         measured += [bytes([fill]) * stop for fill in (0, 0xFF) for stop in range(1, count, 29)]
     cases += [bytes(valid[:stop]) for stop in ends]
-    for _ in range(1000):
+    for _ in range(300):
         flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=chance))
         flipped[bit // 8] ^= 1 << bit % 8
         cases.append(bytes(flipped))

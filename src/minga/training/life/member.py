@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import torch
@@ -83,6 +84,9 @@ class RegroupedError(RemoteError):
 @loop_bound
 class Member:
     """Drives the steps of one peer, which leads with plans by `divide`; for `download` see `Synchroniser`."""
+
+    stays_s: Final = 0.3
+    """Longest time, in seconds, that `see_off` takes."""
 
     def __init__(
         self,
@@ -182,9 +186,9 @@ class Member:
         """Let the trainer go; its next boundary raises `error`."""
         self._port.close(error)
 
-    async def see_off(self, limit_s: float) -> None:
+    async def see_off(self) -> None:
         """Before this peer leaves: let others take over what it made in the last round."""
-        await asyncio.gather(self._all_reduce.drain(limit_s), self.receipts.flush(limit_s))
+        await asyncio.gather(self._all_reduce.drain(self.stays_s), self.receipts.flush(self.stays_s))
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.

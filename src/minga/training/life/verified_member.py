@@ -10,13 +10,14 @@ training thread and the servers of state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 
@@ -178,6 +179,9 @@ class VerifiedOptions:
 class VerifiedMember:
     """Drives the steps of one peer."""
 
+    stays_s: Final = 10.0
+    """Longest time, in seconds, that `see_off` takes: as long as a slow line needs for an attempt."""
+
     def __init__(
         self,
         node: Node,
@@ -250,8 +254,14 @@ class VerifiedMember:
         """Let the trainer go; its next boundary raises `error`."""
         self._port.close(error)
 
-    async def see_off(self, limit_s: float) -> None:
-        """Before this peer leaves: no other needs its data, since every member keeps the aggregates."""
+    async def see_off(self) -> None:
+        """Before this peer leaves: say what the others wait for. No other needs its data, since every member keeps the
+        aggregates.
+        """
+        if self.secure is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.stays_s):
+                    await self.secure.see_off()
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.

@@ -16,7 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon
+from minga.optim.muon import hidden_matrices
+from minga.optim.reproducible import ReproducibleOptimizer
+from minga.optim.together import members_of
 
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
@@ -28,28 +31,40 @@ def is_matrix(name: str, parameter: Tensor) -> bool:  # noqa: ARG001
 
 
 def build_optimizer(
-    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix
+    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix, *, exact: bool = True
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
-    LARS does not scale the gradients of parameters that are not `decayed`. Gradient clipping is not the optimizer's: it
-    comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
+    LARS does not scale the gradients of parameters that are not `decayed`. Muon gives equal bits on all devices if it
+    is `exact`, which costs time and is needed where all peers take the same steps. Gradient clipping is not the
+    optimizer's: it comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigurationError("the model has no parameter that requires a gradient")
     with_decay = [parameter for name, parameter in trained if decayed(name, parameter)]
     without = [parameter for name, parameter in trained if not decayed(name, parameter)]
-    optimizer = _optimizer(settings, with_decay, without)
+    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
+    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
+    groups = [first, second]
+    if settings.name == "lars":
+        second["trust_coefficient"] = 0.0
+    elif settings.name == "muon":
+        hidden = hidden_matrices(model)
+        groups = [
+            {
+                **group,
+                "params": [each for each in group["params"] if (each in hidden) == use_muon],
+                "use_muon": use_muon,
+            }
+            for use_muon in (True, False)
+            for group in groups
+        ]
+    optimizer = _optimizer(settings, [group for group in groups if group["params"]], exact=exact)
     return optimizer, LambdaLR(optimizer, schedule(settings))
 
 
-def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], without: list[nn.Parameter]) -> Optimizer:
-    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
-    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
-    if settings.name == "lars":
-        second["trust_coefficient"] = 0.0
-    groups = [group for group in (first, second) if group["params"]]
+def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]], *, exact: bool) -> Optimizer:
     rate, betas = settings.learning_rate, settings.betas
     storage = MomentStorage(settings.state_bits, settings.state_block, settings.state_min_numel)
     match settings.name:
@@ -65,6 +80,16 @@ def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], witho
             )
         case "adamw":
             return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon, storage=storage)
+        case "muon":
+            return Muon(
+                groups,
+                lr=rate,
+                momentum=settings.momentum,
+                exact=exact,
+                betas=betas,
+                eps=settings.epsilon,
+                storage=storage,
+            )
         case "lars":
             return LARS(groups, lr=rate, momentum=settings.momentum)
         case "larc":
@@ -143,11 +168,19 @@ _OPTIONAL: Final = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
-    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
-        raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
+    for each in members_of(optimizer):
+        name = type(each).__name__
+        if isinstance(each, torch.optim.SparseAdam):
+            raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
+        if inspect.signature(each.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+            raise ConfigurationError(
+                f"{name} evaluates the loss several times per step, which peers cannot do together"
+            )
+
+
+def rounds_alike(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether equal gradients give equal bits on every device: those of `minga.optim`, with settings that do so."""
+    return all(isinstance(each, ReproducibleOptimizer) and each.rounds_alike for each in members_of(optimizer))
 
 
 def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:

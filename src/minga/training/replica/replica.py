@@ -21,12 +21,17 @@ from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
-from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
 from minga.training.replica.accelerator import Accelerator, DeviceAccess, LateVerdict
 from minga.training.replica.buffers import SharedBuffers
-from minga.training.replica.build_optimizer import check_model, check_optimizer, check_plain_descent, set_learning_rate
+from minga.training.replica.build_optimizer import (
+    check_model,
+    check_optimizer,
+    check_plain_descent,
+    rounds_alike,
+    set_learning_rate,
+)
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import DeviceSum, GradientSum
 from minga.training.replica.host_memory import HostMemory
@@ -148,8 +153,8 @@ class Replica:
 
     @property
     def rounds_alike(self) -> bool:
-        """Whether the optimizer is one of `minga.optim`."""
-        return isinstance(self.optimizer, ReproducibleOptimizer)
+        """Whether the optimizer is one of `minga.optim`, with settings that give equal bits everywhere."""
+        return rounds_alike(self.optimizer)
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""

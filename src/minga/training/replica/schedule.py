@@ -18,11 +18,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from minga.averaging.messages import MAX_GROUPS, MAX_LEARNING_RATE
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
+from minga.optim.together import Together, members_of
 
 logger = logging.getLogger("minga.training")
 
@@ -34,6 +35,28 @@ LONG: Final = 2
 _LENGTH: Final = "num_training_steps"
 _ENDS: Final = (ValueError, LookupError)
 """What a schedule raises beyond its end."""
+
+
+class SchedulesTogether(ChainedScheduler):
+    """Schedulers of optimizers that are together in `optimizer`, each of which changes the rates of its own."""
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Together) -> None:
+        self._schedulers = list(schedulers)  # torch's own constructor wants one optimizer for all
+        self.optimizer = optimizer
+        self._note_rates()
+
+    def step(self) -> None:  # type: ignore[override]  # that of one scheduler takes an epoch
+        """Advance each of them."""
+        super().step()
+        self._note_rates()
+
+    @property
+    def schedulers(self) -> Sequence[LRScheduler]:
+        """Each of them."""
+        return self._schedulers
+
+    def _note_rates(self) -> None:
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 class Schedule:
@@ -76,7 +99,8 @@ class Schedule:
             return
         before = self.scheduler.state_dict()
         # A peer that only applies the averages of others takes no step of its own, of which torch would warn.
-        vars(self.scheduler.optimizer)["_opt_called"] = True
+        for optimizer in _optimizers_of(self.scheduler):
+            vars(optimizer)["_opt_called"] = True
         try:
             self.scheduler.step()
         except _ENDS as error:
@@ -89,10 +113,8 @@ class Schedule:
 
     def _try(self, scheduler: LRScheduler, stop: int) -> None:
         """Say at the start where the schedule ends before the run does."""
-        groups = [{k: copy.copy(v) for k, v in g.items() if k != "params"} for g in scheduler.optimizer.param_groups]
-        stand_in = SimpleNamespace(param_groups=groups, step=scheduler.optimizer.step, _opt_called=True)
         try:
-            tried = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+            tried = copy.deepcopy(scheduler, {id(each): _stand_in(each) for each in _optimizers_of(scheduler)})
         except Exception:  # what a program put into it may not be copied: then it is told when it ends
             return
         for at in range(max(0, self._stands_at), min(stop, MOST_TRIED)):
@@ -119,6 +141,16 @@ class Schedule:
         """The steps that the scheduler has seen; one that chains others counts by them."""
         first = next(iter(getattr(self.scheduler, "_schedulers", ())), None)
         return int(getattr(self.scheduler, "last_epoch", getattr(first, "last_epoch", UNKNOWN)))
+
+
+def _optimizers_of(scheduler: LRScheduler) -> list[torch.optim.Optimizer]:
+    """Those whose rates it changes, and the one that they are together in."""
+    return [scheduler.optimizer, *(each.optimizer for each in getattr(scheduler, "_schedulers", ()))]
+
+
+def _stand_in(optimizer: torch.optim.Optimizer) -> SimpleNamespace:
+    groups = [{k: copy.copy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)
 
 
 def length_of(scheduler: LRScheduler) -> int:
@@ -157,6 +189,10 @@ def _check(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> N
             f"scheduler= must be a torch LRScheduler, not a {type(scheduler).__name__}; for a function of the step use "
             "torch.optim.lr_scheduler.LambdaLR(optimizer, f)"
         )
+    if isinstance(scheduler, SchedulesTogether):
+        members = members_of(optimizer)
+        for each in scheduler.schedulers:
+            _check(each, next((member for member in members if member is getattr(each, "optimizer", None)), optimizer))
     if scheduler.optimizer is not optimizer:
         raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")
 

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import and_others, counted
 from minga.optim.shards import local
+from minga.optim.together import members_of
 from minga.training.state.base import BASE, Base, base_of, hash_of, hashed, holds_others, packed_tensors
 from minga.training.state.manifest import MAX_NAME_CHARACTERS
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
@@ -35,10 +36,21 @@ from minga.training.state.tensor_access import TensorAccess
 
 SAMPLES, TOKENS = "samples", "tokens"
 MAX_UNIT_CHARACTERS = 40
-_SWITCHES: Final = ("amsgrad", "centered", "debias", "decoupled_weight_decay", "maximize", "nesterov")
+_SWITCHES: Final = (
+    "amsgrad",
+    "centered",
+    "debias",
+    "decoupled_weight_decay",
+    "exact",
+    "match_adamw",
+    "maximize",
+    "nesterov",
+    "use_muon",
+)
 """Settings that are no numbers, which a newcomer would take over, and make other updates."""
 _RATES: Final = {"lr", "initial_lr"}
 _CYCLED: Final = {"momentum", "betas"}
+_CYCLING: Final = ("CyclicLR", "OneCycleLR")
 _SAMPLED_TENSORS, _SAMPLED_ELEMENTS = 64, 4
 """After each step, so many tensors of the base are looked at, by so many elements of each."""
 
@@ -60,7 +72,7 @@ class TrainedRecord:
     settings: tuple[frozenset[str], ...]
     """The names of the numbers that each group has."""
     scheduler: str
-    """The class of the learning-rate scheduler; empty for none."""
+    """The class of the learning-rate scheduler, with those that it has inside; empty for none."""
     max_grad_norm: float | None
     max_grad_value: float | None
     base: Base
@@ -131,7 +143,7 @@ class TrainedRecord:
         """Tell the program which numbers of its optimizer's `groups` give way to those of the run, whose state has
         these `scalars`; what a schedule moves is left out.
         """
-        moves = _RATES | (_CYCLED if self.scheduler in ("CyclicLR", "OneCycleLR") else set())
+        moves = _RATES | (_CYCLED if any(each in self.scheduler for each in _CYCLING) else set())
         for group, theirs in zip(groups, _list(scalars.get("groups")), strict=True):
             own = group_numbers(group)
             for name in sorted(own.keys() - moves):
@@ -242,9 +254,9 @@ def record_of(
     return TrainedRecord(
         unit,
         tuple(tuple(sorted({names[id(p)] for p in group["params"]} & trained)) for group in groups),
-        tuple(kind_of(optimizer, group) for group in groups),
+        tuple(kind_of(each, group) for each in members_of(optimizer) for group in each.param_groups),
         tuple(frozenset(group_numbers(group)) for group in groups),
-        "" if scheduler is None else _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",)),
+        "" if scheduler is None else _schedule_kind(scheduler),
         None if max_grad_norm is None else float(max_grad_norm),
         None if max_grad_value is None else float(max_grad_value),
         hashed({name: each for name, each in rest.items() if name not in held}, access),
@@ -373,6 +385,12 @@ class ModelWatch:
         for name in changed:
             self._versions.pop(name, None)
             self._samples.pop(name, None)
+
+
+def _schedule_kind(scheduler: LRScheduler) -> str:
+    name = _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",))
+    inside = ", ".join(map(_schedule_kind, getattr(scheduler, "_schedulers", ())))
+    return f"{name} ({inside})"[:MAX_NAME_CHARACTERS] if inside else name
 
 
 def _known_class(thing: object, base: type, packages: tuple[str, ...]) -> str:

@@ -379,7 +379,7 @@ class RunStatus:
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
     model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
-    and clients.
+    and clients. `phase` says which strategy is at work and which comes next, where a run has several.
     """
 
     name: str
@@ -403,6 +403,7 @@ class RunStatus:
     amendments: tuple[AmendmentStatus, ...] = ()
     paused: bool = False
     split: SplitRunStatus | None = None
+    phase: str = ""
 
     @property
     def is_verified(self) -> bool:
@@ -453,6 +454,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
         digests_agree=_agreement(board),
         peers=peers,
         mode=spec.security.mode,
+        phase=spec.training.phase_at(step),
     )
 
 

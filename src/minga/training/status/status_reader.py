@@ -169,6 +169,7 @@ def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: 
         status,
         last_step=amended.training.stop_after_steps,
         target_batch_size=target_batch_size(session.board, amended),
+        phase=amended.training.phase_at(status.step),
         paused=(is_paused := orders.is_paused(status.step)),
         samples_per_second=0.0 if is_paused else status.samples_per_second,
         amendments=tuple(

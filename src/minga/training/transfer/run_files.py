@@ -11,6 +11,8 @@ from any peer, and every peer serves the files that it has, in pieces of 1 MiB.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.events.training import RunFileFailed
-from minga.core.files import Content
+from minga.core.files import Content, link_or_copy
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import FileEntry, check_file_names
 from minga.core.thread_guard import loop_bound
@@ -54,6 +56,9 @@ from minga.training.transfer.server import Places, send_manifest, serve_chunks
 
 
 READ_BYTES = 8 * CHUNK_BYTES
+
+
+logger = logging.getLogger("minga.training")
 
 
 @dataclass(frozen=True)
@@ -260,13 +265,21 @@ MAX_PAUSES = 40
 
 
 class FileFetch:
-    """Fetches the file `name`, of which the run spec says `entry`, into `directory`; `tell` hears verified bytes."""
+    """Fetches the file `name`, of which the run spec says `entry`, into `directory`; `tell` hears verified bytes. Where
+    `own`, a folder of this machine, has the file, it is taken from there.
+    """
 
     def __init__(
-        self, node: Node, name: str, entry: FileEntry, directory: Path, tell: Callable[[str, int], None]
+        self,
+        node: Node,
+        name: str,
+        entry: FileEntry,
+        directory: Path,
+        tell: Callable[[str, int], None],
+        own: Path | None = None,
     ) -> None:
         self._node, self._name, self._entry, self._tell = node, name, entry, tell
-        self._final = directory / name
+        self._final, self._own = directory / name, own
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
         self._done_bytes = 0
@@ -274,7 +287,7 @@ class FileFetch:
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
         """The file, from the disk or from `peers`. Raises `UnreachableError` and `OSError`."""
-        if not await run_blocking(self._is_intact, self._final):
+        if not (await run_blocking(self._is_intact, self._final) or await run_blocking(self._take_own)):
             had_part = await run_blocking(self._prepare)
             pieces = await self._pieces(peers)
             await self._fetch(pieces, await run_blocking(pieces.found_in, self._part) if had_part else set(), peers)
@@ -356,6 +369,17 @@ class FileFetch:
     def _is_intact(self, path: Path) -> bool:
         return is_intact(path, self._entry.blake3, self._entry.size_bytes)
 
+    def _take_own(self) -> bool:
+        """Whether the owner of this machine has the file, which is then given its name here."""
+        if self._own is None or (path := lies_in(self._own, self._name, self._entry.size_bytes)) is None:
+            return False
+        if not self._is_intact(path):
+            logger.warning("%s is another file than the %s of this run, which comes from peers", path, self._name)
+            return False
+        self._final.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(path, self._final)
+        return True
+
     def _is_here(self) -> bool:
         """Whether the whole is right; another process that fetched the same file may have given it its name."""
         return self._is_intact(self._part) or self._is_intact(self._final)
@@ -379,6 +403,15 @@ class FileFetch:
         except OSError:
             if not self._is_intact(self._final):  # else another process finished the same file
                 raise
+
+
+def lies_in(folder: Path, name: str, size_bytes: int) -> Path | None:
+    """Where a file of a run may lie in a folder of this machine, by its name, with or without folders, and its size."""
+    for path in (folder / name, folder / Path(name).name):
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == size_bytes:
+                return path
+    return None
 
 
 def reasons(failed: Mapping[PeerId, RemoteError]) -> str:
@@ -446,8 +479,10 @@ async def fetch_files(
     files: Mapping[str, FileEntry],
     directory: Path,
     progress: Callable[[FileProgress], None] | None = None,
+    own: Path | None = None,
 ) -> dict[str, Path]:
-    """Fetch the files of a run from `peers` into `directory`, by their names; those that are there are only verified.
+    """Fetch the files of a run from `peers` into `directory`, by their names; those that are there are only verified,
+    as are those that lie in `own`, a folder of this machine.
 
     Raises `UnreachableError` with the reason of each peer if a file cannot be had (what arrived stays for the next
     attempt), `StorageError` if the disk refuses, and `ProtocolError` for file names that are not safe.
@@ -467,7 +502,7 @@ async def fetch_files(
 
     async def fetch(number: int, name: str, entry: FileEntry) -> Path:
         async with places:
-            return await FileFetch(node, name, entry, directory, tell).run(_rotated(peers, number))
+            return await FileFetch(node, name, entry, directory, tell, own).run(_rotated(peers, number))
 
     tasks = [asyncio.ensure_future(fetch(i, name, entry)) for i, (name, entry) in enumerate(files.items())]
     try:

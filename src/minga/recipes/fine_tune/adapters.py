@@ -1,0 +1,94 @@
+"""LoRA adapters in the layers of a model, by `peft`: what it has beside them is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.exported import Exported
+from minga.recipes.fine_tune.settings import ALL_LINEAR, LoraSettings
+
+
+def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
+    """The model with float32 adapters, the only parameters that require a gradient. Raises `ConfigurationError`."""
+    peft = peft_here()
+    try:
+        adapted: nn.Module = peft.inject_adapter_in_model(lora_config(settings), model)
+    except ValueError as error:  # it names the layers that it did not find
+        raise ConfigurationError(f"recipe.fine-tune.lora: {str(error)[:300]}") from error
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted
+
+
+def lora_config(settings: LoraSettings) -> Any:
+    """The settings as `peft` has them."""
+    targets: Any = ALL_LINEAR if settings.targets == (ALL_LINEAR,) else list(settings.targets)
+    return peft_here().LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_rslora=settings.rslora,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Inside, adapters count for nothing: the model is its base."""
+    scaled: list[Any] = [module.scaling for module in _adapted(model)]
+    kept = [dict(each) for each in scaled]
+    for each in scaled:
+        each.update(dict.fromkeys(each, 0.0))
+    try:
+        yield
+    finally:
+        for each, before in zip(scaled, kept, strict=True):
+            each.update(before)
+
+
+def merge(model: nn.Module) -> None:
+    """Put the adapters into the layers that they belong to: the model has the names of its base then, and no more
+    memory than before.
+    """
+    for path, module in [(path, module) for path, module in model.named_modules() if hasattr(module, "lora_A")]:
+        layer: Any = module
+        layer.merge()
+        home, _, name = path.rpartition(".")
+        setattr(model.get_submodule(home), name, layer.get_base_layer())
+
+
+def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str, revision: str) -> None:
+    """What `peft` loads onto the `base`. Raises `OSError`."""
+    found = {
+        f"base_model.model.{name.replace('.default.', '.')}": each
+        for name, each in model.named_parameters()
+        if each.requires_grad
+    }
+    exported.tensors("adapter_model.safetensors", found)
+    config = lora_config(settings)
+    config.base_model_name_or_path, config.revision, config.inference_mode = base, revision or None, True
+    config.save_pretrained(exported.folder)
+
+
+def _adapted(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if hasattr(module, "lora_A"))
+
+
+def peft_here() -> Any:
+    """The package `peft`. Raises `ConfigurationError`, with what to type, if it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigurationError(
+            "the recipe fine-tune needs the package peft: pip install peft (from a checkout: pip install -e "
+            "'.[fine-tune]')"
+        ) from error
+    return peft

@@ -1,0 +1,415 @@
+"""Fine-tuning with adapters: a model learns what an assistant says in conversations, on a base that stays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.sections import FileEntry
+from minga.recipes.causal_lm.evaluation import generation, token_losses
+from minga.recipes.causal_lm.settings import FAMILY
+from minga.recipes.counting import count
+from minga.recipes.data.files import body_of, file_of
+from minga.recipes.data.order import shuffled
+from minga.recipes.exported import Exported, Provenance
+from minga.recipes.fine_tune.adapters import merge, peft_here, save_adapters, with_adapters, without_adapters
+from minga.recipes.fine_tune.base import (
+    KEY,
+    downloaded_weights,
+    folder_of,
+    pinned,
+    tiny_recipe,
+    train_tiny,
+    weights_in,
+)
+from minga.recipes.fine_tune.chats import FORMAT_FILE, TEMPLATE_FILE, ChatFormat, ChatWriter, conversations
+from minga.recipes.fine_tune.samples import (
+    CHATS_FILE,
+    HELDOUT_FILE,
+    PACKED,
+    Chat,
+    Samples,
+    named_tensors,
+    pack_chats,
+    stored_chats,
+)
+from minga.recipes.fine_tune.settings import HUB, TINY, FineTuneSettings
+from minga.recipes.initial import Undrawn
+from minga.recipes.interface import (
+    Batch,
+    DemoGoal,
+    Exhibit,
+    Files,
+    Loss,
+    Metric,
+    RecipeContext,
+    RecipeFacts,
+    Sample,
+    SampleOptions,
+    Showing,
+    Shown,
+    StreamPosition,
+)
+from minga.recipes.language.config_guard import read_config
+from minga.recipes.language.export import CAUSAL, export_model
+from minga.recipes.language.recipe import TransformersRecipe
+from minga.recipes.language.shape import CONFIG_FILE, build, published_shape, shape_from, sizes_of
+from minga.recipes.text.sources import matching_files
+from minga.recipes.text.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content, read_tokenizer
+from minga.security.randomness.public_batch import PublicBatch
+
+EVALUATION_BATCH_SIZE: Final = 8
+MAX_EVALUATION_CHATS: Final = 256
+SHOWN_CHATS, SHOWN_TOKENS = 3, 24
+_BASE_PLACE: Final = "THE BASE"
+"""What an export says where the base is a folder of the organiser's."""
+
+
+class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
+    """Adapters on a base; see `Recipe` for what each method promises."""
+
+    Settings = FineTuneSettings
+    headline = Metric("heldout_loss", better="lower")
+    demo_goal = DemoGoal(1.5, steps=40)
+    model_files = (TOKENIZER_FILE, FORMAT_FILE)
+
+    def __init__(self, settings: FineTuneSettings, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._resolved: FineTuneSettings | None = None
+        self._samples: tuple[Path, Samples] | None = None
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """Questions about what animals eat, which the small base tells in sentences and cannot answer."""
+        return {
+            "recipe": {
+                "fine-tune": {
+                    "base": TINY,
+                    "max_length": 96,
+                    "lora": {"rank": 4, "alpha": 8.0},
+                    "data": {"source": "sentences"},
+                }
+            },
+            "optimizer": {"name": "adamw", "learning_rate": 0.005, "warmup_steps": 5, "schedule": "constant"},
+            "training": {"target_batch_size": 32},
+        }
+
+    # ---- organiser
+
+    @property
+    def resolved(self) -> FineTuneSettings:
+        """The settings with the shape of the base, and which one it is. Raises `ConfigurationError`."""
+        if self._resolved is None:
+            self._resolved = self._looked_up(self.settings)
+        return self._resolved
+
+    def _looked_up(self, settings: FineTuneSettings) -> FineTuneSettings:
+        if settings.config:
+            return settings
+        if not settings.base:
+            raise ConfigurationError(f'{KEY}: name the model to tune, such as base = "{HUB}OWNER/NAME@main"')
+        if settings.base == TINY:
+            base, shape = TINY, tiny_recipe().published_settings().config
+        else:
+            folder = folder_of(settings.base)
+            values = shape_from(str(folder), KEY, FAMILY)
+            base, shape = pinned(settings.base, folder), published_shape(values, {}, FAMILY)
+        values = read_config(shape)
+        _, positions = sizes_of(values)
+        if positions is not None and settings.max_length > positions:
+            raise ConfigurationError(
+                f"recipe.fine-tune.max_length = {settings.max_length}: the base has {positions} positions"
+            )
+        if settings.packing and values["model_type"] not in PACKED:
+            raise ConfigurationError(
+                f"recipe.fine-tune.packing: a base of the architecture {values['model_type']} would let conversations "
+                "of a sample attend to each other; set packing = false, by which each is padded"
+            )
+        return settings.model_copy(update={"base": base, "config": shape})
+
+    def published_settings(self) -> FineTuneSettings:
+        """With the shape of the base as one JSON object, and the commit of the hub or no name."""
+        return self.resolved
+
+    def check_public(self) -> None:
+        """Dropout draws at random, which nobody can draw again, and devices round bfloat16 otherwise."""
+        if self.settings.lora.dropout or self.settings.base_dtype != "float32":
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0 and base_dtype = "float32"'
+            )
+
+    def check_received(self) -> None:
+        """The shape of the base has to be there, else it would be looked up; and `peft`, before anything comes."""
+        peft_here()
+        if not self.settings.config:
+            raise ConfigurationError(
+                "this run does not spell out the shape of its base (recipe.fine-tune.config); ask the organiser to "
+                "host it anew"
+            )
+
+    def prepare(self) -> dict[str, bytes]:
+        """Tokenizer and form of the base, and the conversations as tokens; of the small base its weights."""
+        if self.context.init_from is not None:
+            raise ConfigurationError(f"model.init_from: adapters begin new; the model to tune is {KEY}")
+        peft_here()
+        files = dict[str, bytes]()
+        if self.settings.base == TINY:
+            files |= train_tiny()
+            tokenizer = read_tokenizer(files[TOKENIZER_FILE], self._vocabulary_size)
+            form = ChatFormat.usual(tokenizer)
+        else:
+            folder = folder_of(self.settings.base)
+            files[TOKENIZER_FILE] = given_content(str(folder), TOKENIZER_FILE, KEY, MAX_TOKENIZER_BYTES)
+            tokenizer = read_tokenizer(files[TOKENIZER_FILE], self._vocabulary_size)
+            form = ChatFormat.of_base(folder, tokenizer)
+        files[FORMAT_FILE] = form.written()
+        training, heldout = conversations(self.settings.data, self.context.seed)
+        writer = ChatWriter(tokenizer, form)
+        chats = list(writer.chats(training))
+        Samples(chats, self.settings.max_length, 0, packing=self.settings.packing)  # raises if there is nothing
+        files[CHATS_FILE] = pack_chats(chats)
+        if kept := list(islice(writer.chats(heldout), MAX_EVALUATION_CHATS)):
+            Samples(kept, self.settings.max_length, 0, packing=False)
+            files[HELDOUT_FILE] = pack_chats(kept)
+        return files
+
+    def given_files(self) -> dict[str, Path]:
+        """The weights of the base."""
+        return {} if self.settings.base in ("", TINY) else weights_in(folder_of(self.settings.base))
+
+    def inputs(self) -> Sequence[Path]:
+        """The organiser's files of conversations, and what is read of the base."""
+        data = self.settings.data
+        patterns = [pattern for place in (data, *data.sources) for pattern in place.files]
+        paths = [path for pattern in patterns for path in matching_files(pattern)]
+        if self.settings.base not in ("", TINY):
+            folder = folder_of(self.settings.base)
+            names = (CONFIG_FILE, TOKENIZER_FILE, FORMAT_FILE, TEMPLATE_FILE)
+            paths += [folder / name for name in names if (folder / name).is_file()]
+        return paths
+
+    def elsewhere(self, files: Mapping[str, FileEntry]) -> Path | None:
+        """The hub's cache, where the base is of the hub."""
+        return downloaded_weights(self.settings.base, files)
+
+    # ---- training
+
+    def build_model(self) -> nn.Module:
+        """The architecture of the base with adapters, which alone are trained.
+
+        A base that is not in float32 is a large one, and is not drawn: files replace it, and billions of draws take
+        minutes.
+        """
+        dtype: torch.dtype = getattr(torch, self.settings.base_dtype)
+        with contextlib.nullcontext() if dtype == torch.float32 else Undrawn():  # type: ignore[no-untyped-call]
+            base = build(self.resolved.config, FAMILY, frozen=dtype)
+        return with_adapters(base, self.settings.lora)
+
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """Batches as `Samples` describes them."""
+        samples = self._samples_of(files)
+        for numbers, _ in shuffled(len(samples), self.context.seed, position, micro_batch_size):
+            yield samples.batch(numbers.tolist())
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """Samples by number."""
+        samples = self._samples_of(files)
+        return samples.batch(batch.indices(len(samples)).tolist())
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Random tokens, all of which carry loss, in samples as long as the run's longest."""
+        length = self.settings.max_length
+        ids = np.random.default_rng(0).integers(0, self._vocabulary_size, (size, length + 1))
+        weights = np.full((size, length), 1.0 / length, dtype=np.float32)
+        positions = np.tile(np.arange(length), (size, 1)) if self.settings.packing else None
+        return named_tensors(ids[:, :-1].copy(), ids[:, 1:].copy(), weights, positions)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Cross-entropy in nats, a float32 scalar: the sum over tokens that carry loss, by how many of them samples of
+        the run have on the average.
+        """
+        losses = token_losses(model, batch["input_ids"], batch["labels"], positions=batch.get("position_ids"))
+        mean = (losses * batch["label_weights"]).sum(dim=1).mean()
+        return Loss(mean, {"loss": mean})
+
+    def facts(self) -> RecipeFacts:
+        """Counted on a model without memory."""
+        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
+        name, length = self.context.recipe, self.settings.max_length
+        origin = f"the recipe {name}, counted; {length} tokens"
+        kept, frozen = counted.kept_bytes, counted.frozen_bytes
+        return RecipeFacts(name, counted.tensors, counted.operations, length, kept, origin, frozen)
+
+    # ---- figures
+
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
+        """`heldout_loss`, nats a token of what the assistant says in held-out conversations; `heldout_loss_of_base`."""
+        if HELDOUT_FILE not in files:
+            return {}
+        chats = stored_chats(files[HELDOUT_FILE], self._vocabulary_size)[:MAX_EVALUATION_CHATS]
+        samples = Samples(chats, self.settings.max_length, self._end(files), packing=False)
+        tuned = _mean_loss(model, samples)
+        with without_adapters(model):
+            return {"heldout_loss": tuned, "heldout_loss_of_base": _mean_loss(model, samples)}
+
+    def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
+        """What the assistant answers to each prompt, and what the base alone does."""
+        tokenizer, form = self._tokenizer(files), self._form(files)
+        writer = ChatWriter(tokenizer, form)
+        asked = [writer.prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
+        answers = self._answers(model, files, asked, options)
+        with without_adapters(model):
+            of_base = self._answers(model, files, asked, options)
+        return [
+            Sample(prompt, text, of_base=other)
+            for prompt, texts, others in zip(prompts, answers, of_base, strict=True)
+            for text, other in zip(texts, others, strict=True)
+        ]
+
+    def show(self, models: Sequence[nn.Module], files: Files) -> Showing:
+        """What the models answer in held-out conversations, up to where the assistant first speaks."""
+        tokenizer = self._tokenizer(files)
+        chats = stored_chats(file_of(files, HELDOUT_FILE), self._vocabulary_size)
+        asked, right = list[list[int]](), list[str]()
+        for ids, carries in chats:
+            start = int(carries.argmax())
+            if start and len(asked) < SHOWN_CHATS:
+                asked.append(ids[:start].tolist())
+                length = int((np.append(carries[start:], 0) == 0).argmax())
+                right.append(tokenizer.decode(ids[start : start + length].tolist()).strip())
+        options = SampleOptions(temperature=0.0, length=SHOWN_TOKENS)
+        made = [self._answers(model, files, asked, options) for model in models]
+        rows = [
+            Shown(
+                Exhibit(" ".join(tokenizer.decode(asked[number]).split())),
+                tuple(Exhibit(" ".join(each[number][0].split())) for each in made),
+                Exhibit(answer),
+            )
+            for number, answer in enumerate(right)
+        ]
+        return Showing(self.settings.data.in_words(), rows)
+
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
+        """The adapters in the form of `peft`, which loads them onto the base, with tokenizer and a README."""
+        base, _, revision = self.settings.base.removeprefix(HUB).partition("@")
+        base = base if self.settings.base.startswith(HUB) else _BASE_PLACE
+        with Exported.to(directory, provenance) as exported:
+            save_adapters(model, self.settings.lora, exported, base, revision)
+            ChatWriter(self._tokenizer(files), self._form(files)).save(exported.folder)
+            exported.card(
+                self.context.run_name,
+                f"Adapters that peers trained with minga (recipe {provenance.recipe}).",
+                self.evaluate(model, files),
+                _LOADING.format(base=base, revision=f', revision="{revision}"' if revision else ""),
+                library="peft",
+                notes=self._notes,
+            )
+
+    def export_merged(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
+        """A directory for `AutoModelForCausalLM` and `AutoTokenizer`, with a README."""
+        form, figures = self._form(files), self.evaluate(model, files)
+        merge(model)
+        export_model(
+            model,
+            self._tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=figures,
+            text=self.settings.data.in_words(),
+            auto=CAUSAL,
+            special={"eos_token": form.eos_token, "bos_token": form.bos_token},
+            chat_template=form.chat_template,
+        )
+
+    # ---- inner workings
+
+    @property
+    def _notes(self) -> str:
+        return (
+            f"The conversations: {self.settings.data.in_words()}. No licence is stated here: it is for the organiser "
+            "of the run to say, and depends on that of the base."
+        )
+
+    @property
+    def _vocabulary_size(self) -> int:
+        size, _ = sizes_of(read_config(self.resolved.config))
+        return size
+
+    def _tokenizer(self, files: Files) -> Tokenizer:
+        return read_tokenizer(body_of(files, TOKENIZER_FILE), self._vocabulary_size)
+
+    def _form(self, files: Files) -> ChatFormat:
+        return ChatFormat.read(body_of(files, FORMAT_FILE))
+
+    def _end(self, files: Files) -> int:
+        return self._form(files).end_of(self._tokenizer(files))
+
+    def _samples_of(self, files: Files) -> Samples:
+        path = file_of(files, CHATS_FILE)
+        if self._samples is None or self._samples[0] != path:
+            chats: list[Chat] = stored_chats(path, self._vocabulary_size)
+            own = Samples(chats, self.settings.max_length, self._end(files), packing=self.settings.packing)
+            self._samples = (path, own)
+        return self._samples[1]
+
+    def _answers(
+        self, model: nn.Module, files: Files, asked: Sequence[Sequence[int]], options: SampleOptions
+    ) -> list[list[str]]:
+        """The texts with which a model goes on from each of these prompts."""
+        tokenizer, end = self._tokenizer(files), self._end(files)
+        device, was_training = next(model.parameters()).device, model.training
+        model.eval()
+        found = []
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(options.seed)
+                for ids in asked:
+                    room = self.settings.max_length - len(ids)
+                    if room < 1:
+                        raise ConfigurationError(
+                            f"the prompt has {len(ids)} tokens; at most {self.settings.max_length - 1}"
+                        )
+                    drawn = model.generate(  # type: ignore[operator]
+                        torch.tensor([ids], device=device),
+                        generation_config=generation(options, end, room),
+                        attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+                    )
+                    found.append([tokenizer.decode(row[len(ids) :].tolist()).strip() for row in drawn])
+        finally:
+            model.train(was_training)
+        return found
+
+
+@torch.no_grad()
+def _mean_loss(model: nn.Module, samples: Samples) -> float:
+    """Nats a token that carries loss, all alike."""
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    nats = total = 0.0
+    try:
+        for start in range(0, len(samples), EVALUATION_BATCH_SIZE):
+            batch = samples.batch(range(start, min(start + EVALUATION_BATCH_SIZE, len(samples))))
+            losses = token_losses(model, batch["input_ids"].to(device), batch["labels"].to(device)).double().cpu()
+            carries = batch["label_weights"] > 0
+            nats, total = nats + float(losses[carries].sum()), total + float(carries.sum())
+    finally:
+        model.train(was_training)
+    return nats / total
+
+
+_LOADING: Final = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained("{base}"{revision})
+model = PeftModel.from_pretrained(base, "PATH OF THIS DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")"""

@@ -1,0 +1,153 @@
+"""What a run spec may say to the recipe `fine-tune`, in `[recipe.fine-tune]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.recipes.data.hub import HubName, of_hub
+from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
+from minga.recipes.text.settings import MAX_SOURCES
+
+TINY = "tiny"
+HUB = "hub:"
+ALL_LINEAR = "all-linear"
+
+
+class LoraSettings(Section):
+    """The adapters, as `peft` has them."""
+
+    rank: int = whole(8, 1, 1024, "rank of the two matrices of an adapter")
+    alpha: Real = real(16.0, 0.0, 1e6, "adapters count alpha / rank", above_low=True)
+    rslora: bool = described(False, "adapters count alpha / sqrt(rank) instead", "true or false")
+    dropout: Real = real(0.0, 0.0, 1.0, "share of an adapter's inputs that is left out at random", below_high=True)
+    targets: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=100)], ...],
+        Field(strict=False, min_length=1, max_length=64),
+    ] = described(
+        (ALL_LINEAR,),
+        "layers that get an adapter, by the ends of their names",
+        f'a list of at most 64 names, or ["{ALL_LINEAR}"]: all but the last layer',
+    )
+
+
+class ChatPlace(Section):
+    """Files of the organiser, or a data set of the hub.
+
+    A row has the key `messages` (a list of `role` and `content`), or `prompt` and `completion`, or a text.
+    """
+
+    files: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
+    ] = described(
+        (),
+        "(source files) .jsonl and .parquet files or globs here; peers that join get what is in them, not their paths",
+        "a list of at most 256 paths",
+        private=True,
+    )
+    name: HubName = described("", "(source hub) name on the Hugging Face hub", 'a name such as "owner/name"')
+    config: Annotated[Printable, Field(max_length=100)] = described(
+        "", "(source hub) its configuration", "a text of at most 100 printable characters"
+    )
+    revision: Annotated[Printable, Field(max_length=100)] = described(
+        "", "(source hub) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
+    )
+    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "train", "(source hub) its split", "a text of 1 to 100 printable characters"
+    )
+    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "text", "key of the text, in rows that are no conversations", "a text of 1 to 100 printable characters"
+    )
+
+
+class ChatSource(ChatPlace):
+    """One source of a mixture."""
+
+    weight: Real = real(
+        1.0, 0.0, 1e6, "share of the conversations, beside the weights of the other sources", above_low=True
+    )
+    source: Literal["files", "hub"] = choice("files", "where the conversations come from", "files", "hub")
+
+    def in_words(self) -> str:
+        """The source for people, without what names places of the organiser's machine."""
+        return of_hub(self.name, self.config, self.revision) if self.source == "hub" else "files of the organiser"
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatSource:
+        if self.source == "hub" and not self.name:
+            raise ValueError('source = "hub" needs a name')
+        return self
+
+
+class ChatData(ChatPlace):
+    """What the adapters learn from.
+
+    The organiser reads all of it, and it travels with the run as tokens.
+    """
+
+    source: Literal["sentences", "files", "hub", "mixture"] = choice(
+        "files",
+        "where conversations come from; sentences: questions and answers that minga makes by rules, for first tries",
+        "sentences",
+        "files",
+        "hub",
+        "mixture",
+    )
+    sources: Annotated[tuple[ChatSource, ...], Field(strict=False, max_length=MAX_SOURCES)] = described(
+        (), "(source mixture) what is mixed", f"at most {MAX_SOURCES} tables [[recipe.fine-tune.data.sources]]"
+    )
+    heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the conversations kept for evaluation")
+
+    def in_words(self) -> str:
+        """The conversations for people, without what names places of the organiser's machine."""
+        if self.source == "mixture":
+            return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
+        if self.source == "sentences":
+            return "questions and answers that minga makes by rules, under its own licence (Apache-2.0)"
+        return of_hub(self.name, self.config, self.revision) if self.source == "hub" else "files of the organiser"
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatData:
+        if (self.source == "hub") != bool(self.name):
+            raise ValueError('name is for source = "hub", which needs it')
+        if self.source != "files" and self.files:
+            raise ValueError('files is for source = "files" only')
+        if (self.source == "mixture") != bool(self.sources):
+            raise ValueError('sources, one table each, are for source = "mixture", which needs them')
+        return self
+
+
+class FineTuneSettings(Section):
+    """Adapters of a model that is there already: the base of the run, which stays as it is."""
+
+    base: Annotated[Printable, Field(max_length=1024)] = described(
+        "",
+        "the model to tune; in a run that is published it names the commit of the hub, or is empty for a folder. tiny: "
+        "a small one that minga trains on plain sentences within a minute, for first tries",
+        f'"{HUB}OWNER/NAME@REVISION", a folder with config.json and model.safetensors, or "{TINY}"',
+    )
+    base_dtype: Literal["float32", "bfloat16"] = choice(
+        "float32", "how the base is held; adapters are float32 always", "float32", "bfloat16"
+    )
+    config: Annotated[str, Field(max_length=MAX_CONFIG_CHARACTERS)] = described(
+        "",
+        "shape of the base, written by the peer that starts the run",
+        f"a JSON object of at most {MAX_CONFIG_CHARACTERS >> 10} Ki characters",
+    )
+    max_length: int = whole(1024, 16, 1 << 17, "tokens of a sample; longer conversations are cut off")
+    packing: bool = described(
+        True,
+        "several short conversations share a sample, and none attends to another; without, each is padded",
+        "true or false",
+    )
+    lora: LoraSettings = LoraSettings()
+    data: ChatData = ChatData()
+
+    @field_validator("base")
+    @classmethod
+    def _check_base(cls, base: str) -> str:
+        if base.startswith(HUB) and "@" not in base:
+            raise ValueError(f"a model of the hub is named with a revision, such as {base}@main")
+        return base

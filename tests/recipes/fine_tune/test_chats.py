@@ -1,0 +1,117 @@
+"""Conversations: which rows are read, how a base writes them, and what of them is learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import Tokenizer
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.fine_tune import chats as chats_module
+from minga.recipes.fine_tune.chats import FORMAT_FILE, TEMPLATE_FILE, ChatFormat, ChatWriter, conversations
+from minga.recipes.fine_tune.settings import ChatData
+from minga.recipes.text.tokenizer import read_tokenizer
+
+TURNS = [("user", "where is the cow"), ("assistant", "at the hill"), ("user", "and"), ("assistant", "the barn")]
+MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
+
+
+@pytest.fixture
+def tokenizer(base: Path) -> Tokenizer:
+    return read_tokenizer((base / "tokenizer.json").read_bytes(), 300)
+
+
+def learned(writer: ChatWriter, tokenizer: Tokenizer, document: dict[str, Any]) -> str:
+    """What carries loss."""
+    ((ids, carries),) = writer.chats([json.dumps(document)])
+    return str(tokenizer.decode(ids[carries == 1].tolist(), skip_special_tokens=False))
+
+
+def test_only_what_the_assistant_says_carries_loss(tokenizer: Tokenizer) -> None:
+    writer = ChatWriter(tokenizer, ChatFormat.usual(tokenizer))
+    end = "<|endoftext|>"
+    assert learned(writer, tokenizer, {"messages": MESSAGES}) == f" at the hill{end} the barn{end}"
+    assert learned(writer, tokenizer, {"text": "the cow is at the hill"}) == f"the cow is at the hill{end}"
+
+
+@pytest.mark.parametrize("where", ["file", "config", "named"])
+def test_the_base_says_how_it_is_talked_to(where: str, base: Path, tokenizer: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    said: dict[str, Any] = {"eos_token": {"content": "<unk>"}, "bos_token": None}
+    if where == "file":
+        (base / TEMPLATE_FILE).write_text(template)
+    elif where == "config":
+        said["chat_template"] = template
+    else:
+        said["chat_template"] = [{"name": "tools", "template": "no"}, {"name": "default", "template": template}]
+    (base / FORMAT_FILE).write_text(json.dumps(said))
+    form = ChatFormat.of_base(base, tokenizer)
+    assert ChatFormat.read(form.written()) == form
+    writer = ChatWriter(tokenizer, form)
+    assert tokenizer.decode(writer.prompt(MESSAGES[:1]), skip_special_tokens=False) == (
+        "<user>where is the cow<unk><assistant>"
+    )
+    assert learned(writer, tokenizer, {"messages": MESSAGES}) == "at the hill<unk>the barn<unk>"
+
+
+def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
+    thinks = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
+        "{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    form = ChatFormat(thinks, "<|endoftext|>", "<|endoftext|>")
+    found = learned(ChatWriter(tokenizer, form), tokenizer, {"messages": MESSAGES})
+    assert found == "thought: the barn<|endoftext|>"
+    with pytest.raises(ConfigurationError, match="chat template of the base fails"):
+        ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>")).prompt(MESSAGES)
+
+
+def test_rows_come_from_files_of_both_kinds_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"messages": MESSAGES}, {"prompt": "a", "completion": "b"}, {"body": "plain"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parquet.write_table(pa.Table.from_pylist([{"prompt": "c", "completion": "d"}]), tmp_path / "b.parquet")
+    data = ChatData(files=(f"{tmp_path}/*",), text_column="body", heldout_fraction=0.0)
+    training, heldout = conversations(data, 0)
+    assert not heldout
+    assert [json.loads(each) for each in training] == [
+        {"messages": MESSAGES},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"text": "plain"},
+        {"messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]},
+    ]
+    asked = []
+
+    def open_hub(*names: str) -> list[dict[str, Any]]:
+        asked.append(names)
+        return [{"prompt": f"q{number}", "completion": "yes"} for number in range(40)]
+
+    monkeypatch.setattr(chats_module, "open_hub", open_hub)
+    monkeypatch.setattr(chats_module, "rows_of", lambda rows, source: iter(rows))
+    hub = {"source": "hub", "name": "owner/chats", "revision": "v1", "weight": 3.0}
+    mixed = ChatData.model_validate(
+        {"source": "mixture", "sources": [hub, {"files": [f"{tmp_path}/a.jsonl"], "text_column": "body"}]}
+    )
+    training, heldout = conversations(mixed, 0)
+    assert asked == [("owner/chats", "", "train", "v1")]
+    assert heldout
+    assert not set(heldout) & set(training)
+    of_hub = sum('"yes"' in each for each in training)
+    assert 0.5 < of_hub / len(training) < 0.95
+
+
+def test_files_of_conversations_are_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    for line in ("{", "[]", '{"messages": [{"role": "user", "content": "x"}]}', '{"messages": [{"role": "god"}]}'):
+        path.write_text(f'{{"text": "fine"}}\n{line}\n')
+        with pytest.raises(ConfigurationError, match=r"bad\.jsonl, line 2"):
+            conversations(ChatData(files=(str(path),)), 0)
+    with pytest.raises(ConfigurationError, match="no file matches"):
+        conversations(ChatData(files=(f"{tmp_path}/none.jsonl",)), 0)

@@ -1,0 +1,111 @@
+"""Four processes that train adapters together get what PyTorch and peft get alone from the same conversations."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from minga.recipes.fine_tune.recipe import FineTuneRecipe
+from minga.recipes.registry import load_recipe
+from minga.recipes.running.run import first_model
+from tests.recipes.fine_tune.conftest import RunOf
+from tests.worlds import forked
+from tests.worlds.seeds import soaked
+
+peft = pytest.importorskip("peft", reason="peft makes the adapters")
+STEPS, RATE = 3, 0.01
+
+
+def trained_together(folder: Path, peers: int) -> tuple[list[dict[str, list[int]]], list[dict[str, torch.Tensor]]]:
+    """The samples that each peer gave to each step, and what each has in the end."""
+    words = ("-m", "tests.recipes.fine_tune.taking_part", str(folder))
+    pipe: Any = subprocess.PIPE
+    processes = [forked.start(*words, str(index), str(peers), stdout=pipe, stderr=pipe) for index in range(peers)]
+    told = forked.results_of(processes, 150.0)
+    return told, [load_file(folder / f"trained-{index}.safetensors") for index in range(peers)]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_four_processes_train_what_pytorch_and_peft_train_alone(base: Path, run_of: RunOf) -> None:
+    """Packed samples there, one conversation after the other here."""
+    spec, files = run_of(
+        optimizer={"name": "adamw", "learning_rate": RATE, "warmup_steps": 0, "schedule": "constant"},
+        training={"target_batch_size": 16, "stop_after_steps": STEPS},
+        averaging={"codec": "float32"},
+    )
+    (base.parent / "spec.toml").write_text(spec.to_toml())
+    told, trained = trained_together(base.parent, peers=4)
+    assert all(torch.equal(trained[0][name], each[name]) for each in trained for name in trained[0])
+    given = {step: [peer.get(str(step), []) for peer in told] for step in range(1, STEPS + 1)}
+    assert all(sum(map(bool, peers)) >= 2 for peers in given.values())
+
+    recipe = load_recipe(spec)
+    assert isinstance(recipe, FineTuneRecipe)
+    samples = recipe._samples_of(files)
+    begun = {name: each for name, each in first_model(recipe, files).named_parameters() if each.requires_grad}
+    settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), settings)
+    own = {
+        name.removeprefix("base_model.model."): each for name, each in model.named_parameters() if each.requires_grad
+    }
+    assert own.keys() == begun.keys()
+    with torch.no_grad():
+        for name, each in own.items():
+            each.copy_(begun[name])
+    optimizer = torch.optim.AdamW(own.values(), lr=RATE, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+    for peers in given.values():
+        numbers = [number for chosen in peers for number in chosen]
+        for number in numbers:
+            for chat in samples._rows[number]:
+                ids = torch.from_numpy(chat.ids.astype("int64")).unsqueeze(0)
+                losses = functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
+                says = torch.from_numpy(chat.carries[1:] == 1)
+                (losses[says].sum() / float(samples._usual) / len(numbers)).backward()
+        torch.nn.utils.clip_grad_norm_(own.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    first, alone, together = (_joined(found, list(own)) for found in (begun, own, trained[0]))
+    assert float((together - alone).norm() / alone.norm()) <= 1e-5
+    assert float((alone - first).norm() / first.norm()) > 1e-2
+
+
+def _joined(tensors: Mapping[str, torch.Tensor], names: list[str]) -> torch.Tensor:
+    return torch.cat([tensors[name].detach().flatten() for name in names]).double()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec", "download_codec"),
+    [
+        ("synchronous", "topk", "int8"),
+        soaked("synchronous", "int8", ""),
+        ("local", "int4(block=32)", ""),
+    ],
+)
+def test_adapters_learn_with_other_codecs_and_strategies(
+    strategy: str, codec: str, download_codec: str, base: Path, run_of: RunOf
+) -> None:
+    averaging = {"codec": codec, **({"download_codec": download_codec} if download_codec else {})}
+    spec, files = run_of(
+        optimizer={"name": "adamw", "learning_rate": 0.02, "warmup_steps": 0, "schedule": "constant"},
+        training={"target_batch_size": 16, "stop_after_steps": 8, "strategy": strategy},
+        averaging=averaging,
+        **({"strategy": {"local": {"local_batch": 8}}} if strategy == "local" else {}),
+    )
+    (base.parent / "spec.toml").write_text(spec.to_toml())
+    _, trained = trained_together(base.parent, peers=2)
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+    recipe = load_recipe(spec)
+    model = first_model(recipe, files)
+    before = recipe.evaluate(model, files)["heldout_loss"]
+    with torch.no_grad():
+        for name, each in trained[0].items():
+            model.get_parameter(name).copy_(each)
+    assert recipe.evaluate(model, files)["heldout_loss"] < 0.9 * before

@@ -1,0 +1,257 @@
+"""The recipe fine-tune: adapters on a base that is given, what samples they learn from, and what it exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import facts_of_recipe
+from minga.recipes.fine_tune.base import _of_hub
+from minga.recipes.fine_tune.recipe import FineTuneRecipe
+from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
+from minga.recipes.initial import new_model
+from minga.recipes.interface import SampleOptions, StreamPosition
+from minga.recipes.registry import check_published, load_recipe, published
+from minga.recipes.running.run import first_model
+from minga.testing import RECIPE_CHECKS, RecipeCase
+from minga.training.replica.replica import Replica
+from minga.training.transfer.run_files import describe_file
+from tests.recipes.fine_tune.conftest import RunOf
+from tests.worlds.seeds import soaked
+
+peft = pytest.importorskip("peft", reason="peft makes the adapters")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+IN_PROCESSES = ("check_equal_models", "check_public_batches")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [soaked(each) if each.__name__ in IN_PROCESSES else each for each in RECIPE_CHECKS],
+    ids=lambda check: check.__name__,
+)
+def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Path, tmp_path: Path) -> None:
+    settings = {"base": str(base), "max_length": 64, "data": {"files": [str(base.parent / "chats.jsonl")]}}
+    check(RecipeCase("fine-tune", settings), tmp_path / "checked")
+
+
+def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of()
+    recipe = load_recipe(spec)
+    model = first_model(recipe, files)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    ids = torch.arange(12).view(1, -1)
+    torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.02)
+    before = recipe.evaluate(model, files)
+    assert before["heldout_loss"] == pytest.approx(before["heldout_loss_of_base"])
+    for batch in islice(recipe.batches(files, StreamPosition("ab" * 32), 8), 60):
+        recipe.total_loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = recipe.evaluate(model, files)
+    assert after["heldout_loss"] < 0.7 * before["heldout_loss"]
+    assert after["heldout_loss_of_base"] == pytest.approx(before["heldout_loss"])
+
+    replica = Replica(spec, optimizer, model=model)
+    names = [entry.name for entry in replica.capture().tensors if entry.name.startswith("model/")]
+    assert names
+    assert all("lora_" in name for name in names)
+    options = SampleOptions(temperature=0.0, length=12)
+    (answer,) = recipe.sample(model, files, ["where is the cow number 3"], options)
+    assert answer.text != answer.of_base
+    (untrained,) = recipe.sample(first_model(recipe, files), files, ["where is the cow number 3"], options)
+    assert answer.of_base == untrained.text == untrained.of_base
+
+    out, whole = base.parent / "out", base.parent / "whole"
+    recipe.export(model, files, out, recipe.provenance(60))
+    wanted = model.eval()(input_ids=ids).logits
+    recipe.export_merged(model, files, whole, recipe.provenance(60))
+    torch.testing.assert_close(wanted, peft.PeftModel.from_pretrained(plain, out)(input_ids=ids).logits)
+    again = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    torch.testing.assert_close(wanted, again(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
+    assert sum(each.stat().st_size for each in out.iterdir()) < 0.6 * (base / "model.safetensors").stat().st_size
+    said = [{"role": "user", "content": "where"}]
+    for folder in (out, whole):
+        assert "user: where" in AutoTokenizer.from_pretrained(folder).apply_chat_template(said, tokenize=False)
+
+
+def test_the_files_of_the_base_travel_as_they_are_and_name_no_place(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of()
+    assert files["base/model.safetensors"].read_bytes() == (base / "model.safetensors").read_bytes()
+    assert str(base) not in spec.canonical_bytes().decode()
+    check_published(spec)
+    assert load_recipe(spec).elsewhere(spec.files) is None
+
+
+def test_a_base_of_the_hub_is_pinned_and_taken_from_there(
+    base: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    snapshot = base.parent / "hub" / commit
+    snapshot.parent.mkdir()
+    base.rename(snapshot)
+    asked: list[tuple[str, Any]] = []
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    _of_hub.cache_clear()
+    spec, files = run_of({"base": "hub:owner/small@main"})
+    assert asked == [("owner/small", "main")]  # once: what is read later is of the same commit
+    assert spec.recipe_settings["base"] == f"hub:owner/small@{commit}"
+    check_published(spec)
+
+    class Metadata:
+        size = (snapshot / "model.safetensors").stat().st_size
+
+    def hf_hub_download(name: str, file: str, revision: str) -> str:
+        assert (name, file, revision) == ("owner/small", "model.safetensors", commit)
+        return str(snapshot / file)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda address: Metadata)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    entries = {name: describe_file(path) for name, path in files.items()}
+    assert load_recipe(spec).elsewhere(entries) == snapshot
+    Metadata.size += 1  # nothing larger than the run says
+    assert load_recipe(spec).elsewhere(entries) is None
+
+
+def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
+    for settings, message in (
+        ({"base": ""}, "name the model to tune"),
+        ({"base": "nowhere"}, "no such folder"),
+        ({"max_length": 4096}, "128 positions"),
+        ({"lora": {"targets": ["no_such_layer"]}}, "no_such_layer"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            new_model(load_recipe(run_of(settings)[0]))
+    (base / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="--merge"):
+        run_of()
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
+    spec, files = run_of({"base_dtype": "bfloat16"})
+    recipe = load_recipe(spec)
+    model = first_model(recipe, files)
+    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    assert {each.dtype for each in frozen} == {torch.bfloat16}
+    assert recipe.facts().frozen_bytes == 2 * sum(each.numel() for each in frozen)
+    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.facts().frozen_bytes
+    recipe.checkpoint_activations(model)
+    batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
+    recipe.total_loss(model, batch).backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.requires_grad)
+    again = first_model(load_recipe(spec), files)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def _chat(*ids: int, says: int) -> Chat:
+    import numpy as np
+
+    carries = np.array([0] * (len(ids) - says) + [1] * says, dtype=np.uint8)
+    return Chat(np.array(ids, dtype=np.int32), carries)
+
+
+@pytest.mark.parametrize("architecture", sorted(PACKED))
+def test_no_conversation_attends_to_another_of_its_sample(architecture: str) -> None:
+    if architecture not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such architecture")
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "sliding_window": 4,
+    }
+    usual = CONFIG_MAPPING[architecture]()
+    config = CONFIG_MAPPING[architecture](**{name: value for name, value in small.items() if hasattr(usual, name)})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    chats = [_chat(*range(3, 15), says=5), _chat(*range(20, 27), says=3), _chat(*range(40, 49), says=4)]
+    packed = Samples(chats, 32, 0, packing=True)
+    assert len(packed) == 1
+    batch = packed.batch([0])
+    with torch.no_grad():
+        together = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        for chat in chats:
+            ids = torch.tensor(chat.ids[:-1].astype("int64")).unsqueeze(0)
+            start = batch["input_ids"][0].tolist().index(int(chat.ids[0]))
+            alone = model(input_ids=ids, use_cache=False).logits
+            torch.testing.assert_close(together[:, start : start + ids.shape[1]], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_every_token_that_carries_loss_counts_alike_packed_or_not() -> None:
+    chats = [_chat(*range(12), says=5), _chat(*range(7), says=3), _chat(*range(40), says=30), _chat(1, 2, says=1)]
+    for packing in (True, False):
+        samples = Samples(chats, 20, 0, packing=packing)
+        weights = samples.batch(range(len(samples)))["label_weights"]
+        assert weights.sum().item() == pytest.approx(len(samples))
+        assert len({round(each, 6) for each in weights.unique().tolist()} - {0.0}) == 1
+        assert int((weights > 0).sum()) == 5 + 3 + 11 + 1
+
+
+def test_a_packed_batch_has_the_loss_of_its_conversations_padded(run_of: RunOf) -> None:
+    totals = []
+    for packing in (True, False):
+        spec, files = run_of({"packing": packing})
+        recipe = load_recipe(spec)
+        assert isinstance(recipe, FineTuneRecipe)
+        samples, model = recipe._samples_of(files), first_model(recipe, files)
+        batch = samples.batch(range(len(samples)))
+        assert packing == ("position_ids" in batch)
+        losses = recipe.total_loss(model, batch)
+        totals.append((losses * len(samples) / (batch["label_weights"] > 0).sum() * samples._usual).item())
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5)
+
+
+def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.recipes.fine_tune.base.TINY_STEPS", 1)
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "fine-tune"}, **FineTuneRecipe.demo_spec()})
+    made = load_recipe(spec).prepare()
+    files = {name: tmp_path / name for name in made}
+    for name, content in made.items():
+        files[name].parent.mkdir(exist_ok=True)
+        files[name].write_bytes(content)
+    recipe = load_recipe(published(spec))
+    showing = recipe.show([first_model(recipe, files)], files)
+    assert "eat on" in showing.rows[0].given.text
+    assert showing.rows[0].right.text.startswith("the ")
+
+
+@pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_dtype": "bfloat16"}])
+def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any], run_of: RunOf) -> None:
+    with pytest.raises(ConfigurationError, match="dropout = 0 and base_dtype"):
+        run_of(settings, security={"verification": "byzantine"})
+
+
+def test_a_base_that_lacks_a_tensor_is_refused(base: Path, run_of: RunOf) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(base / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, base / "model.safetensors")
+    spec, files = run_of()
+    with pytest.raises(ConfigurationError, match=r"lack model\.norm\.weight"):
+        first_model(load_recipe(spec), files)
