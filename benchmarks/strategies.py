@@ -30,7 +30,7 @@ with the same settings beside it; `against` says how far their losses are apart.
 
 What this cannot show: large models, for which methods that step locally lose less; data centres; real loss of packets.
 
-ok: bytes within 1 % of the formulas and headers; the losses of both loops within 1e-5 where they are first evaluated.
+ok: bytes within 1 % of the formulas and headers; the losses of both loops within 1e-5 after the first round.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from blake3 import blake3
 from benchmarks._report import emit, finish, note, parser
 from benchmarks._strategy_gaps import auto_rows, write_gaps
 from benchmarks._strategy_methods import DILOCO, METHODS, OURS, QUICK, REFERENCE, Method
-from benchmarks._strategy_run import Cell, Record, run_cell
+from benchmarks._strategy_run import EVALUATIONS, Cell, Record, run_cell
 from benchmarks._strategy_table import Row, Timeline, bytes_row, over_seeds, text, write_plots
-from benchmarks._strategy_tasks import TASKS
+from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS
 from minga.core.files import write_atomically
 
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
@@ -63,7 +63,7 @@ TUNING_SEED: Final = 0
 """No run of the report has it."""
 APART: Final = 1e-5
 """How far the losses of two loops may be apart that differ by the rounding of float32: 6e-8 for each of about five
-operations in each of 30 inner steps. Over hundreds of steps it grows to 1e-4, as any change of a parameter does.
+operations in each of 30 inner steps. In later rounds it grows to 1e-4, as any change of a parameter does.
 """
 VERSION: Final = 2
 """Raised when records of the same cell become others."""
@@ -194,8 +194,8 @@ def speeds_of(kind: str, peers: int) -> tuple[float, ...]:
 
 
 def against_rows(runs: Sequence[Timeline]) -> list[Row]:
-    """How far the losses of minga's loop and the plain one are apart, where both were run: at the first evaluation, and
-    at the end, to which rounding grows.
+    """How far the losses of minga's loop and the plain one are apart, where both were run: after the first round, and at
+    the end, to which rounding grows.
     """
     curves = {(run.cell.task, run.cell.samples, run.cell.method): run.record["curve"] for run in runs}
     found = []
@@ -239,6 +239,11 @@ def _options() -> Any:
     usual = REFERENCE if given.against else ",".join(QUICK if given.quick else METHODS)
     given.task, given.methods = given.task.split(","), (given.methods or usual).split(",")
     given.against = (OURS, DILOCO) if given.against else ()
+    given.samples = given.samples or (QUICK_SAMPLES if given.quick or given.against else FULL_SAMPLES)
+    given.budgets = [int(budget) for budget in given.budgets.split(",")]
+    most = EVALUATIONS * GLOBAL_BATCH * OURS.batches
+    if given.against and given.samples * max(given.budgets) > most:
+        options.error(f"both loops are compared after their first round, before rounding grows: at most {most} samples")
     for known, asked in ((TASKS, given.task), (METHODS, given.methods)):
         if unknown := set(asked) - set(known):
             options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -259,8 +264,8 @@ def main() -> int:
             [int(seed) for seed in options.seeds.split(",")],
             [float(kappa) for kappa in options.kappa.split(",")],
             speeds_of(options.speeds, options.peers),
-            options.samples or (QUICK_SAMPLES if options.quick else FULL_SAMPLES),
-            [int(budget) for budget in options.budgets.split(",")],
+            options.samples,
+            options.budgets,
         )
         chosen, trials = dict.fromkeys(series.tasks, series.methods), list[Row]()
         if options.tune:
