@@ -194,8 +194,8 @@ def speeds_of(kind: str, peers: int) -> tuple[float, ...]:
 
 
 def against_rows(runs: Sequence[Timeline]) -> list[Row]:
-    """How far the losses of minga's loop and the plain one are apart, where both were run: after the first round, and at
-    the end, to which rounding grows.
+    """How far the losses of minga's loop and the plain one are apart, where both were run: after the first round, and
+    at the end, to which rounding grows.
     """
     curves = {(run.cell.task, run.cell.samples, run.cell.method): run.record["curve"] for run in runs}
     found = []
