@@ -17,7 +17,7 @@ def gradient_of_albert(steps: int, folder: Path) -> torch.Tensor:
     """The gradient of 32 samples after so many steps of AdamW, flat; `folder` is for the recipe's files."""
     task = TASKS["albert"]
     subject = Subject(task, run_spec(task, seed=0, rounds=max(2, steps), batch=GLOBAL_BATCH, changes={}), folder)
-    model = subject.new_copy().model
+    model = subject.new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=float(task.optimizer["learning_rate"]))
     batches = subject.recipe.batches(subject.files, StreamPosition(NOBODY), GLOBAL_BATCH)
     for step in range(steps + 1):

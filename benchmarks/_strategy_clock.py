@@ -17,32 +17,33 @@ from typing import Final, NamedTuple
 
 import torch
 
-from benchmarks._strategy_round import CHUNK_BYTES, BenchPeer, round_id
 from benchmarks._strategy_tasks import GLOBAL_BATCH
 from minga.averaging.clocking.sample_quota import MemberPace, SampleQuotas, share_out
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.matchmaking.leader import GRACE_S
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.averaging.solver.flat import Prediction, predict
+from minga.averaging.solver.flat import predict
 from minga.averaging.solver.planner import divide
 from minga.planner.forecast import FORMING_TRIPS
+from minga.training.replica.replica import Replica
 
 MBIT: Final = 1e6 / 8
 HOME_UP, HOME_DOWN, AUXILIARY = 20 * MBIT, 100 * MBIT, 1000 * MBIT
 LATENCY_S: Final = 0.03
 FIXED_S: Final = FORMING_TRIPS * 4 * LATENCY_S + GRACE_S
 """Seconds of a round besides transfer: round trips between homes, and the leader's grace for those that just stop."""
+CHUNK_BYTES: Final = 256 << 10
 REPEATS: Final = 5
 
 
 class CodecCost(NamedTuple):
     """Nanoseconds an element on one thread: encode a contribution, add it up, encode the mean, decode that."""
 
-    encode: float
-    add: float
-    encode_mean: float
-    decode_mean: float
+    encode: float = 0.0
+    add: float = 0.0
+    encode_mean: float = 0.0
+    decode_mean: float = 0.0
 
     def seconds(self, senders: int, numel: int) -> float:
         """Of one round: what a sender, the auxiliary peer and then a receiver do, one after the other."""
@@ -50,33 +51,23 @@ class CodecCost(NamedTuple):
         return 1e-9 * each * numel
 
 
-NO_COST: Final = CodecCost(0.0, 0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True)
 class Clock:
     """How long things take for peers with these relative `speeds` at one kappa.
 
-    Vectors of `numel` elements stand for those of a model with `parameters`. Speeds are in samples per second, and
-    `batch_s` is what a global batch takes all peers together.
+    Vectors of `numel` elements stand for those of a model with `parameters`.
     """
 
     speeds: tuple[float, ...]
     kappa: float
     numel: int
     parameters: int
-    cost: CodecCost = NO_COST
-    fixed_s: float = FIXED_S
-
-    @property
-    def reference_s(self) -> float:
-        """The transfer of a round of the synchronous float16 reference."""
-        return self.transfer_s([2 * self.numel] * len(self.speeds), 2 * self.numel)
+    cost: CodecCost = CodecCost()  # noqa: RUF009
 
     @property
     def batch_s(self) -> float:
-        """What a global batch takes all peers together."""
-        return self.reference_s / self.kappa
+        """What a global batch takes all peers together: by kappa, and a round of the synchronous float16 reference."""
+        return self.transfer_s([2 * self.numel] * len(self.speeds), 2 * self.numel) / self.kappa
 
     def samples_per_s(self) -> list[float]:
         """The speed of each peer."""
@@ -90,88 +81,71 @@ class Clock:
     def transfer_s(self, up_bytes: Sequence[int], down_bytes: int) -> float:
         """The transfer of a round in which each peer sends so many encoded bytes, and gets `down_bytes` back."""
         scale = self.parameters / self.numel
-        senders = tuple(sent > 0 for sent in up_bytes)
-        return _transfer_s(senders, scale * max(up_bytes), scale * down_bytes)
+        return _transfer_s(tuple(sent > 0 for sent in up_bytes), scale * max(up_bytes), scale * down_bytes)
 
     def round_s(self, up_bytes: Sequence[int], down_bytes: int) -> float:
         """All of a round that is not computing gradients."""
         senders = sum(sent > 0 for sent in up_bytes)
-        return self.transfer_s(up_bytes, down_bytes) + self.cost.seconds(senders, self.parameters) + self.fixed_s
+        return self.transfer_s(up_bytes, down_bytes) + self.cost.seconds(senders, self.parameters) + FIXED_S
 
 
 @lru_cache(maxsize=256)
 def _transfer_s(senders: tuple[bool, ...], up_bytes: float, down_bytes: float) -> float:
-    homes = tuple(PeerRates(HOME_UP, HOME_DOWN, sends=sends) for sends in senders)
-    rates = SwarmRates((*homes, PeerRates(AUXILIARY, AUXILIARY, sends=False)))
-    division = divide(rates, max(up_bytes, down_bytes))
-    rising = predict(division, _with(rates, receives=False), up_bytes)
-    falling = predict(division, _with(rates, sends=False), down_bytes)
-    return max(
-        max(sent / peer.upload, received / peer.download)  # type: ignore[operator]
-        for peer, sent, received in zip(
-            rates.peers, _sum(rising, falling, "upload_bytes"), _sum(rising, falling, "download_bytes"), strict=True
-        )
-    )
+    homes = [PeerRates(HOME_UP, HOME_DOWN, sends=sends) for sends in senders]
+    peers = (*homes, PeerRates(AUXILIARY, AUXILIARY, sends=False))
+    division = divide(SwarmRates(peers), max(up_bytes, down_bytes))
+    rising = predict(division, SwarmRates(tuple(replace(peer, receives=False) for peer in peers)), up_bytes)
+    falling = predict(division, SwarmRates(tuple(replace(peer, sends=False) for peer in peers)), down_bytes)
+    busy_s = []
+    for i, peer in enumerate(peers):
+        sent = rising.upload_bytes[i] + falling.upload_bytes[i]
+        received = rising.download_bytes[i] + falling.download_bytes[i]
+        busy_s += [sent / peer.upload, received / peer.download]  # type: ignore[operator]
+    return max(busy_s)
 
 
-def _with(rates: SwarmRates, **changes: bool) -> SwarmRates:
-    return SwarmRates(tuple(replace(peer, **changes) for peer in rates.peers))
-
-
-def _sum(first: Prediction, second: Prediction, way: str) -> list[float]:
-    return [a + b for a, b in zip(getattr(first, way), getattr(second, way), strict=True)]
-
-
-# ---- codecs
-
-
-def codec_cost(peer: BenchPeer, step: int) -> CodecCost:
-    """What the codecs and the sketch cost in the round of `step`, on numbers like a gradient's: medians of five."""
-    replica = peer.copy.replica
+def codec_cost(replica: Replica, layout: VectorLayout, step: int) -> CodecCost:
+    """What codecs and sketch cost in the round of `step`, on numbers like a gradient's: medians of five."""
     vector = torch.randn(replica.vector.numel, generator=torch.Generator().manual_seed(1)) * 1e-3
     values = replica.project(vector, 1, step, round_id(step))
     assert values is not None
-    layout = peer.vectors.layout_of(step)
-    encoder, whole = Encoder(values, 1), replica.vector.numel
-    project = _seconds(lambda: replica.project(vector, 1, step, round_id(step)))
-    encode, bodies = _timed(lambda: _encoded(layout, encoder))
-    total = torch.zeros(layout.total)
-    add = _seconds(lambda: _added(layout, bodies, total))
-    mean = values.clone()
-    encode_mean, means = _timed(lambda: _encoded_mean(layout, mean))
-    decode = _seconds(lambda: _decoded(layout, means, mean))
-    expand = _seconds(lambda: replica.expand(mean, step, counted_in=None))
-    replica.left_out.forget()
-    parts = (encode + project, add, encode_mean, decode + expand)
-    return CodecCost(*(round(1e9 * part / whole, 4) for part in parts))
-
-
-def _encoded(layout: VectorLayout, encoder: Encoder) -> list[bytes]:
+    encoder, mean, total = Encoder(values, 1), values.clone(), torch.zeros(layout.total)
     chunks = layout.chunks(0, layout.total, CHUNK_BYTES)
-    return [bytes(encoder.encode(chunk, memoryview(bytearray(chunk.upload_bytes)))) for chunk in chunks]
+
+    def encode() -> list[bytes]:
+        return [bytes(encoder.encode(chunk, memoryview(bytearray(chunk.upload_bytes)))) for chunk in chunks]
+
+    def encode_mean() -> list[bytes]:
+        bodies = []
+        for chunk in chunks:
+            room = bytearray(chunk.codecs.download.max_encoded_bytes(chunk.numel))
+            size = chunk.codecs.download.encode(mean[chunk.start : chunk.stop], room, seed=1)
+            bodies.append(bytes(room[:size]))
+        return bodies
+
+    contributions, means = encode(), encode_mean()
+
+    def add() -> None:
+        for chunk, body in zip(chunks, contributions, strict=True):
+            chunk.codecs.upload.decode_add(body, total[chunk.start : chunk.stop], 1.0)
+
+    def decode_mean() -> None:
+        for chunk, body in zip(chunks, means, strict=True):
+            chunk.codecs.download.decode(body, mean[chunk.start : chunk.stop])
+        replica.expand(mean, step, counted_in=None)
+
+    def encode_all() -> None:
+        replica.project(vector, 1, step, round_id(step))
+        encode()
+
+    seconds = [_seconds(work) for work in (encode_all, add, encode_mean, decode_mean)]
+    replica.left_out.forget()
+    return CodecCost(*(round(1e9 * each / replica.vector.numel, 4) for each in seconds))
 
 
-def _added(layout: VectorLayout, bodies: Sequence[bytes], total: torch.Tensor) -> None:
-    for chunk, body in zip(layout.chunks(0, layout.total, CHUNK_BYTES), bodies, strict=True):
-        chunk.codecs.upload.decode_add(body, total[chunk.start : chunk.stop], 1.0)
-
-
-def _encoded_mean(layout: VectorLayout, mean: torch.Tensor) -> list[bytes]:
-    bodies = []
-    for chunk in layout.chunks(0, layout.total, CHUNK_BYTES):
-        room = bytearray(chunk.codecs.download.max_encoded_bytes(chunk.numel))
-        size = chunk.codecs.download.encode(mean[chunk.start : chunk.stop], room, seed=1)
-        bodies.append(bytes(room[:size]))
-    return bodies
-
-
-def _decoded(layout: VectorLayout, bodies: Sequence[bytes], mean: torch.Tensor) -> None:
-    for chunk, body in zip(layout.chunks(0, layout.total, CHUNK_BYTES), bodies, strict=True):
-        chunk.codecs.download.decode(body, mean[chunk.start : chunk.stop])
-
-
-def _timed(work: Callable[[], list[bytes]]) -> tuple[float, list[bytes]]:
-    return _seconds(work), work()
+def round_id(step: int) -> str:
+    """The id of the round of a step; each step has one round here."""
+    return f"{step:032x}"
 
 
 def _seconds(work: Callable[[], object]) -> float:

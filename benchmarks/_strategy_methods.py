@@ -1,43 +1,64 @@
-"""The methods that `benchmarks.strategies` compares: one line each, with what the formulas say about its bytes."""
+"""The methods that `benchmarks.strategies` compares: one line each, and what the formulas say about their bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
+
+from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, run_spec
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, facts_of
+from minga.planner.ways import TrainingWay
 
 Tables = Mapping[str, Any]
 TUNED_FACTORS: Final = (0.5, 1.0, 2.0)
+BITS: Final = {
+    ("float32", None): (32.0, 32.0),
+    ("float16", None): (16.0, 16.0),
+    ("int8", None): (8.0 + 16.0 / 256, 8.0 + 16.0 / 256),
+    ("int4", None): (4.0 + 16.0 / 64, 4.0 + 16.0 / 64),
+    ("topk(k=41)", "gtopk"): (0.246, 1.375),
+}
+"""What formulas give for an element of a contribution and of a mean, by their codecs; else it depends on the data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
     """A way to train: tables of a run spec, and global batches a round (H inner steps, where peers take these).
 
-    `up_bits` and `down_bits` are what the formulas give for an element on each way, encoded, all fragments together;
-    None where they depend on the data. `times` are the seconds a sample that they give for kappa 0.1, 1 and 10,
-    relative to computing alone.
-    `variant` has what tuning tries instead of some settings.
+    `variant` has what tuning tries instead of some settings. With `is_plain` it is a loop of plain torch.
     """
 
     name: str
     spec: Tables = field(default_factory=dict)
     batches: int = 1
-    up_bits: float | None = 16.0
-    down_bits: float | None = 16.0
-    times: tuple[float, ...] = ()
     variant: Tables = field(default_factory=dict)
+    is_plain: bool = False
+
+    @cached_property
+    def facts(self) -> StrategyFacts:
+        """Of its strategy, which no task changes."""
+        return facts_of(run_spec(TASKS["albert"], 0, 1, GLOBAL_BATCH * self.batches, self.spec))
 
     @property
-    def codec(self) -> str:
-        """How contributions travel."""
-        return str(self.spec.get("averaging", {}).get("codec", "adaptive"))
+    def is_overlapped(self) -> bool:
+        """Whether its rounds run beside computing."""
+        return self.facts.max_in_flight > 0
 
     @property
-    def download_codec(self) -> str | None:
-        """How means travel; None is as contributions do."""
-        found: str | None = self.spec.get("averaging", {}).get("download_codec")
-        return found
+    def bits(self) -> tuple[float, float] | None:
+        """Encoded bits an element up and down by the formulas, all fragments together."""
+        known = self.choice
+        found = BITS.get((known["codec"], known.get("download_codec")))
+        return None if "sketch" in self.spec["averaging"] else found
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What plans know it by."""
+        averaging, strategy = self.spec["averaging"], self.spec.get("training", {}).get("strategy", "synchronous")
+        choice = StrategyChoice(strategy, self.spec.get("strategy", {}).get(strategy, {}))
+        return known_as(TrainingWay(choice, averaging["codec"], averaging.get("download_codec"), self.batches))
 
     def trials(self, learning_rate: float) -> list[Method]:
         """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
@@ -49,6 +70,14 @@ class Method:
         ]
 
 
+def known_as(way: TrainingWay) -> dict[str, Any]:
+    """What plans know a way by; what is as usual is left out."""
+    found: dict[str, Any] = {"strategy": way.strategy.name, "codec": way.codec}
+    found |= {"download_codec": way.download_codec} if way.download_codec else {}
+    found |= {"batches": way.batches} if way.batches > 1 else {}
+    return found | {name: each for name, each in way.strategy.table.items() if name in ("overlap", "fragments")}
+
+
 def _laid_over(below: Tables, above: Tables) -> dict[str, Any]:
     """Both, table by table; what `above` says counts."""
     joined: dict[str, Any] = dict(below)
@@ -58,21 +87,19 @@ def _laid_over(below: Tables, above: Tables) -> dict[str, Any]:
     return joined
 
 
-def _averaging(**settings: Any) -> Tables:
-    return {"averaging": settings}
+def _averaging(codec: str, **settings: Any) -> Tables:
+    return {"averaging": {"codec": codec, **settings}}
 
 
-def _strategy(name: str, averaging: Mapping[str, Any] | None = None, **settings: Any) -> Tables:
-    tables: dict[str, Any] = {"training": {"strategy": name}, "averaging": averaging or {"codec": "float16"}}
+def _strategy(name: str, codec: str = "float16", **settings: Any) -> Tables:
+    tables = {"training": {"strategy": name}, **_averaging(codec)}
     return {**tables, "strategy": {name: settings}} if settings else tables
 
 
-def _local(name: str, batches: int, *, is_int4: bool = False, **settings: Any) -> Method:
+def _local(name: str, batches: int, rate: float, momentum: float = 0.9, codec: str = "float16", **more: Any) -> Method:
     """Local steps, an outer step every so many global batches. Tuning tries half of the outer rate, too."""
-    averaging, bits = (INT4, INT4_BITS) if is_int4 else ({"codec": "float16"}, 16.0)
-    times = tuple(1.0 if settings.get("overlap") else 1.0 + kappa * bits / 16 / batches for kappa in (0.1, 1.0, 10.0))
-    half = _strategy("local", averaging, outer_learning_rate=settings["outer_learning_rate"] / 2)
-    return Method(name, _strategy("local", averaging, **settings), batches, bits, bits, times, half)
+    spec = _strategy("local", codec, outer_learning_rate=rate, outer_momentum=momentum, **more)
+    return Method(name, spec, batches, {"strategy": {"local": {"outer_learning_rate": rate / 2}}})
 
 
 def _with_muon(method: Method) -> Method:
@@ -83,87 +110,58 @@ def _with_muon(method: Method) -> Method:
 
 HALF_RATE: Final = {"optimizer": {"learning_rate": 1e-3}}
 """Half of the tasks' rate: what trials found for gradients that come late."""
-INT8_BITS, INT4_BITS = 8.0 + 16.0 / 256, 4.0 + 16.0 / 64
-SPARSE: Final = {"codec": "topk(k=64, values=2bit)", "download_codec": "gtopk"}
-INT4: Final = {"codec": "int4"}
+SPARSE: Final = _averaging("topk(k=64, values=2bit)", download_codec="gtopk", residual_decay=0.95)
+DEMO: Final = {
+    "training": {"strategy": "demo"},
+    "optimizer": {"name": "sgd", "momentum": 0.0, "learning_rate": 1e-3, "max_grad_norm": "off"},
+    **_averaging("topk(k=32)", download_codec="union", sketch="dct64", residual_decay=0.999),
+}
 REFERENCE: Final = "float16"
+QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
+"""What is compared in a few minutes."""
+OURS = _local("local-20-float32", 20, 0.6, 0.5, "float32")
+DILOCO = replace(OURS, name="diloco", is_plain=True)
+"""The same without minga."""
 
 METHODS: Final = {
     method.name: method
     for method in (
-        Method(REFERENCE, _averaging(codec="float16"), times=(1.1, 2.0, 11.0)),
-        Method("float32", _averaging(codec="float32"), up_bits=32.0, down_bits=32.0, times=(1.2, 3.0, 21.0)),
-        Method("delayed", _strategy("delayed") | HALF_RATE, times=(1.0, 1.0, 10.0)),
-        Method(
-            "delayed-int8",
-            _strategy("delayed", {"codec": "int8"}) | HALF_RATE,
-            up_bits=INT8_BITS,
-            down_bits=INT8_BITS,
-            times=(1.0, 1.0, 5.0),
-        ),
-        Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
-        Method("int4", _averaging(codec="int4"), 1, INT4_BITS, INT4_BITS, (1.03, 1.27, 3.66)),
-        Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
+        Method(REFERENCE, _averaging("float16")),
+        Method("float32", _averaging("float32")),
+        Method("int8", _averaging("int8")),
+        Method("int4", _averaging("int4")),
+        Method("adaptive", _averaging("adaptive")),
+        Method("delayed", {**_strategy("delayed"), **HALF_RATE}),
+        Method("delayed-int8", {**_strategy("delayed", "int8"), **HALF_RATE}),
         Method(
             "topk",
-            _averaging(codec="topk(k=41)", download_codec="gtopk") | HALF_RATE,
-            up_bits=0.246,
-            down_bits=1.375,
-            variant=_averaging(codec="topk(k=82)"),
+            {**_averaging("topk(k=41)", download_codec="gtopk"), **HALF_RATE},
+            variant=_averaging("topk(k=82)"),
         ),
-        Method(
-            "topk-union",
-            _averaging(codec="topk(k=41)", download_codec="union"),
-            up_bits=0.246,
-            down_bits=None,
-            variant=_averaging(codec="topk(k=82)"),
-        ),
-        Method(
-            "powersgd",
-            _averaging(codec="float16", sketch="powersgd(rank=4, start={tenth})"),
-            up_bits=None,
-            down_bits=None,
-        ),
-        _local("local-20", 20, outer_learning_rate=0.6, outer_momentum=0.5),
-        _local("local-20-m9", 20, outer_learning_rate=0.6, outer_momentum=0.9),
-        _local("local-20-batch", 20, outer_learning_rate=0.6, outer_momentum=0.5, weight="batch"),
-        _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
-        _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
-        _local("local-30-int4", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5),
-        _local("local-30-int4-overlap", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5, overlap=True),
-        _with_muon(_local("local-30-int4", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5)),
-        _local("local-100", 100, outer_learning_rate=0.8),
-        _local("local-100-int4", 100, is_int4=True, outer_learning_rate=0.8),
-        _local("streaming-100-int4", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True),
-        _local("streaming-100-mix", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True, merge="mix"),
+        Method("powersgd", _averaging("float16", sketch="powersgd(rank=4, start={tenth})")),
+        Method("demo", DEMO),
+        Method("leader", _strategy("leader"), 64, {"strategy": {"leader": {"pull": 0.2}}}),
+        Method("elastic", _strategy("elastic"), 20, {"strategy": {"elastic": {"beta": 0.9}}}),
+        _local("local-20", 20, 0.6, 0.5),
+        _local("local-100", 100, 0.8),
+        _local("local-100-int4", 100, 0.8, codec="int4"),
+        _local("local-30-int4", 30, 0.7, 0.5, "int4"),
+        _with_muon(_local("local-30-int4", 30, 0.7, 0.5, "int4")),
+        _local("local-30-int4-overlap", 30, 0.7, 0.5, "int4", overlap=True),
+        _local("streaming-100-int4", 100, 0.8, codec="int4", fragments=2, overlap=True),
         Method(
             "sparseloco-30",
-            _strategy("local", {**SPARSE, "residual_decay": 0.95}, outer_learning_rate=1.0, outer_momentum=0.0),
+            {**_strategy("local", outer_learning_rate=1.0, outer_momentum=0.0), **SPARSE},
             30,
-            None,
-            None,
-            variant=_strategy("local", {**SPARSE, "residual_decay": 0.95}, outer_learning_rate=4.0),
+            {"strategy": {"local": {"outer_learning_rate": 4.0}}},
         ),
-        Method(
-            "demo",
-            {
-                "training": {"strategy": "demo"},
-                "optimizer": {"name": "sgd", "momentum": 0.0, "learning_rate": 1e-3, "max_grad_norm": "off"},
-                "averaging": {
-                    "codec": "topk(k=32)",
-                    "download_codec": "union",
-                    "sketch": "dct64",
-                    "residual_decay": 0.999,
-                },
-            },
-            1,
-            None,
-            None,
-        ),
-        Method("leader", _strategy("leader"), 64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)),
-        Method("elastic", _strategy("elastic"), 20, variant=_strategy("elastic", beta=0.9)),
+        # One change at a time, which shows what a gap is made of: of `local-20` or of `local-30-int4`.
+        _local("local-20-m9", 20, 0.6, 0.9),
+        _local("local-20-batch", 20, 0.6, 0.5, weight="batch"),
+        _local("local-10", 10, 0.6, 0.5),
+        _local("local-30", 30, 0.7, 0.5),
+        _local("local-30-int4-mean", 30, 1.0, 0.0, "int4"),
+        _local("local-30-int4-half", 30, 0.35, 0.5, "int4"),
+        OURS,
     )
 }
-
-QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
-"""What is compared in a few minutes."""

@@ -7,11 +7,11 @@ smaller than the one it stands for: a round takes as long as that model's would,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from minga import RunSpec
 from minga.averaging.strategy_choice import steps_alike
 from minga.core.files import write_atomically
 from minga.recipes.initial import new_model
-from minga.recipes.interface import Recipe
+from minga.recipes.interface import Batch, Recipe, StreamPosition
 from minga.recipes.registry import load_recipe
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
@@ -78,13 +78,6 @@ TASKS: Final = {
 }
 
 
-class Copy(NamedTuple):
-    """One peer's copy of what is trained."""
-
-    model: nn.Module
-    replica: Replica
-
-
 class Subject:
     """What the peers of one run have in common: its spec, its recipe, and the files that the recipe makes of the text.
 
@@ -95,15 +88,21 @@ class Subject:
         self.task, self.spec, self.recipe = task, spec, load_recipe(spec)
         self.files = _prepared(self.recipe, folder)
 
-    def new_copy(self) -> Copy:
-        """A copy with the run's initial parameters."""
-        model = new_model(self.recipe)
+    def new_model(self) -> nn.Module:
+        """A model with the run's initial parameters."""
+        return new_model(self.recipe)
+
+    def replica_of(self, model: nn.Module) -> Replica:
+        """A model with its optimizer and schedule, as peers have them."""
         optimizer, scheduler = build_optimizer(
             self.spec.optimizer, model, self.recipe.decayed, exact=steps_alike(self.spec)
         )
         norm = self.spec.optimizer.max_grad_norm
-        replica = Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
-        return Copy(model, replica)
+        return Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
+
+    def batches(self, peer: str, micro_batch: int) -> Iterator[Batch]:
+        """The data of one peer, in its order."""
+        return self.recipe.batches(self.files, StreamPosition(peer.encode().hex().rjust(64, "0")), micro_batch)
 
     def heldout_loss(self, model: nn.Module) -> float:
         """The loss on text that no peer trains on, in nats a token."""

@@ -3,7 +3,7 @@
     python -m benchmarks.strategies --quick --json       # one seed, four methods; 12 minutes of CPU time
     python -m benchmarks.strategies --results FOLDER --methods float16,int8 --seeds 1,2,3 --json
     python -m benchmarks.strategies --results FOLDER --only-report --plots docs --write-gaps
-    python -m benchmarks.strategies --real --json        # the clock against processes on shaped links (Linux, root)
+    python -m benchmarks.strategies --against diloco --task gpt --samples 1920 --kappa 10
 
 Two small language models learn from the World English Bible, by 8 or 16 peers in turn in one process: gradients,
 strategies, codecs, residuals and their bytes are real, and time is virtual. A peer's speed is set; the transfer of a
@@ -14,66 +14,198 @@ at 1 Gbit/s; to it are added the time of the codecs, measured alone on one threa
 global batch of 32 sequences. All runs begin with equal parameters and have equal samples in equal order.
 
 Each run is kept in the folder of `--results` and not repeated, so a long series can be cut into pieces. `rows` has for
-each task, speeds, kappa and method (numbers of several seeds as mean, least and most):
+each task, kappa and method, as mean, least and most of the seeds:
 
     budget             times the samples of the reference that the run had, and for which its learning rate falls
     gap_percent        held-out loss at equal samples, relative to synchronous float16 (a result with budget 1 alone)
-    gap_percent_at_equal_time  the same when the first of both has ended
-    targets            for the losses that the reference has after 60, 80 and 95 % of its samples: hours, that as a
-                       share of the reference's, samples, and gigabytes up and down of a home (largest and mean) and
-                       through the auxiliary peer; null where a target is not reached
-    relative_time      seconds a sample, relative to computing alone
+    relative_time      seconds a sample, relative to computing alone; hours of the whole run
     too_short          fewer than 30 rounds: no result
-    n_eff              as many equal contributions would make the same weights; largest_share of one peer in a round
-    inner_steps        of a peer in a round: least, median, most
-    counted_share      of the computed samples; window_growth: samples of a round relative to its batch
+    targets            for the losses that the reference has after 60, 80 and 95 % of its samples: hours, that as a
+                       share of the reference's, samples, and gigabytes up and down of a home in the mean; null where
+                       a target is not reached
 
-`bytes` compares the encoded bytes with what formulas give, `times` the relative times without fixed costs and codecs
-with those expected. `rankings` says which methods come to the targets first, and which never do, at the largest kappa;
-`auto` says what strategy = "auto" chooses, and how many times the best method's time to the middle target that takes.
-`remarks` names what looks like a badly tuned reference.
+`bytes` compares the encoded bytes with what formulas give. `auto` says what strategy = "auto" chooses, and how many
+times the best method's time to the middle target that takes. `--against diloco` adds a loop of plain torch, and minga's
+with the same settings beside it; `against` says how far their losses are apart.
 
 What this cannot show: large models, for which methods that step locally lose less; data centres; real loss of packets.
 
-ok: bytes within 1 % of the formulas and headers, times within 5 %.
+ok: bytes within 1 % of the formulas and headers; the losses of both loops within 1e-5 after the first round.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import multiprocessing
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from blake3 import blake3
 
 from benchmarks._report import emit, finish, note, parser
-from benchmarks._strategy_auto import auto_rows
-from benchmarks._strategy_cells import Results
-from benchmarks._strategy_gaps import write_gaps
-from benchmarks._strategy_methods import METHODS, QUICK
-from benchmarks._strategy_series import KAPPAS, Series, bytes_row, named, rankings, remarks, times_row
-from benchmarks._strategy_tasks import TASKS
+from benchmarks._strategy_gaps import auto_rows, write_gaps
+from benchmarks._strategy_methods import DILOCO, METHODS, OURS, QUICK, REFERENCE, Method
+from benchmarks._strategy_run import EVALUATIONS, Cell, Record, run_cell
+from benchmarks._strategy_table import Row, Timeline, bytes_row, over_seeds, text, write_plots
+from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS
+from minga.core.files import write_atomically
 
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
-REAL_STEPS = 6
+SPEEDS: Final = {"equal": (1.0,), "mixed": (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0)}
+TUNING_SEED: Final = 0
+"""No run of the report has it."""
+APART: Final = 1e-5
+"""How far the losses of two loops may be apart that differ by the rounding of float32: 6e-8 for each of about five
+operations in each of 30 inner steps. In later rounds it grows to 1e-4, as any change of a parameter does.
+"""
+VERSION: Final = 2
+"""Raised when records of the same cell become others."""
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    heads = ("task", "speeds", "kappa", "method", "gap %", "s/sample", "95 %: s", "up GB", "down GB")
-    lines = ["{:7} {:6} {:>5} {:18} {:>7} {:>8} {:>8} {:>9} {:>9}".format(*heads)]
-    for row in rows:
-        target = row["targets"]["95%"]
-        shown = [_mean(row["gap_percent"]), _mean(row["relative_time"]), _mean(target["share_of_reference"])]
-        sizes = [_mean(target["up_gb_mean"]), _mean(target["down_gb_mean"])]
-        words = [f"{each:.3f}" if each is not None else "never" for each in (*shown, *sizes)]
-        lines.append(
-            f"{row['task']:7} {row['speeds']:6} {row['kappa']:5g} {named(row):18} {words[0]:>7} {words[1]:>8} "
-            f"{words[2]:>8} {words[3]:>9} {words[4]:>9}"
-        )
-    return "\n".join(lines)
+class Results:
+    """Records by cell, one file each in `folder`, and the data that the recipes made. What is missing is run by so many
+    `processes`; with 0 it stays missing.
+    """
+
+    def __init__(self, folder: Path, *, processes: int = 1) -> None:
+        self.folder, self.processes = folder, processes
+
+    def get(self, cell: Cell) -> Record | None:
+        """What a run of the cell left; None if there was none."""
+        path = self._path(cell)
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+    def fill(self, cells: Sequence[Cell]) -> None:
+        """Run those cells that have no record yet."""
+        missing = [cell for cell in dict.fromkeys(cells) if not self._path(cell).exists()] if self.processes else []
+        for first in {cell.task: cell for cell in missing}.values():
+            first.subject(self.folder)  # the recipe's files, before several processes want them
+        if self.processes < 2:
+            for cell in missing:
+                self.keep(cell, *_timed(cell, self.folder))
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.processes, mp_context=context) as pool:
+            running = {pool.submit(_timed, cell, self.folder): cell for cell in missing}
+            for done in as_completed(running):
+                self.keep(running[done], *done.result())
+
+    def keep(self, cell: Cell, record: Record, seconds: float) -> None:
+        """Keep the record of a run that took so many seconds of computing."""
+        write_atomically(self._path(cell), json.dumps({**record, "cell": asdict(cell), "took_s": seconds}).encode())
+        note(f"{cell.task} {cell.method.name} seed {cell.seed} kappa {cell.kappa}: {seconds:.0f} s of computing")
+
+    def _path(self, cell: Cell) -> Path:
+        method = {"spec": cell.method.spec, "batches": cell.method.batches, "plain": cell.method.is_plain}
+        said = json.dumps([VERSION, {**asdict(cell), "method": method}, asdict(TASKS[cell.task])], sort_keys=True)
+        known = blake3(said.encode()).hexdigest(length=6)
+        return self.folder / f"{cell.task}-{cell.method.name}-{cell.samples}-seed{cell.seed}-{known}.json"
 
 
-def _mean(value: Any) -> float | None:
-    found: float | None = value[0] if isinstance(value, list) else value
+def _timed(cell: Cell, folder: Path) -> tuple[Record, float]:
+    begun = time.process_time()
+    return run_cell(cell, folder), round(time.process_time() - begun, 1)
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is compared: each method with the first, the reference, at each kappa, for each task. `budgets` say how many
+    times the reference's samples a method gets, each with a schedule of its own.
+    """
+
+    results: Results
+    tasks: Sequence[str]
+    methods: list[Method]
+    seeds: Sequence[int]
+    kappas: Sequence[float]
+    speeds: tuple[float, ...]
+    samples: int
+    budgets: Sequence[int] = (1,)
+
+    def run(self, chosen: Mapping[str, Sequence[Method]]) -> Iterator[tuple[Row, Timeline]]:
+        """The figures of all runs that are there or can be run, each with the first seed's run; `chosen` are the
+        methods of each task.
+        """
+        wanted = [
+            (task, kappa, method, budget)
+            for task, kappa in product(self.tasks, self.kappas)
+            for method in chosen[task]
+            for budget in ((1,) if method is chosen[task][0] else self.budgets)
+        ]
+        self.results.fill([self._cell(*each, seed) for each in wanted for seed in self.seeds])
+        for task, kappa, method, budget in wanted:
+            pairs = []
+            for seed in self.seeds:
+                cells = [
+                    self._cell(task, kappa, method, budget, seed),
+                    self._cell(task, kappa, chosen[task][0], 1, seed),
+                ]
+                runs = [Timeline(cell, r, kappa) for cell in cells if (r := self.results.get(cell)) is not None]
+                pairs += [runs] if len(runs) == 2 else []
+            if pairs:
+                where = {"task": task, "kappa": kappa, "method": method.name, "budget": budget, "seeds": len(pairs)}
+                yield {**where, **over_seeds([run.row(reference) for run, reference in pairs])}, pairs[0][0]
+
+    def _cell(self, task: str, kappa: float, method: Method, budget: int, seed: int) -> Cell:
+        """One run. Where mathematics do not depend on kappa it is the same for all of them."""
+        return Cell(task, method, seed, self.speeds, budget * self.samples, kappa if method.is_overlapped else None)
+
+    def tuned(self, samples: int) -> tuple[dict[str, list[Method]], list[Row]]:
+        """Each method with the best settings of its trials, of so many samples each, and all of these trials."""
+        chosen: dict[str, list[Method]] = {}
+        told: list[Row] = []
+        equal = (1.0,) * len(self.speeds)
+        for task in self.tasks:
+            rate = float(TASKS[task].optimizer["learning_rate"])
+            tried = [
+                [
+                    Cell(task, trial, TUNING_SEED, equal, samples, 1.0 if trial.is_overlapped else None, evaluations=1)
+                    for trial in method.trials(rate)
+                ]
+                for method in self.methods
+            ]
+            self.results.fill([cell for cells in tried for cell in cells])
+            losses = {cell: self._final_loss(cell) for cells in tried for cell in cells}
+            best = chosen[task] = [min(cells, key=losses.__getitem__).method for cells in tried]
+            told += [
+                {"task": task, "method": cell.method.name, "spec": cell.method.spec, "loss": loss}
+                | {"chosen": cell.method in best}
+                for cell, loss in losses.items()
+            ]
+        return chosen, told
+
+    def _final_loss(self, cell: Cell) -> float:
+        """Infinite for a run that is not there, or came to no number."""
+        record = self.results.get(cell)
+        loss = math.nan if record is None else float(record["curve"][-1]["loss"])
+        return loss if math.isfinite(loss) else math.inf
+
+
+def speeds_of(kind: str, peers: int) -> tuple[float, ...]:
+    """Relative speeds: all equal, or as 1:1:1:1:2:2:4:4."""
+    return tuple(SPEEDS[kind][i * len(SPEEDS[kind]) // peers] for i in range(peers))
+
+
+def against_rows(runs: Sequence[Timeline]) -> list[Row]:
+    """How far the losses of minga's loop and the plain one are apart, where both were run: after the first round, and
+    at the end, to which rounding grows.
+    """
+    curves = {(run.cell.task, run.cell.samples, run.cell.method): run.record["curve"] for run in runs}
+    found = []
+    for (task, samples, method), plain in curves.items():
+        if method is DILOCO and (ours := curves.get((task, samples, OURS))) is not None:
+            first, last = (abs(ours[i]["loss"] / plain[i]["loss"] - 1) for i in (1, -1))
+            ends = {"ours": ours[-1]["loss"], "diloco": plain[-1]["loss"]}
+            found.append(
+                {"task": task, "samples": samples, **ends, "apart": last, "at_first": first, "ok": first <= APART}
+            )
     return found
 
 
@@ -82,103 +214,83 @@ def _options() -> Any:
     options.add_argument(
         "--quick", action="store_true", help="one task and seed, 20,000 sequences, four methods, kappa 1"
     )
-    options.add_argument("--real", action="store_true", help="compare the clock with processes on shaped links (root)")
     options.add_argument("--task", default=",".join(TASKS), help="names, separated by commas")
-    options.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
+    options.add_argument("--methods", help="names, separated by commas")
+    options.add_argument("--against", choices=["diloco"], help="the same by a loop of plain torch, beside minga's")
     options.add_argument("--seeds", default="1,2,3")
-    options.add_argument("--kappa", default=",".join(f"{each:g}" for each in KAPPAS))
-    options.add_argument("--speeds", default="equal", help="equal, mixed or both, separated by a comma")
+    options.add_argument("--kappa", default="0.1,1,10")
+    options.add_argument("--speeds", default="equal", choices=list(SPEEDS))
     options.add_argument("--peers", type=int, default=8)
     options.add_argument("--samples", type=int, help="sequences of each run")
     options.add_argument(
         "--budgets", default="1", help="how many times the reference's sequences methods get, with their own schedules"
     )
-    options.add_argument(
-        "--churn", action="store_true", help="one peer dies and one joins in ten rounds, where peers wait"
-    )
     options.add_argument("--results", type=Path, help="folder that keeps runs; what is there is not run again")
     options.add_argument("--only-report", action="store_true", help="run nothing, report what the folder has")
     options.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
-    options.add_argument("--plots", type=Path, help="folder for pictures of losses against time and bytes")
+    options.add_argument("--plots", type=Path, help="folder for a picture of each task: loss over hours")
     options.add_argument("--write-gaps", action="store_true", help="keep the gaps in the table of `minga plan`")
     options.add_argument(
         "--tune", type=int, default=0, metavar="SAMPLES", help="first try settings of each method on so few sequences"
     )
     given = options.parse_args()
     if given.quick:
-        given.task, given.seeds, given.kappa, given.methods = "albert", "1", "1", ",".join(QUICK)
-    names = {name: getattr(given, name).split(",") for name in ("task", "methods", "speeds")}
-    for known, asked in ((TASKS, names["task"]), (METHODS, names["methods"]), (("equal", "mixed"), names["speeds"])):
+        given.task, given.seeds, given.kappa = "albert", "1", "1"
+    usual = REFERENCE if given.against else ",".join(QUICK if given.quick else METHODS)
+    given.task, given.methods = given.task.split(","), (given.methods or usual).split(",")
+    given.against = (OURS, DILOCO) if given.against else ()
+    given.samples = given.samples or (QUICK_SAMPLES if given.quick or given.against else FULL_SAMPLES)
+    given.budgets = [int(budget) for budget in given.budgets.split(",")]
+    most = EVALUATIONS * GLOBAL_BATCH * OURS.batches
+    if given.against and given.samples * max(given.budgets) > most:
+        options.error(f"both loops are compared after their first round, before rounding grows: at most {most} samples")
+    for known, asked in ((TASKS, given.task), (METHODS, given.methods)):
         if unknown := set(asked) - set(known):
             options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    given.series = Series(
-        tasks=names["task"],
-        methods=[METHODS[name] for name in names["methods"]],
-        seeds=[int(seed) for seed in given.seeds.split(",")],
-        kappas=[float(kappa) for kappa in given.kappa.split(",")],
-        speeds=names["speeds"],
-        peers=given.peers,
-        samples=given.samples or (QUICK_SAMPLES if given.quick else FULL_SAMPLES),
-        churn=given.churn,
-        budgets=[int(budget) for budget in given.budgets.split(",")],
-    )
+    if given.write_gaps and given.speeds != "equal":
+        options.error("the table of `minga plan` is of peers of equal speed: leave --speeds out")
+    if given.tune and given.against:
+        options.error("--against compares two loops with the same settings: leave --tune out")
     return given
-
-
-def real(options: Any) -> int:
-    """Compare steps on real links with the clock."""
-    from benchmarks._processes import WorkerError
-    from benchmarks._strategy_real import compare, points
-    from tests.netlab import LabError, why_unavailable
-
-    if (reason := why_unavailable()) is not None:
-        note(reason)
-        return finish("strategies", False, options.json, unavailable=reason, real={})
-    found: dict[str, dict[str, Any]] = {}
-    for method in points():
-        try:
-            found[method.name] = compare(method, REAL_STEPS)
-        except (WorkerError, LabError) as error:
-            found[method.name] = {"error": str(error), "ok": False}
-        emit(method=method.name, **found[method.name])
-    return finish("strategies", all(each["ok"] for each in found.values()), options.json, real=found)
 
 
 def main() -> int:
     options = _options()
-    if options.real:
-        return real(options)
-    series: Series = options.series
     with tempfile.TemporaryDirectory(prefix="minga-strategies-") as temporary:
-        results = Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes)
-        chosen, trials = series.tuned(results, options.tune) if options.tune else (series.as_given(), [])
-        results.fill(series.cells(chosen))
-        found = list(series.rows(results, chosen))
+        series = Series(
+            Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes),
+            options.task,
+            list(dict.fromkeys([*(METHODS[name] for name in [REFERENCE, *options.methods]), *options.against])),
+            [int(seed) for seed in options.seeds.split(",")],
+            [float(kappa) for kappa in options.kappa.split(",")],
+            speeds_of(options.speeds, options.peers),
+            options.samples,
+            options.budgets,
+        )
+        chosen, trials = dict.fromkeys(series.tasks, series.methods), list[Row]()
+        if options.tune:
+            chosen, trials = series.tuned(options.tune)
+        found = list(series.run(chosen))
     rows, runs = [row for row, _ in found], [run for _, run in found]
     for row in rows:
         emit(**row)
-    sizes = {(run.cell.task, run.cell.method.name): made for run in runs if (made := bytes_row(run)) is not None}
-    times = [made for run in runs if (made := times_row(run)) is not None]
     if options.write_gaps:
-        write_gaps(found)
+        write_gaps(rows)
     if options.plots is not None:
-        from benchmarks._strategy_plots import write_plots
-
         write_plots(runs, options.plots)
-    shown: dict[str, Any] = {"rows": rows} if options.json else {"rows": "\n" + _table(rows)}
+    sizes = {(each["task"], each["method"]): each for run in runs if (each := bytes_row(run)) is not None}
+    against = against_rows(runs)
     return finish(
         "strategies",
-        bool(rows) and all(row["ok"] for row in [*sizes.values(), *times]),
+        bool(rows) and all(row["ok"] for row in [*sizes.values(), *against]),
         options.json,
         samples=series.samples,
-        peers=series.peers,
+        peers=options.peers,
         trials=trials,
         bytes=list(sizes.values()),
-        times=times,
-        rankings=rankings(rows),
-        auto=auto_rows(rows, series.peers),
-        remarks=remarks(rows),
-        **shown,
+        auto=auto_rows(rows, options.peers) if options.speeds == "equal" else [],
+        against=against,
+        rows=rows if options.json else "\n" + text(rows),
     )
 
 

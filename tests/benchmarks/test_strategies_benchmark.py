@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _strategy_run, _strategy_tasks
-from benchmarks._strategy_auto import auto_rows
-from benchmarks._strategy_cells import Results
-from benchmarks._strategy_clock import NO_COST, Clock
-from benchmarks._strategy_figures import Timeline, figures
-from benchmarks._strategy_gaps import write_gaps
-from benchmarks._strategy_methods import METHODS, REFERENCE, Method
-from benchmarks._strategy_round import Sealed, reduce
-from benchmarks._strategy_run import Cell, Record, is_overlapped
-from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, speeds_of
-from benchmarks._strategy_tasks import TASKS, Task
+from benchmarks import _strategy_tasks
+from benchmarks._strategy_clock import FIXED_S, Clock
+from benchmarks._strategy_gaps import auto_rows, write_gaps
+from benchmarks._strategy_methods import DILOCO, METHODS, OURS, REFERENCE, Method
+from benchmarks._strategy_run import Cell, Record, Sealed, SwarmRun, reduce, run_cell
+from benchmarks._strategy_table import Timeline, bytes_row
+from benchmarks._strategy_tasks import Task
+from benchmarks.strategies import APART, Results, Series, speeds_of
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.solver.division import Division, PartShare
@@ -30,6 +27,7 @@ from tests.worlds.reduce_world import World
 
 NUMEL = 1 << 17
 EIGHT = (1.0,) * 8
+KAPPAS = (0.1, 1.0, 10.0)
 TINY = Task(
     "tiny",
     "causal-lm",
@@ -40,7 +38,7 @@ TINY = Task(
         "overrides": {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16},
         "data": {"source": "files", "files": [str(GENESIS)], "heldout_fraction": 0.1},
     },
-    {"name": "adamw", "learning_rate": 0.01},
+    {"name": "adamw", "learning_rate": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1},
     "heldout_loss",
     "a larger one",
     1_000_000,
@@ -49,13 +47,12 @@ TINY = Task(
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_strategy_tasks, _strategy_run):
-        monkeypatch.setitem(module.TASKS, "tiny", TINY)
+    monkeypatch.setitem(_strategy_tasks.TASKS, "tiny", TINY)
 
 
 def layout_of(method: Method, numel: int = NUMEL) -> VectorLayout:
-    averaging = method.spec.get("averaging", {})
-    return VectorLayout((numel,), averaging.get("codec", "adaptive"), averaging.get("download_codec"))
+    averaging = method.spec["averaging"]
+    return VectorLayout((numel,), averaging["codec"], averaging.get("download_codec"))
 
 
 def given(layout: VectorLayout, names: list[str]) -> list[Sealed]:
@@ -94,33 +91,24 @@ def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: st
         assert torch.equal(each.residual.mass, theirs.mass)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS.values() if m.up_bits is not None], ids=lambda m: m.name)
-def test_encoded_bytes_are_those_of_the_formulas(method: Method) -> None:
-    """Of gradients that differ from peer to peer, as independent ones do."""
-    layout = layout_of(method)
+@pytest.mark.parametrize("name", ["float16", "float32", "int8", "int4", "topk"])
+def test_encoded_bytes_and_times_are_those_of_the_formulas(name: str) -> None:
+    """Of gradients that differ from peer to peer, as independent ones do; times without fixed costs and codecs."""
+    layout, bits = layout_of(METHODS[name]), METHODS[name].bits
+    assert bits is not None
     result = reduce(layout, 0, given(layout, [f"{i}" for i in range(8)]))
-    assert 8 * max(result.up_bytes) / NUMEL == pytest.approx(method.up_bits, rel=0.01)
-    if method.down_bits is not None:
-        assert 8 * result.down_bytes / NUMEL == pytest.approx(method.down_bits, rel=0.01)
-
-
-@pytest.mark.parametrize("method", [m for m in METHODS.values() if m.times], ids=lambda m: m.name)
-def test_times_are_those_of_the_formulas(method: Method) -> None:
-    """The encoded sizes of the formulas, through planner and prediction, without fixed costs."""
-    assert method.up_bits is not None
-    assert method.down_bits is not None
-    for kappa, expected in zip(KAPPAS, method.times, strict=True):
-        clock = Clock(EIGHT, kappa, NUMEL, 17_800_000, fixed_s=0.0)
-        transfer_s = clock.round_s([round(method.up_bits * NUMEL / 8)] * 8, round(method.down_bits * NUMEL / 8))
-        busy_s = method.batches * clock.batch_s
-        step_s = max(busy_s, transfer_s) if is_overlapped(method) else busy_s + transfer_s
-        assert step_s / busy_s == pytest.approx(expected, rel=0.05)
+    assert 8 * max(result.up_bytes) / NUMEL == pytest.approx(bits[0], rel=0.01)
+    assert 8 * result.down_bytes / NUMEL == pytest.approx(bits[1], rel=0.01)
+    for kappa in KAPPAS if bits[0] == bits[1] else ():
+        clock = Clock(EIGHT, kappa, NUMEL, 17_800_000)
+        transfer_s = clock.transfer_s(result.up_bytes, result.down_bytes)
+        assert transfer_s / clock.batch_s == pytest.approx(kappa * bits[0] / 16, rel=0.05)
 
 
 def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: None, tmp_path: Path) -> None:
     results = Results(tmp_path)
     reference, delayed = (
-        Cell("tiny", METHODS[name], 1, EIGHT, 256, kappa, evaluations=4, bare=True)
+        Cell("tiny", METHODS[name], 1, EIGHT, 256, kappa, evaluations=4)
         for name, kappa in ((REFERENCE, None), ("delayed", 10.0))
     )
     results.fill([reference, delayed])
@@ -128,28 +116,26 @@ def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: Non
     assert record is not None
     assert other is not None
     assert [len(each["rounds"]) for each in (record, other)] == [8, 8]
-    for kappa, expected in zip(KAPPAS, METHODS[REFERENCE].times, strict=True):
+    for kappa in KAPPAS:
         run = Timeline(reference, record, kappa)
-        assert run.relative_time == pytest.approx(expected, rel=0.05)
+        assert run.row(run)["too_short"]
+        fixed_s = 8 * (FIXED_S + run.clock.cost.seconds(8, TINY.parameters))
+        assert (run.seconds[-1] - fixed_s) / (8 * run.clock.batch_s) == pytest.approx(1 + kappa, rel=0.05)
         row = bytes_row(run)
         assert row is not None
         assert row["ok"]
     run = Timeline(delayed, other, 10.0)
-    assert run.relative_time == pytest.approx(10.0, rel=0.15), "the first batch is computed before any round flies"
-    found = figures(run, Timeline(reference, record, 10.0))
-    assert found["n_eff"] == 8.0
-    assert found["counted_share"] == 1.0
-    assert found["too_short"]
+    fixed_s = 8 * (FIXED_S + run.clock.cost.seconds(8, TINY.parameters))
+    assert (run.seconds[-1] - fixed_s) / (8 * run.clock.batch_s) == pytest.approx(10.0, rel=0.15), "the first waits"
     results.fill([reference])
     assert results.get(reference) == record
 
 
 def made_up(losses: tuple[float, float]) -> Record:
     """Of 30 rounds of two peers that each send and get 1000 bytes."""
-    once = {"samples": [16, 16], "weights": [16, 16], "computed": [16, 16], "steps": [1, 1], "batches": 1.0}
+    once = {"samples": 32, "batches": 1.0, "up": [1000, 1000], "down": 1000}
     curve = [{"round": r, "samples": 32 * r, "loss": loss} for r, loss in zip((0, 30), losses, strict=True)]
-    rounds = [{**once, "up": [1000, 1000], "down": 1000}] * 30
-    return {"numel": 1000, "cost": list(NO_COST), "rounds": rounds, "curve": curve}
+    return {"numel": 1000, "cost": [0.0] * 4, "rounds": [once] * 30, "curve": curve}
 
 
 def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path) -> None:
@@ -157,82 +143,69 @@ def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path)
     kept = {"strategy": "delayed", "codec": "float16", "percent": [0.0, 1.0], "basis": "literature"}
     guessed = {"strategy": "synchronous", "codec": "int8", "percent": [-9.0, 9.0], "basis": "literature"}
     path.write_text(json.dumps({"about": "a table", "exponent": 0.2, "rows": [guessed, kept]}))
-    series = Series(["albert"], [METHODS["int8"]], [1, 2], [0.1, 1.0], ["equal"], 2, 32 * 30)
     results = Results(tmp_path, processes=0)
-    for cell in series.cells(series.as_given()):
-        last = {REFERENCE: 2.0, "int8": 2.0 + 0.02 * cell.seed}[cell.method.name]
-        results.keep(cell, made_up((4.0, last)), 1.0)
-    found = list(series.rows(results, series.as_given()))
-    assert len(found) == 4
-    assert write_gaps(found, path) == write_gaps(found, path) == 1
+    for name, seed in ((REFERENCE, 1), (REFERENCE, 2), ("int8", 1), ("int8", 2)):
+        last = {REFERENCE: 2.0, "int8": 2.0 + 0.02 * seed}[name]
+        results.keep(Cell("albert", METHODS[name], seed, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
+    methods = [METHODS[REFERENCE], METHODS["int8"]]
+    series = Series(results, ["albert"], methods, [1, 2], [0.1, 1.0], (1.0, 1.0), 32 * 30)
+    rows = [row for row, _ in series.run({"albert": methods})]
+    assert [row["gap_percent"] for row in rows] == 2 * [[0.0] * 3, [1.5, 1.0, 2.0]]
+    assert write_gaps(rows, path) == write_gaps(rows, path) == 1
     table = json.loads(path.read_text("utf-8"))
     measured = {"strategy": "synchronous", "codec": "int8", "percent": [1.0, 2.0], "basis": "measured"}
     measured |= {"task": "albert", "seeds": 2}
     assert table == {"about": "a table", "exponent": 0.2, "rows": [kept, measured]}
-    noted = remarks([row for row, _ in found])
-    assert [remark.endswith("is the reference well tuned?") for remark in noted] == [True, True], "beyond 1 %"
 
 
 def test_a_loss_that_is_never_reached_is_a_result() -> None:
     cells = [Cell("albert", METHODS[name], 1, (1.0, 1.0), 960) for name in ("int8", REFERENCE)]
     runs = [Timeline(cell, made_up((4.0, last)), 1.0) for cell, last in zip(cells, (3.5, 2.0), strict=True)]
-    targets = figures(*runs)["targets"]
+    targets = runs[0].row(runs[1])["targets"]
     assert [targets[share]["loss"] for share in ("60%", "80%", "95%")] == [2.8, 2.4, 2.1]
-    assert all(target["hours"] is None and target["up_gb_mean"] is None for target in targets.values())
-    own = figures(runs[1], runs[1])["targets"]["80%"]
+    assert all(target["hours"] is None and target["up_gb"] is None for target in targets.values())
+    own = runs[1].row(runs[1])["targets"]["80%"]
     assert own["share_of_reference"] == 1.0
     assert own["samples"] == 768
-    assert own["up_gb_mean"] == pytest.approx(24 * 17_800_000 / 1e9, rel=1e-4), "as the model it stands for"
-
-
-def test_fast_peers_compute_more_and_a_dead_one_is_replaced(tiny: None, tmp_path: Path) -> None:
-    cell = Cell("tiny", METHODS["int8"], 1, speeds_of("mixed", 8), 224, churn=True, evaluations=2)
-    record = Results(tmp_path)
-    record.fill([cell])
-    kept = record.get(cell)
-    assert kept is not None
-    assert kept["rounds"][0]["samples"] == [2, 2, 2, 2, 4, 4, 8, 8]
-    dead, fetched = kept["rounds"][5]["joined"]
-    assert kept["rounds"][5]["samples"][dead] == 0
-    assert kept["rounds"][6]["samples"][dead] > 0
-    assert fetched > 3 * 4 * kept["numel"] * 0.99, "parameters and both moments"
-    assert figures(Timeline(cell, kept, 1.0), Timeline(cell, kept, 1.0))["counted_share"] < 1.0
-
-
-def test_the_loss_of_a_run_is_of_what_peers_share(tiny: None, tmp_path: Path) -> None:
-    cell = Cell("tiny", METHODS[REFERENCE], 1, (1.0, 1.0), 512, evaluations=1)
-    run = _strategy_run.Run(cell, tmp_path)
-    curve = run.train()["curve"]
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.5
-    shared = run.peers[0].strategy.shared_tensors()
-    assert all(torch.equal(shared[name], other) for name, other in run.peers[1].strategy.shared_tensors().items())
-    assert dataclasses.asdict(cell)["samples"] == 512
-    assert set(TASKS) >= {"albert", "gpt"}
+    assert own["up_gb"] == pytest.approx(24 * 17_800_000 / 1e9, rel=1e-4), "as the model it stands for"
 
 
 @pytest.mark.parametrize(
-    "name", ["streaming-100-int4", "local-20-eager", "sparseloco-30", "demo", "powersgd", "leader"]
+    "name", ["streaming-100-int4", "local-20-batch", "sparseloco-30", "demo", "powersgd", "leader", "float16"]
 )
 def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: Path, name: str) -> None:
     """Overlapped or not, whole or in fragments, with residuals and sketches, of all peers or of the best."""
     method = dataclasses.replace(METHODS[name], batches=2)
-    kappa = 1.0 if is_overlapped(method) else None
-    run = _strategy_run.Run(Cell("tiny", method, 1, (1.0, 1.0, 2.0), 320, kappa, evaluations=1), tmp_path)
+    kappa = 1.0 if method.is_overlapped else None
+    run = SwarmRun(Cell("tiny", method, 1, (1.0, 1.0, 2.0), 320, kappa, evaluations=1), tmp_path)
     curve = run.train()["curve"]
     assert curve[-1]["loss"] < curve[0]["loss"] - 0.01
     shared = [peer.strategy.shared_tensors() for peer in run.peers]
     assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
 
 
+def test_fast_peers_compute_more(tiny: None, tmp_path: Path) -> None:
+    run = SwarmRun(Cell("tiny", METHODS["int8"], 1, speeds_of("mixed", 8), 32, evaluations=1), tmp_path)
+    assert run.clock.quotas(32, run.sizes).samples == (2, 2, 2, 2, 4, 4, 8, 8)
+
+
+def test_local_steps_with_float32_are_diloco_in_plain_torch(tiny: None, tmp_path: Path) -> None:
+    """Four peers, six rounds of five inner steps: losses, times and bytes of every round."""
+    methods = [dataclasses.replace(method, batches=5) for method in (OURS, DILOCO)]
+    cells = [Cell("tiny", method, 1, (1.0,) * 4, 6 * 32 * 5, evaluations=6) for method in methods]
+    ours, plain = (run_cell(cell, tmp_path) for cell in cells)
+    losses = [each["loss"] for each in ours["curve"]]
+    assert len(losses) == 7
+    assert losses[-1] < losses[0] - 1.0
+    assert [each["loss"] for each in plain["curve"]] == pytest.approx(losses, rel=APART)
+    hours = [Timeline(cell, run, 10.0).seconds[-1] for cell, run in zip(cells, (ours, plain), strict=True)]
+    assert hours[1] == pytest.approx(hours[0], rel=0.01), "but for the flags in a vector, and the time of codecs"
+
+
 def test_what_auto_chooses_is_compared_with_the_best_method() -> None:
     def row(method: str, share: float | None) -> dict[str, Any]:
-        return {
-            "task": "gpt",
-            "kappa": 10.0,
-            "speeds": "equal",
-            "method": method,
-            "targets": {"80%": {"share_of_reference": share}},
-        }
+        target = {"share_of_reference": share if share is None else [share] * 3}
+        return {"task": "gpt", "kappa": 10.0, "method": method, "targets": {"80%": target}}
 
     shares = {"float16": 1.0, "local-30-int4": 0.22, "local-30-int4-overlap": 0.2, "topk": None}
     (found,) = auto_rows([row(method, share) for method, share in shares.items()], 8)
