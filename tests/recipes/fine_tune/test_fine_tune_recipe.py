@@ -10,14 +10,16 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.planner.model_facts import facts_of_recipe
+from minga.recipes.fine_tune.adapters import with_adapters
 from minga.recipes.fine_tune.base import _of_hub
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
+from minga.recipes.fine_tune.settings import LoraSettings
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions, StreamPosition
 from minga.recipes.registry import check_published, load_recipe, published
@@ -141,6 +143,22 @@ def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
     (base / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="--merge"):
         run_of()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # of peft, before it is refused here
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_no_adapter_is_for_one_of_two_layers_that_share_their_weights(target: str) -> None:
+    shape = LlamaConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        tie_word_embeddings=True,
+    )
+    with pytest.raises(ConfigurationError, match=f"{target} has the same weights as another layer"):
+        with_adapters(LlamaForCausalLM(shape), LoraSettings(targets=("q_proj", target)))
+    with_adapters(LlamaForCausalLM(shape), LoraSettings())
 
 
 def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
