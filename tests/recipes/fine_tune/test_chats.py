@@ -62,6 +62,12 @@ def test_the_base_says_how_it_is_talked_to(where: str, base: Path, tokenizer: To
     assert learned(writer, tokenizer, {"messages": MESSAGES}) == "at the hill<unk>the barn<unk>"
 
 
+def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
+    greeted = [{"role": "assistant", "content": "the cow"}, *MESSAGES[:2]]
+    found = learned(ChatWriter(tokenizer, ChatFormat.usual(tokenizer)), tokenizer, {"messages": greeted})
+    assert found == " at the hill<|endoftext|>"
+
+
 def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
     thinks = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
@@ -70,7 +76,7 @@ def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenize
     form = ChatFormat(thinks, "<|endoftext|>", "<|endoftext|>")
     found = learned(ChatWriter(tokenizer, form), tokenizer, {"messages": MESSAGES})
     assert found == "thought: the barn<|endoftext|>"
-    with pytest.raises(ConfigurationError, match="chat template of the base fails"):
+    with pytest.raises(ConfigurationError, match=r"chat template of the base fails.*where is the cow"):
         ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>")).prompt(MESSAGES)
 
 
