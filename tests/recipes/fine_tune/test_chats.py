@@ -68,6 +68,14 @@ def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer:
     assert found == " at the hill<|endoftext|>"
 
 
+def test_half_a_surrogate_pair_is_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_text('{"prompt": "where is the cow", "completion": "at the hill\\ud83d"}')
+    (document,), _ = conversations(ChatData(files=(str(path),), heldout_fraction=0.0), 0)
+    writer = ChatWriter(tokenizer, ChatFormat.usual(tokenizer))
+    assert learned(writer, tokenizer, json.loads(document)) == " at the hill<|endoftext|>"
+
+
 def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
     thinks = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
@@ -115,7 +123,8 @@ def test_rows_come_from_files_of_both_kinds_and_from_the_hub(tmp_path: Path, mon
 
 def test_files_of_conversations_are_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    for line in ("{", "[]", '{"messages": [{"role": "user", "content": "x"}]}', '{"messages": [{"role": "god"}]}'):
+    others = ({"role": "user", "content": "x"}, {"role": "god", "content": "x"}, {"role": ["user"], "content": "x"})
+    for line in ("{", "[]", *(json.dumps({"messages": [each]}) for each in others)):
         path.write_text(f'{{"text": "fine"}}\n{line}\n')
         with pytest.raises(ConfigurationError, match=r"bad\.jsonl, line 2"):
             conversations(ChatData(files=(str(path),)), 0)

@@ -141,7 +141,11 @@ def _document(row: Any, where: str, text_column: str) -> str:
 
 
 def _message(said: Any, where: str) -> dict[str, str]:
-    if not (isinstance(said, dict) and said.get("role") in _ROLES and isinstance(said.get("content"), str)):
+    if not (
+        isinstance(said, dict)
+        and all(isinstance(said.get(key), str) for key in ("role", "content"))
+        and said["role"] in _ROLES
+    ):
         raise ConfigurationError(f"{where}: a message needs a role ({', '.join(sorted(_ROLES))}) and a content")
     return {"role": said["role"], "content": said["content"]}
 
@@ -152,7 +156,8 @@ def _conversation(prompt: str, completion: str) -> str:
 
 
 def _line(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, ensure_ascii=False)
+    """One line of JSON, without halves of surrogate pairs, at which tokenizers fail."""
+    return json.dumps(found, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
 # ---- The form of a conversation: a template and the tokens that it names, as `tokenizer_config.json` has them.
