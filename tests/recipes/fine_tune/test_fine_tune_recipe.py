@@ -132,6 +132,18 @@ def test_a_base_of_the_hub_is_pinned_and_taken_from_there(
     Metadata.size += 1  # nothing larger than the run says
     assert load_recipe(spec).elsewhere(entries) is None
 
+    class ConnectError(Exception):
+        """As of an HTTP client."""
+
+    def unreachable(address: str) -> None:
+        raise ConnectError(address)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    assert load_recipe(spec).elsewhere(entries) is None  # peers have it
+    cached = str(snapshot / "model.safetensors")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file, revision: cached)
+    assert load_recipe(spec).elsewhere(entries) == snapshot
+
 
 def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
     for settings, message in (
