@@ -134,6 +134,8 @@ def test_tied_tensors_are_filled_and_new_ones_keep_their_draws(
     [
         ({"other": torch.zeros(1)}, "none of these 1 tensors, such as other"),
         ({"weight": torch.zeros(9)}, r"shape \(9,\)"),
+        ({"weight": torch.zeros(2, 3, dtype=torch.int8)}, r"weight is quantised \(int8\)"),
+        ({"weight": torch.zeros(2, 3).to(torch.float8_e4m3fn)}, r"weight is quantised \(float8_e4m3fn\)"),
     ],
 )
 def test_parameters_of_another_model_are_refused(

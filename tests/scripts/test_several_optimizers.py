@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,33 @@ def test_the_state_dict_of_several_is_that_of_one() -> None:
         Together([torch.optim.SGD(one.parameters()), torch.optim.AdamW(one.parameters())])
 
 
-def test_a_peer_with_another_pair_of_optimizers_is_refused(tmp_path: Path) -> None:
+def test_one_of_several_optimizers_may_have_no_schedule(tmp_path: Path) -> None:
+    def train(machine: Machine) -> Any:
+        model = network()
+        muon, adamw = two(model)
+        optimizer = minga.Optimizer(
+            [muon, adamw], machine.peer, model=model, scheduler=[None, ExponentialLR(adamw, 0.5)]
+        )
+        machine.meet(optimizer)
+        for batch in machine.batches(4):
+            model(batch).square().mean().backward()
+            optimizer.step(samples=4)
+            if optimizer.finished:
+                return [each.param_groups[0]["lr"] for each in (muon, adamw)]
+        raise AssertionError
+
+    assert run_scripts(spec_of(4, STEPS), [train], tmp_path) == [[0.02, 0.05 * 0.5**STEPS]]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (torch.optim.SGD, "SGD"),
+        (partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"), "Muon (adjust_lr_fn match_rms_adamw, nesterov)"),
+    ],
+    ids=["class", "rule of rates"],
+)
+def test_a_peer_with_another_pair_of_optimizers_is_refused(tmp_path: Path, other: Any, named: str) -> None:
     def host(machine: Machine) -> Any:
         model = network()
         optimizer = minga.Optimizer(two(model), machine.peer, model=model)
@@ -112,11 +139,11 @@ def test_a_peer_with_another_pair_of_optimizers_is_refused(tmp_path: Path) -> No
         model = network()
         matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
         _, rest = two(model)
-        machine.meet(minga.Optimizer([torch.optim.SGD(matrices, lr=0.02), rest], machine.peer, model=model))
+        machine.meet(minga.Optimizer([other(matrices, lr=0.02), rest], machine.peer, model=model))
 
     found = run_scripts(spec_of(8, STEPS), [host, guest], tmp_path)
     assert isinstance(found[1], minga.ConfigurationError)
-    assert "trained by Muon (nesterov) and AdamW, this program's optimizer is SGD and AdamW" in str(found[1])
+    assert f"trained by Muon (nesterov) and AdamW, this program's optimizer is {named} and AdamW" in str(found[1])
 
 
 def test_a_second_optimizer_of_a_peer_is_refused_with_what_to_do(tmp_path: Path) -> None:

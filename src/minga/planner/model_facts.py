@@ -89,6 +89,16 @@ class FrozenBase:
         """What the largest layer takes while it computes, if it has fewer bits than that."""
         return 2 * self.largest if self.bits < 16 else 0
 
+    @property
+    def caution(self) -> str:
+        """What to know of one in fewer bits than the recipe has it, a sentence without its end; else nothing."""
+        if self.bits == 16:
+            return ""
+        return (
+            f"the recipe fine-tune has no base in {self.bits} bits, which is for programs of your own: plan for the "
+            'recipe with --base-bits 16, its base_dtype = "bfloat16"'
+        )
+
 
 @dataclass(frozen=True)
 class ModelFacts:

@@ -67,8 +67,8 @@ def load_initial(model: nn.Module, files: Files) -> None:
     """Let `model` begin with the parameters that came with the run, if any did.
 
     Tensors of the model that the file lacks, such as those of a new head, keep their initial draws; a log line names
-    them. Raises `ConfigurationError` if the file fits no tensor, one that has another shape, or numbers that
-    are not finite.
+    them. Raises `ConfigurationError` if the file fits no tensor, one that has another shape, codes in the place of
+    numbers, or numbers that are not finite.
     """
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
@@ -82,6 +82,11 @@ def load_initial(model: nn.Module, files: Files) -> None:
             f"model, which has tensors such as {min(own, default='none')}"
         )
     for name, tensor in matching.items():
+        if tensor.is_floating_point() and not (given[name].is_floating_point() and given[name].itemsize > 1):
+            raise ConfigurationError(
+                f"{_GIVEN}: {name} is quantised ({str(given[name].dtype).removeprefix('torch.')}), and its codes mean "
+                "nothing without their scales: take the model in bfloat16, float16 or float32"
+            )
         if tensor.shape != given[name].shape:
             raise ConfigurationError(
                 f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
@@ -96,6 +101,8 @@ def load_initial(model: nn.Module, files: Files) -> None:
     frozen = {name.replace(_ADAPTED, ".") for name, each in model.named_parameters() if not each.requires_grad}
     if lacking := [name for name in fresh if name in frozen]:
         raise ConfigurationError(f"{_GIVEN} lack {lacking[0]}{and_others(lacking)}, which is not trained here")
+    if frozen and (unused := sorted(given.keys() - own.keys())):
+        logger.warning("the base has tensors that its model does not use: %s%s", unused[0], and_others(unused))
     if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
@@ -159,14 +166,13 @@ def downloaded(source: str, key: str, wanted: Sequence[str] = (SINGLE, INDEX, "m
     name, _, revision = source.partition("@")
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigurationError(
             f"{key} = {source!r}: to download it, install huggingface_hub, or name a local folder"
         ) from error
     try:
         found = snapshot_download(name, revision=revision or None, allow_patterns=list(wanted))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+    except Exception as error:  # the hub's library lets errors of its HTTP client through
         why = str(error).strip().split("\n")[0][:200]
         raise ConfigurationError(f"{key} = {source!r}: the hub does not give it: {why}") from error
     return Path(found)

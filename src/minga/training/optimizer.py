@@ -103,7 +103,7 @@ class Optimizer(torch.optim.Optimizer):
         peer: Peer | None,
         *,
         target_batch_size: int | str | None = None,
-        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler | None] | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
         max_grad_value: float | None = None,
@@ -516,15 +516,15 @@ def _as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) 
         return optimizer
     try:
         return Together(optimizer)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"minga.Optimizer([...]): {error}") from error
 
 
 def _of_one(
-    scheduler: LRScheduler | Sequence[LRScheduler] | None, optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | Sequence[LRScheduler | None] | None, optimizer: torch.optim.Optimizer
 ) -> LRScheduler | None:
     """The schedulers of optimizers that are together, or the one of one of them, as one."""
-    given = list(scheduler) if isinstance(scheduler, Sequence) else [] if scheduler is None else [scheduler]
+    given = [each for each in (scheduler if isinstance(scheduler, Sequence) else [scheduler]) if each is not None]
     if not isinstance(optimizer, Together) or not given or getattr(given[0], "optimizer", None) is optimizer:
         if len(given) > 1:
             raise ConfigurationError("an optimizer of a run has one learning-rate scheduler; chain them into one")

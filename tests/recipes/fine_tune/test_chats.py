@@ -62,6 +62,20 @@ def test_the_base_says_how_it_is_talked_to(where: str, base: Path, tokenizer: To
     assert learned(writer, tokenizer, {"messages": MESSAGES}) == "at the hill<unk>the barn<unk>"
 
 
+def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
+    greeted = [{"role": "assistant", "content": "the cow"}, *MESSAGES[:2]]
+    found = learned(ChatWriter(tokenizer, ChatFormat.usual(tokenizer)), tokenizer, {"messages": greeted})
+    assert found == " at the hill<|endoftext|>"
+
+
+def test_half_a_surrogate_pair_is_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_text('{"prompt": "where is the cow", "completion": "at the hill\\ud83d"}')
+    (document,), _ = conversations(ChatData(files=(str(path),), heldout_fraction=0.0), 0)
+    writer = ChatWriter(tokenizer, ChatFormat.usual(tokenizer))
+    assert learned(writer, tokenizer, json.loads(document)) == " at the hill<|endoftext|>"
+
+
 def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
     thinks = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
@@ -70,7 +84,7 @@ def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenize
     form = ChatFormat(thinks, "<|endoftext|>", "<|endoftext|>")
     found = learned(ChatWriter(tokenizer, form), tokenizer, {"messages": MESSAGES})
     assert found == "thought: the barn<|endoftext|>"
-    with pytest.raises(ConfigurationError, match="chat template of the base fails"):
+    with pytest.raises(ConfigurationError, match=r"chat template of the base fails.*where is the cow"):
         ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>")).prompt(MESSAGES)
 
 
@@ -109,7 +123,8 @@ def test_rows_come_from_files_of_both_kinds_and_from_the_hub(tmp_path: Path, mon
 
 def test_files_of_conversations_are_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    for line in ("{", "[]", '{"messages": [{"role": "user", "content": "x"}]}', '{"messages": [{"role": "god"}]}'):
+    others = ({"role": "user", "content": "x"}, {"role": "god", "content": "x"}, {"role": ["user"], "content": "x"})
+    for line in ("{", "[]", *(json.dumps({"messages": [each]}) for each in others)):
         path.write_text(f'{{"text": "fine"}}\n{line}\n')
         with pytest.raises(ConfigurationError, match=r"bad\.jsonl, line 2"):
             conversations(ChatData(files=(str(path),)), 0)

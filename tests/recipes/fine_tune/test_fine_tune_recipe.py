@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.planner.model_facts import facts_of_recipe
+from minga.recipes.fine_tune.adapters import with_adapters
 from minga.recipes.fine_tune.base import _of_hub
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
+from minga.recipes.fine_tune.settings import LoraSettings
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions, StreamPosition
 from minga.recipes.registry import check_published, load_recipe, published
@@ -128,6 +132,18 @@ def test_a_base_of_the_hub_is_pinned_and_taken_from_there(
     Metadata.size += 1  # nothing larger than the run says
     assert load_recipe(spec).elsewhere(entries) is None
 
+    class ConnectError(Exception):
+        """As of an HTTP client."""
+
+    def unreachable(address: str) -> None:
+        raise ConnectError(address)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    assert load_recipe(spec).elsewhere(entries) is None  # peers have it
+    cached = str(snapshot / "model.safetensors")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file, revision: cached)
+    assert load_recipe(spec).elsewhere(entries) == snapshot
+
 
 def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
     for settings, message in (
@@ -141,6 +157,22 @@ def test_bases_that_cannot_serve_are_refused(base: Path, run_of: RunOf) -> None:
     (base / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="--merge"):
         run_of()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # of peft, before it is refused here
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_no_adapter_is_for_one_of_two_layers_that_share_their_weights(target: str) -> None:
+    shape = LlamaConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        tie_word_embeddings=True,
+    )
+    with pytest.raises(ConfigurationError, match=f"{target} has the same weights as another layer"):
+        with_adapters(LlamaForCausalLM(shape), LoraSettings(targets=("q_proj", target)))
+    with_adapters(LlamaForCausalLM(shape), LoraSettings())
 
 
 def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
@@ -246,12 +278,18 @@ def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any],
         run_of(settings, security={"verification": "byzantine"})
 
 
-def test_a_base_that_lacks_a_tensor_is_refused(base: Path, run_of: RunOf) -> None:
-    from safetensors.torch import load_file, save_file
-
+def test_a_base_that_has_a_tensor_more_is_told_and_one_that_lacks_one_refused(
+    base: Path, run_of: RunOf, caplog: pytest.LogCaptureFixture
+) -> None:
     tensors = load_file(base / "model.safetensors")
-    tensors.pop("model.norm.weight")
+    tensors["model.norm.bias"] = tensors.pop("model.norm.weight")
     save_file(tensors, base / "model.safetensors")
     spec, files = run_of()
     with pytest.raises(ConfigurationError, match=r"lack model\.norm\.weight"):
         first_model(load_recipe(spec), files)
+    tensors["model.norm.weight"] = torch.ones(32)
+    save_file(tensors, base / "model.safetensors")
+    spec, files = run_of()
+    with caplog.at_level(logging.WARNING, "minga.recipes"):
+        first_model(load_recipe(spec), files)
+    assert "the base has tensors that its model does not use: model.norm.bias" in caplog.messages

@@ -153,6 +153,12 @@ def test_hostile_shapes_are_refused_before_they_take_memory(changes: dict[str, A
     assert time.process_time() - before < 1.0  # of this process alone: no clock of the machine
 
 
+def test_a_base_of_frequencies_is_no_size() -> None:
+    theta = {"rope_type": "default", "rope_theta": 5_000_000}  # as Qwen3 has it
+    model: Any = new_model(load_recipe(hostile(rope_parameters=theta)))
+    assert model.config.rope_parameters == theta
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "x" * 40_000, "[" * 20_000])
 def test_what_is_no_configuration_is_refused(text: str) -> None:
     shown = published(spec("causal-lm", data=TEXT))

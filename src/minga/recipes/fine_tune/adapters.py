@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,17 @@ from minga.recipes.fine_tune.settings import ALL_LINEAR, LoraSettings
 
 
 def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """The model with float32 adapters, the only parameters that require a gradient. Raises `ConfigurationError`."""
+    """The model with float32 adapters, the only parameters that require a gradient.
+
+    Raises `ConfigurationError` where a layer that is to get one is not there, or shares its weights with another layer,
+    which `merge` would change with it.
+    """
     peft = peft_here()
     try:
         adapted: nn.Module = peft.inject_adapter_in_model(lora_config(settings), model)
     except ValueError as error:  # it names the layers that it did not find
         raise ConfigurationError(f"recipe.fine-tune.lora: {str(error)[:300]}") from error
+    _check_untied(adapted)
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if parameter.requires_grad:
@@ -43,7 +49,7 @@ def lora_config(settings: LoraSettings) -> Any:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Inside, adapters count for nothing: the model is its base."""
-    scaled: list[Any] = [module.scaling for module in _adapted(model)]
+    scaled: list[Any] = [layer.scaling for _, layer in _adapted(model)]
     kept = [dict(each) for each in scaled]
     for each in scaled:
         each.update(dict.fromkeys(each, 0.0))
@@ -58,8 +64,7 @@ def merge(model: nn.Module) -> None:
     """Put the adapters into the layers that they belong to: the model has the names of its base then, and no more
     memory than before.
     """
-    for path, module in [(path, module) for path, module in model.named_modules() if hasattr(module, "lora_A")]:
-        layer: Any = module
+    for path, layer in list(_adapted(model)):
         layer.merge()
         home, _, name = path.rpartition(".")
         setattr(model.get_submodule(home), name, layer.get_base_layer())
@@ -78,8 +83,19 @@ def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, 
     config.save_pretrained(exported.folder)
 
 
-def _adapted(model: nn.Module) -> Iterator[Any]:
-    return (module for module in model.modules() if hasattr(module, "lora_A"))
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers with an adapter, by name."""
+    return ((path, module) for path, module in model.named_modules() if hasattr(module, "lora_A"))
+
+
+def _check_untied(model: nn.Module) -> None:
+    uses = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+    for path, layer in _adapted(model):
+        if uses[id(layer.get_base_layer().weight)] > 1:
+            raise ConfigurationError(
+                f"recipe.fine-tune.lora.targets: {path} has the same weights as another layer of the base, which an "
+                "adapter of one of them cannot be merged into; leave it out"
+            )
 
 
 def peft_here() -> Any:

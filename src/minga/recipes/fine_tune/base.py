@@ -84,19 +84,21 @@ def downloaded_weights(base: str, files: Mapping[str, FileEntry]) -> Path | None
     if not base.startswith(HUB):
         return None
     name, _, commit = base.removeprefix(HUB).partition("@")
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     folder = None
     try:
         for file, entry in files.items():
             if file.startswith(BASE_FOLDER):
                 own = file.removeprefix(BASE_FOLDER)
-                size = get_hf_file_metadata(hf_hub_url(name, own, revision=commit)).size
-                if size != entry.size_bytes:
-                    raise ValueError(f"{own} has {size} bytes there, and {entry.size_bytes} in this run")
-                folder = Path(hf_hub_download(name, own, revision=commit)).parent
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+                kept = try_to_load_from_cache(name, own, revision=commit)
+                if not isinstance(kept, str):
+                    size = get_hf_file_metadata(hf_hub_url(name, own, revision=commit)).size
+                    if size != entry.size_bytes:
+                        raise ValueError(f"{own} has {size} bytes there, and {entry.size_bytes} in this run")
+                    kept = hf_hub_download(name, own, revision=commit)
+                folder = Path(kept).parent
+    except Exception as error:  # the hub's library lets errors of its HTTP client through
         why = str(error).strip().split("\n")[0][:200]
         logger.warning("the hub does not give the base %s, so it comes from peers: %s", name, why)
         return None

@@ -141,7 +141,11 @@ def _document(row: Any, where: str, text_column: str) -> str:
 
 
 def _message(said: Any, where: str) -> dict[str, str]:
-    if not (isinstance(said, dict) and said.get("role") in _ROLES and isinstance(said.get("content"), str)):
+    if not (
+        isinstance(said, dict)
+        and all(isinstance(said.get(key), str) for key in ("role", "content"))
+        and said["role"] in _ROLES
+    ):
         raise ConfigurationError(f"{where}: a message needs a role ({', '.join(sorted(_ROLES))}) and a content")
     return {"role": said["role"], "content": said["content"]}
 
@@ -152,7 +156,8 @@ def _conversation(prompt: str, completion: str) -> str:
 
 
 def _line(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, ensure_ascii=False)
+    """One line of JSON, without halves of surrogate pairs, at which tokenizers fail."""
+    return json.dumps(found, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
 # ---- The form of a conversation: a template and the tokens that it names, as `tokenizer_config.json` has them.
@@ -288,7 +293,9 @@ class ChatWriter:
                     ids, carries = [*ids, self._end], [*carries, True]
                 yield Chat(np.array(ids, dtype=np.int32), np.array(carries, dtype=np.uint8))
         if unfound:
-            logger.warning("%d conversations are left out: the template writes nothing of the assistant", unfound)
+            logger.warning(
+                "%d conversations are left out: they hold no answer of the assistant as the template writes it", unfound
+            )
 
     def save(self, folder: Path) -> None:
         """Write what `AutoTokenizer.from_pretrained` loads. Raises `OSError`."""
@@ -297,14 +304,15 @@ class ChatWriter:
     def _spans(self, document: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
         """A document as text, and from which character to which it is to be learned.
 
-        Some templates write what was said otherwise once more is said; such a turn is read and not learned.
+        Some templates write what was said otherwise once more is said; such a turn is read and not learned. So is what
+        the assistant says first of all, which answers nothing.
         """
         if "text" in document:
             return document["text"], [(0, len(document["text"]))]
         messages, spans = document["messages"], list[tuple[int, int]]()
         text = self._written(messages)
         for place, message in enumerate(messages):
-            if message["role"] == "assistant":
+            if place and message["role"] == "assistant":
                 before, after = self._written(messages[:place], opens=True), self._written(messages[: place + 1])
                 if after.startswith(before) and text.startswith(after.rstrip()):
                     spans.append((len(before), len(after.rstrip())))
@@ -314,5 +322,7 @@ class ChatWriter:
         try:
             written = self._writer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opens)
         except Exception as error:  # a template raises what it likes
-            raise ConfigurationError(f"the chat template of the base fails: {str(error)[:200]}") from error
+            raise ConfigurationError(
+                f"the chat template of the base fails: {str(error)[:200]} (in {_line({'messages': messages})[:200]})"
+            ) from error
         return str(written)

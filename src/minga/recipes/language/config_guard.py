@@ -16,6 +16,7 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
 
 MOST: Final = 1 << 20
+MOST_BASE: Final = 1 << 40
 MOST_LAYERS: Final = 1024
 MOST_EXPERTS: Final = 256
 MOST_ENTRIES: Final = 1024
@@ -66,7 +67,7 @@ def without_foreign(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_bounds(values: Any, where: str = "config", depth: int = MAX_DEPTH) -> None:
     """Raise `ConfigurationError` for numbers, lists or tables that no model needs so large, and for what is not taken.
 
-    Whole numbers go to 2²⁰, those of layers to 1,024 and those of experts to 256.
+    Whole numbers go to 2²⁰, those of layers to 1,024, those of experts to 256, and bases of frequencies to 2⁴⁰.
     """
     if isinstance(values, dict | list):
         if depth == 0 or len(values) > MOST_ENTRIES:
@@ -120,4 +121,6 @@ def _most(where: str) -> int:
     name = where.rpartition(".")[2].lower()
     if name.startswith("n_layer") or name.endswith(("_layers", "_layer")) or name == "num_blocks":
         return MOST_LAYERS
+    if name.endswith(("theta", "base_freq")):
+        return MOST_BASE
     return MOST_EXPERTS if "expert" in name and not name.endswith(("size", "dim")) else MOST

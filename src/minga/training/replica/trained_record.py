@@ -282,6 +282,8 @@ def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     on = {switch for switch in _SWITCHES if group.get(switch) is True} - {"debias"}
     if group.get("debias") is False:
         on.add("no debias")
+    if (adjusted := group.get("adjust_lr_fn") or "original") != "original":  # of torch's Muon
+        on.add(f"adjust_lr_fn {adjusted}")
     if name in ("Adam", "AdamW") and "decoupled_weight_decay" in on:  # torch has AdamW as an Adam with this
         name, on = "AdamW", on - {"decoupled_weight_decay"}
     return f"{name} ({', '.join(sorted(on))})" if on else name
