@@ -138,3 +138,22 @@ def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> No
             )
 
     run()
+
+
+@virtually
+async def test_hasty_votes_cut_nobodys_waiting_short() -> None:
+    class Hasty(Attack):
+        """Votes in each phase, and ahead of the next step, before others have spoken, and says that it heard nobody."""
+
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            gossip = swarm.peers["p3"].member._gossip
+            for vote in (slot.vote, Slot(slot.step + 1, 0, slot.phase.vote)):
+                if self.is_on and self.me not in gossip.slots.of(vote):
+                    gossip.say(vote, Heard(()), everybody)
+            return [(body, everybody)]
+
+    seconds = iter((0.3, 0.7, 1.1) * 2)
+    swarm = SecureSwarm(6, lambda: Quadratic(70, compute_s=next(seconds)), {"p3": lambda allies: Hasty(2, allies)})
+    ends = await swarm.run(STEPS)
+    assert set(ends.values()) == {None}
+    assert {peer.member.membership.members for peer in swarm.honest} == {swarm.founders}

@@ -2,11 +2,13 @@
 
 Theory of operation. A phase is over for a member when it has everybody's statements. If a statement is missing after a
 while, the member first asks all others for it; so an author that tells only some is heard by all. If nobody has it, the
-member votes: it signs whom it heard, and everybody who sees a vote answers with an own one, once and for all. A
-statement counts if more than half of all members heard it, and is then fetched from them; all others do not count.
-While more than half of the members are honest and messages between them arrive within the patience, they all come to
-the same decision, except in the moment in which a late statement reaches half of them: those who then decide
-otherwise find that out by the digests in the next phase, where the majority goes on.
+member votes: it signs whom it heard, once and for all. Who has heard everybody answers each vote with an own one; who
+still waits votes as soon as more than half of the members have. So hasty votes of hostile members cut nobody's waiting
+short, which would make all vote for what little they heard by then. A statement counts if more than half of all members
+heard it, and is then fetched from them; all others do not count. While more than half of the members are honest and
+messages between them arrive within the patience, they all come to the same decision, except in the moment in which a
+late statement reaches half of them: those who then decide otherwise find that out by the digests in the next phase,
+where the majority goes on.
 
 A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
@@ -61,7 +63,7 @@ class ReliableBroadcast:
         """
         slots, vote_slot = self._gossip.slots, slot.vote
         await wait_for_all(
-            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
+            lambda: [] if self._is_voted(slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
             lambda missing, _: self._gossip.pull(slot, missing, self._members),
@@ -87,6 +89,11 @@ class ReliableBroadcast:
     def _is_spoiled(self, slot: Slot) -> bool:
         """Commitments are heard to their end, for that is where proofs are named."""
         return slot.phase is not Phase.COMMIT and bool(self.equivocators)
+
+    def _is_voted(self, slot: Slot) -> bool:
+        """Whether most members voted, so that an honest one has waited as long as is due; fewer may be in a hurry."""
+        votes = self._gossip.slots.of(slot.vote)
+        return 2 * sum(peer in votes for peer in self._members) > len(self._members)
 
     def answer(self, vote: Statement) -> None:
         """A member voted: vote too, if this member is done with that phase."""
