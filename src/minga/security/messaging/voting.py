@@ -115,22 +115,28 @@ class ReliableBroadcast:
     async def _vote(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
     ) -> dict[PeerId, Statement]:
-        votes, vote_slot = self._gossip.slots.of, slot.vote
+        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members)
         self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
         self._complete[vote_slot] = slot  # its vote is given, whatever comes
+
+        def undecided() -> list[PeerId]:
+            """Whose votes may still matter: nobody's, once most heard everybody."""
+            tally.count(votes(vote_slot))
+            if tally.heard.keys() | excused >= set(self._members):
+                return []
+            return [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused]
+
         await wait_for_all(
-            lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
+            undecided,
             len(self._members),
             self._gossip.slots.changed,
             lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
             self.patience,
             is_cheap=True,
         )
-        counts = tally(votes(vote_slot), self._members)
-        right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
-        return await self._fetch(slot, {peer: digest for peer, digest in right.items() if peer not in excused})
+        return await self._fetch(slot, {peer: digest for peer, digest in tally.heard.items() if peer not in excused})
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""
@@ -143,10 +149,23 @@ class ReliableBroadcast:
         return {peer: said[peer] for peer in self._members if peer in right}
 
 
-def tally(votes: Mapping[PeerId, Statement], members: Sequence[PeerId]) -> Counter[tuple[int, bytes]]:
-    """How many members heard what of whom, as ranks and digests; each counts once."""
-    said = (vote for voter, vote in votes.items() if voter in members)
-    return Counter(entry for vote in said for entry in _heard(vote, len(members)))
+class VoteTally:
+    """Counts votes among `members` by rank, each member's first one."""
+
+    def __init__(self, members: Sequence[PeerId]) -> None:
+        self.heard: dict[PeerId, bytes] = {}
+        """Whom more than half of the members heard, and the digest of what; more votes add to it and change nothing."""
+        self._members, self._counts = members, Counter[tuple[int, bytes]]()
+        self._counted = set[PeerId]()
+
+    def count(self, votes: Mapping[PeerId, Statement]) -> None:
+        """Add those that were not there before."""
+        new = [voter for voter in self._members if voter in votes and voter not in self._counted]
+        self._counted.update(new)
+        for entry in (entry for voter in new for entry in _heard(votes[voter], len(self._members))):
+            self._counts[entry] += 1
+            if 2 * self._counts[entry] > len(self._members):
+                self.heard[self._members[entry[0]]] = entry[1]
 
 
 def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
