@@ -13,7 +13,8 @@ where the majority goes on.
 A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
 attempt, in whose commitments they name whom they can prove guilty. Who has completed the last phase is not disturbed
-any more; for what becomes known then there is the next step.
+any more; for what becomes known then there is the next step. So who learns of it in a phase first asks the others for
+what is missing: else those who gave up the last phase and those who completed it might be too few to go on, both.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class ReliableBroadcast:
             self.patience,
             is_cheap=True,
         )
-        if self._missing(slot, is_sound, excused) and self._is_spoiled(slot):
+        if self._is_spoiled(slot) and (missing := self._missing(slot, is_sound, excused)):
+            await self._gossip.pull(slot, missing, self._members, self.patience.leeway_s)
+        if self._is_spoiled(slot) and self._missing(slot, is_sound, excused):
             raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
         if slots.of(vote_slot) or self._missing(slot, is_sound, excused):
             said = await self._vote(slot, is_sound, excused)  # others may have decided before the last statement came
