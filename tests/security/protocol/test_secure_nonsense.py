@@ -8,16 +8,19 @@ import msgspec
 import pytest
 import torch
 
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
 from minga.security.messaging.spread import PartCollector
+from minga.security.messaging.voting import OutvotedError
 from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.security.protocol.statements import Claims, Phase, Result, Slot
+from minga.security.protocol.statements import Body, Claims, Phase, Result, Slot, state
 from minga.security.step.member import ExcludedError
 from minga.security.verification.claims import PartClaim
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
 from minga.simulation.attacks.protocol_attacks import SilentResult
-from tests.worlds.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
 from tests.worlds.swarm_tools import virtually
 
@@ -92,6 +95,32 @@ async def test_what_a_member_said_ahead_means_nothing_once_it_is_gone() -> None:
     ends = await swarm.run(4)
     assert isinstance(ends["p3"], ExcludedError)
     assert all(ends[peer.name] is None and swarm.bans(peer) == {"p3": "SILENT"} for peer in swarm.honest)
+
+
+@virtually
+async def test_who_gets_nonsense_where_most_heard_sense_is_outvoted() -> None:
+    class TwoFaced(Attack):
+        """Makes claims to all but one, which can ask nobody else, and gives that one nonsense when it is asked."""
+
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            if not self.is_on or not isinstance(body, Claims):
+                return [(body, everybody)]
+            gossip, own = swarm.peers["p0"].member._gossip, swarm.peers["p3"].network
+            nonsense = state(
+                Identity.from_seed(own.private_key), RUN_ID, slot, msgspec.structs.replace(body, claims=())
+            )
+
+            async def pull(asked: Slot, *_: object) -> None:
+                if asked == slot:
+                    gossip.receive(nonsense, own.peer_id)
+
+            gossip.pull = pull  # type: ignore[assignment, method-assign]
+            return [(body, [peer for peer in everybody if peer != swarm.peers["p0"].peer_id])]
+
+    swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: TwoFaced(2, allies)})
+    ends = await swarm.run(4)
+    assert isinstance(ends.pop("p0"), OutvotedError)
+    assert set(ends.values()) == {None}
 
 
 class Undecodable(Attack):

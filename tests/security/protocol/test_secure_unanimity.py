@@ -21,7 +21,7 @@ from minga.security.protocol.statements import Body, Heard, Phase, Slot, Stateme
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
 from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic, hide_parts
-from tests.worlds.swarm_tools import virtually
+from tests.worlds.swarm_tools import later, virtually
 
 STEPS = 5
 
@@ -138,3 +138,55 @@ def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> No
             )
 
     run()
+
+
+@virtually
+async def test_neither_hasty_nor_missing_votes_change_how_long_members_wait() -> None:
+    class Hasty(Attack):
+        """Votes in each phase, and ahead of the next step, before others have spoken, and says that it heard nobody."""
+
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            gossip = swarm.peers["p3"].member._gossip
+            for vote in (slot.vote, Slot(slot.step + 1, 0, slot.phase.vote)):
+                if self.is_on and self.me not in gossip.slots.of(vote):
+                    gossip.say(vote, Heard(()), everybody)
+            return [(body, everybody)]
+
+    class NoVoter(Attack):
+        """Says what is due in each phase, and votes on none."""
+
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            (*_, broadcast) = swarm.peers["p4"].member._attempts._broadcasts
+            broadcast._tell_vote = lambda _: None  # type: ignore[method-assign]
+            return [(body, everybody)]
+
+    seconds = iter((0.3, 0.7, 1.1, 0.3, 0.7, 1.1, 0.3))
+    hostile = {"p3": lambda allies: Hasty(2, allies), "p4": lambda _: NoVoter()}
+    swarm = SecureSwarm(7, lambda: Quadratic(70, compute_s=next(seconds)), hostile)
+    ends = await swarm.run(STEPS)
+    assert set(ends.values()) == {None}
+    assert {peer.member.membership.members for peer in swarm.honest} == {swarm.founders}
+    assert asyncio.get_running_loop().time() < 3 * STEPS  # virtual: nobody waits for votes that change nothing
+
+
+@virtually
+async def test_a_proof_in_the_last_phase_leaves_nobody_behind() -> None:
+    """While one member has heard all in it, and the others lack one word, a second member says two different things."""
+
+    class Selective(Attack):
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            is_due = slot.phase is Phase.CONFIRM and slot.step == 2
+            return [(body, [swarm.peers["p0"].peer_id] if is_due else everybody)]
+
+    class Late(Attack):
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            if slot.phase is Phase.CONFIRM and slot.step == 2:
+                gossip, ahead = swarm.peers["p3"].member._gossip, Slot(2, 1, Phase.COMMIT)
+                for seconds in (0.2, 0.25):
+                    word = Heard(((0, bytes([int(100 * seconds)]) * 32),))
+                    later(seconds, lambda word=word: gossip.say(ahead, word, everybody))
+            return [(body, everybody)]
+
+    hostile = {"p3": lambda _: Late(), "p4": lambda _: Selective(), "p5": lambda _: Behaviour()}
+    swarm = SecureSwarm(7, lambda: Quadratic(70), hostile)
+    await agree(swarm, {"p3": "EQUIVOCATED"})

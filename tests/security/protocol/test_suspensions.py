@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from minga.network.interface import PeerId
-from minga.security.accountability.log import EvidenceLog, MembershipChanges
+from minga.security.accountability.log import EvidenceLog, MembershipChanges, verify_log
 from minga.security.protocol.members import (
     FIRST_SUSPENSION_STEPS,
     FORMER_SHARE,
@@ -20,6 +21,13 @@ from minga.security.protocol.members import (
     probation_of,
 )
 from minga.security.protocol.protocol_state import Banned, ProtocolState, StepProgress
+from minga.security.protocol.rules import SecureSettings
+from minga.security.protocol.statements import Body, Phase, Slot
+from minga.security.step.member import ExcludedError
+from minga.simulation.attacks.gradient_attacks import SignFlip
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_world import Quadratic
+from tests.worlds.swarm_tools import virtually
 
 PEERS = [PeerId(f"{number:064x}") for number in range(4)]
 
@@ -65,6 +73,26 @@ def test_silence_does_not_spare_a_liar_its_ban() -> None:
         Reason.WRONG_GRADIENT.value,
     ]
     assert progress.membership.bans[PEERS[1]].until is None
+
+
+@virtually
+async def test_absence_does_not_spare_a_liar_its_ban() -> None:
+    class Away(SignFlip):
+        """Goes away, without blame, as soon as a validator is to look into what it sent."""
+
+        scale = 1.0
+
+        def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+            is_drawn = self.me in swarm.peers["p3"].member._register.draw().values()
+            return [] if slot.phase is Phase.COMMIT and slot.step > self.from_step and is_drawn else [(body, everybody)]
+
+    settings = SecureSettings(peers_per_validator=3)
+    swarm = SecureSwarm(7, lambda: Quadratic(70), {"p3": lambda allies: Away(2, allies)}, settings=settings)
+    ends = await swarm.run(8)
+    assert isinstance(ends["p3"], ExcludedError)
+    for peer in swarm.honest:
+        assert swarm.bans(peer) == {"p3": "WRONG_GRADIENT"}
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
 
 
 def test_newcomers_learn_of_suspensions_and_all_agree_upon_them() -> None:

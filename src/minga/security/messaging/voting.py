@@ -2,16 +2,19 @@
 
 Theory of operation. A phase is over for a member when it has everybody's statements. If a statement is missing after a
 while, the member first asks all others for it; so an author that tells only some is heard by all. If nobody has it, the
-member votes: it signs whom it heard, and everybody who sees a vote answers with an own one, once and for all. A
-statement counts if more than half of all members heard it, and is then fetched from them; all others do not count.
-While more than half of the members are honest and messages between them arrive within the patience, they all come to
-the same decision, except in the moment in which a late statement reaches half of them: those who then decide
-otherwise find that out by the digests in the next phase, where the majority goes on.
+member votes: it signs whom it heard, once and for all. Who has heard everybody answers each vote with an own one; who
+still waits votes as soon as more than half of the members have. So hasty votes of hostile members cut nobody's waiting
+short, which would make all vote for what little they heard by then. A statement counts if more than half of all members
+heard it, and is then fetched from them; all others do not count. While more than half of the members are honest and
+messages between them arrive within the patience, they all come to the same decision, except in the moment in which a
+late statement reaches half of them: those who then decide otherwise find that out by the digests in the next phase,
+where the majority goes on.
 
 A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
 attempt, in whose commitments they name whom they can prove guilty. Who has completed the last phase is not disturbed
-any more; for what becomes known then there is the next step.
+any more; for what becomes known then there is the next step. So who learns of it in a phase first asks the others for
+what is missing: else those who gave up the last phase and those who completed it might be too few to go on, both.
 """
 
 from __future__ import annotations
@@ -61,14 +64,16 @@ class ReliableBroadcast:
         """
         slots, vote_slot = self._gossip.slots, slot.vote
         await wait_for_all(
-            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
+            lambda: [] if self._is_voted(slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
             lambda missing, _: self._gossip.pull(slot, missing, self._members),
             self.patience,
             is_cheap=True,
         )
-        if self._missing(slot, is_sound, excused) and self._is_spoiled(slot):
+        if self._is_spoiled(slot) and (missing := self._missing(slot, is_sound, excused)):
+            await self._gossip.pull(slot, missing, self._members, self.patience.leeway_s)
+        if self._is_spoiled(slot) and self._missing(slot, is_sound, excused):
             raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
         if slots.of(vote_slot) or self._missing(slot, is_sound, excused):
             said = await self._vote(slot, is_sound, excused)  # others may have decided before the last statement came
@@ -87,6 +92,11 @@ class ReliableBroadcast:
     def _is_spoiled(self, slot: Slot) -> bool:
         """Commitments are heard to their end, for that is where proofs are named."""
         return slot.phase is not Phase.COMMIT and bool(self.equivocators)
+
+    def _is_voted(self, slot: Slot) -> bool:
+        """Whether most members voted, so that an honest one has waited as long as is due; fewer may be in a hurry."""
+        votes = self._gossip.slots.of(slot.vote)
+        return 2 * sum(peer in votes for peer in self._members) > len(self._members)
 
     def answer(self, vote: Statement) -> None:
         """A member voted: vote too, if this member is done with that phase."""
@@ -108,22 +118,28 @@ class ReliableBroadcast:
     async def _vote(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
     ) -> dict[PeerId, Statement]:
-        votes, vote_slot = self._gossip.slots.of, slot.vote
+        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members)
         self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
         self._complete[vote_slot] = slot  # its vote is given, whatever comes
+
+        def undecided() -> list[PeerId]:
+            """Whose votes may still matter: nobody's, once most heard everybody."""
+            tally.count(votes(vote_slot))
+            if tally.heard.keys() | excused >= set(self._members):
+                return []
+            return [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused]
+
         await wait_for_all(
-            lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
+            undecided,
             len(self._members),
             self._gossip.slots.changed,
             lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
             self.patience,
             is_cheap=True,
         )
-        counts = tally(votes(vote_slot), self._members)
-        right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
-        return await self._fetch(slot, {peer: digest for peer, digest in right.items() if peer not in excused})
+        return await self._fetch(slot, {peer: digest for peer, digest in tally.heard.items() if peer not in excused})
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""
@@ -136,10 +152,23 @@ class ReliableBroadcast:
         return {peer: said[peer] for peer in self._members if peer in right}
 
 
-def tally(votes: Mapping[PeerId, Statement], members: Sequence[PeerId]) -> Counter[tuple[int, bytes]]:
-    """How many members heard what of whom, as ranks and digests; each counts once."""
-    said = (vote for voter, vote in votes.items() if voter in members)
-    return Counter(entry for vote in said for entry in _heard(vote, len(members)))
+class VoteTally:
+    """Counts votes among `members` by rank, each member's first one."""
+
+    def __init__(self, members: Sequence[PeerId]) -> None:
+        self.heard: dict[PeerId, bytes] = {}
+        """Whom more than half of the members heard, and the digest of what; more votes add to it and change nothing."""
+        self._members, self._counts = members, Counter[tuple[int, bytes]]()
+        self._counted = set[PeerId]()
+
+    def count(self, votes: Mapping[PeerId, Statement]) -> None:
+        """Add those that were not there before."""
+        new = [voter for voter in self._members if voter in votes and voter not in self._counted]
+        self._counted.update(new)
+        for entry in (entry for voter in new for entry in _heard(votes[voter], len(self._members))):
+            self._counts[entry] += 1
+            if 2 * self._counts[entry] > len(self._members):
+                self.heard[self._members[entry[0]]] = entry[1]
 
 
 def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:

@@ -150,10 +150,12 @@ class Members:
     def leave(self, peer: PeerId, step: int, reason: Reason | None) -> bool:
         """A peer has to go, without blame if there is no reason; whether that changed anything.
 
-        A suspended peer that is found to have lied is banned: silence must not be cheaper than what it hides.
+        A peer that is found to have lied is banned also if it was suspended or went away meanwhile: neither silence nor
+        absence must be cheaper than what it hides.
         """
         ban = self.bans.get(peer)
-        escapes = ban is not None and ban.until is not None and reason is not None and reason not in LAPSES
+        is_absent = peer in self.former if ban is None else ban.until is not None
+        escapes = is_absent and reason is not None and reason not in LAPSES
         if peer not in self and peer not in self.candidates and not escapes:
             return False
         if reason is None:

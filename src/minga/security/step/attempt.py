@@ -185,8 +185,9 @@ class PhaseExchange:
                 known[statement.signature] = self._terms.understood(statement)
             return known[statement.signature]
 
-        said = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
-        bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
+        heard = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
+        bodies = {peer: body for peer, statement in heard.items() if (body := understood(statement)) is not None}
+        said = {peer: heard[peer] for peer in bodies}  # of whom most heard something that counts this peer may not have
         await self._compare(phase, bodies, is_last=is_last)
         self._record.hear(phase, said, bodies)
         if gone := decide(self._record):
