@@ -16,6 +16,7 @@ import minga.authority
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _Joining
+from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
 from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
@@ -102,7 +103,7 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
 
     @contextmanager
     def join(*_: object, consider: Callable[[object], None], probes: bool) -> Iterator[object]:
-        consider(SimpleNamespace(spec=None, completed=None))
+        consider(SimpleNamespace(spec=RunSpec.from_mapping({"name": "x"}), completed=None))
         said.append("joined")
         yield SimpleNamespace(spec=None, directory=tmp_path)
 

@@ -27,7 +27,7 @@ import torch
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.aio import end
 from minga.core.buffer_pool import Bytes
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.security.messaging.gradient_samples import GradientCommitment, GradientPieces
 from minga.security.messaging.spread import Deliveries
@@ -147,6 +147,7 @@ class Recheck:
         await self._get(record, owner, terms.division.parts, accusers)
         return await asyncio.to_thread(_member_deviation, record, owner, parts)
 
+    @any_thread
     def _first_false_claim(self, record: AttemptRecord, owner: int) -> int | None:
         """The first part about which a member claims what is not true of the bytes that are at hand."""
         parts = range(len(record.terms.members))
