@@ -88,6 +88,13 @@ def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenize
         ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>")).prompt(MESSAGES)
 
 
+def test_conversations_as_powershell_redirects_them_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('\ufeff{"prompt": "caf\u00e9", "completion": "au lait"}\r\n'.encode("utf-16-le"))
+    (document,), _ = conversations(ChatData(files=(str(path),), heldout_fraction=0.0), 0)
+    assert [each["content"] for each in json.loads(document)["messages"]] == ["caf\u00e9", "au lait"]
+
+
 def test_rows_come_from_files_of_both_kinds_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"messages": MESSAGES}, {"prompt": "a", "completion": "b"}, {"body": "plain"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

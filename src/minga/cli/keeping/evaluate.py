@@ -15,6 +15,7 @@ from minga.keeping.rejoin import SPEC_FILE
 from minga.recipes.exported import read_provenance
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
+from minga.recipes.running.trained_model import TrainedModel, from_run_folder
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 NAMES: Final = {"ner": "named entities", "ncc": "classes of texts"}
@@ -31,11 +32,11 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     model, task = options.model, options.task
     folder = Path(model).expanduser()
     provenance = read_provenance(folder)
-    of_run = _recipe_of_run(folder)
+    of_run, trained = _recipe_of_run(folder)
     name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)
     recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
     if of_run is not None and recipe is not None and not recipe.tasks:
-        _show_figures(folder, context)
+        _show_figures(from_run_folder(folder) if trained is None else trained, context)
         return
     if recipe is None or not recipe.tasks:
         raise ConfigurationError(
@@ -61,22 +62,18 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     context.output.show(Display([_table(report), basis], report.as_json()))
 
 
-def _recipe_of_run(folder: Path) -> str | None:
-    """The recipe of a run by its folder, None for another one."""
+def _recipe_of_run(folder: Path) -> tuple[str | None, TrainedModel | None]:
+    """The recipe of a run by its folder, None for another one; with the model, where that had to be read for it."""
     if (folder / SPEC_FILE).is_file():
-        return known_run(folder).spec.model.recipe
+        return known_run(folder).spec.model.recipe, None
     if not (folder / CHECKPOINTS).is_dir():
-        return None
-    from minga.recipes.running.trained_model import from_run_folder
+        return None, None
+    trained = from_run_folder(folder)  # its host kept no key, and so no spec
+    return trained.recipe.context.recipe, trained
 
-    return from_run_folder(folder).recipe.context.recipe  # its host kept no key, and so no spec
 
-
-def _show_figures(run: Path, context: Context) -> None:
+def _show_figures(trained: TrainedModel, context: Context) -> None:
     """The figures of the newest checkpoint of a run on its held-out data."""
-    from minga.recipes.running.trained_model import from_run_folder
-
-    trained = from_run_folder(run)
     context.output.say(f"Measuring the model after step {trained.step} on held-out data …")
     figures = trained.recipe.evaluate(trained.model, trained.files)
     table = plain_table("figure", "value", left=["figure"])

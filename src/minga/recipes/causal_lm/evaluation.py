@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.evaluating import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.tokenizer import encoded_texts
@@ -121,20 +122,14 @@ def evaluate_model(model: nn.Module, rows: HeldOutRows) -> dict[str, float]:
     """`heldout_loss`: nats a token, all tokens alike; `heldout_perplexity`: its exponential; `heldout_bits_per_byte`:
     bits for each byte of the text, without what special tokens cost.
     """
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     nats, text_nats = 0.0, 0.0
-    try:
-        with torch.no_grad():
-            for start in range(0, len(rows.ids), EVALUATION_BATCH_SIZE):
-                part = slice(start, start + EVALUATION_BATCH_SIZE)
-                ids = torch.from_numpy(rows.ids[part]).to(device)
-                losses = token_losses(model, ids[:, :-1], ids[:, 1:]).double().cpu().numpy()
-                nats += float(losses[rows.counts[part]].sum())
-                text_nats += float(losses[rows.is_text[part]].sum())
-    finally:
-        model.train(was_training)
+    with evaluating(model) as device:
+        for start in range(0, len(rows.ids), EVALUATION_BATCH_SIZE):
+            part = slice(start, start + EVALUATION_BATCH_SIZE)
+            ids = torch.from_numpy(rows.ids[part]).to(device)
+            losses = token_losses(model, ids[:, :-1], ids[:, 1:]).double().cpu().numpy()
+            nats += float(losses[rows.counts[part]].sum())
+            text_nats += float(losses[rows.is_text[part]].sum())
     loss = nats / max(1, int(rows.counts.sum()))
     size = int(rows.sizes[rows.is_text].sum())
     return {
@@ -152,33 +147,37 @@ def continuations(
 ) -> list[Sample]:
     """What the model makes of each prompt, the prompt included; an empty one stands for the beginning of a text.
 
-    Stops at the `end` of a text, and at `longest` tokens in all. Leaves the model and torch's generators as they were.
+    Stops at the `end` of a text, and at `longest` tokens in all. Raises as `drawn_tokens`.
     """
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    samples: list[Sample] = []
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(options.seed)
-            for prompt in prompts:
-                ids = [end, *encoded_texts(tokenizer, [prompt])[0].ids]
-                if len(ids) >= longest:
-                    raise ConfigurationError(
-                        f"the prompt {prompt[:40]!r} … has {len(ids)} tokens; at most {longest - 1}"
-                    )
-                drawn = model.generate(  # type: ignore[operator]
-                    torch.tensor([ids], device=device),
-                    generation_config=generation(options, end, longest - len(ids)),
-                    attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
-                )
-                samples += [Sample(prompt, tokenizer.decode(row[1:].tolist())) for row in drawn]
-    finally:
-        model.train(was_training)
-    return samples
+    asked = [[end, *encoding.ids] for encoding in encoded_texts(tokenizer, prompts)]
+    drawn = zip(prompts, asked, drawn_tokens(model, asked, end, options, longest), strict=True)
+    return [Sample(prompt, tokenizer.decode([*ids[1:], *row])) for prompt, ids, rows in drawn for row in rows]
 
 
-def generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
+def drawn_tokens(
+    model: nn.Module, asked: Sequence[Sequence[int]], end: int, options: SampleOptions, longest: int
+) -> list[list[list[int]]]:
+    """The tokens with which the model goes on from each of the prompts, which are tokens, too: up to the `end` of a
+    text, and to `longest` in all. Leaves the model and torch's generators as they were.
+
+    Raises `ConfigurationError` for a prompt that leaves no room.
+    """
+    found = []
+    with evaluating(model) as device, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(options.seed)
+        for number, ids in enumerate(asked, 1):
+            if len(ids) >= longest:
+                raise ConfigurationError(f"prompt {number} has {len(ids)} tokens; at most {longest - 1}")
+            drawn = model.generate(  # type: ignore[operator]
+                torch.tensor([ids], device=device),
+                generation_config=_generation(options, end, longest - len(ids)),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+            )
+            found.append([row[len(ids) :].tolist() for row in drawn])
+    return found
+
+
+def _generation(options: SampleOptions, end: int, room: int) -> GenerationConfig:
     """How tokens are drawn, at most `room` of them."""
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     is_greedy = options.temperature == 0.0

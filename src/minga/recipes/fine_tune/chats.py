@@ -27,11 +27,10 @@ from minga.recipes.fine_tune.settings import ChatData, ChatPlace
 from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, split_documents
 from minga.recipes.text.mixture import MixedSource, mixed
 from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
-from minga.recipes.text.sources import matching_files, sentence_answers
+from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
 from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
 from minga.recipes.text.writing import as_it_is
 
-MAX_LINE_BYTES: Final = 8 << 20
 _BLOCK: Final = 10_000
 """Conversations of a mixture that are shuffled among each other."""
 _ROLES: Final = frozenset({"system", "user", "assistant"})
@@ -91,38 +90,14 @@ def _rows(place: ChatPlace) -> Iterator[tuple[str, Any]]:
         return
     if not place.files:
         raise ConfigurationError('data.files: no file of conversations is named, such as files = ["chats/*.jsonl"]')
-    for pattern in place.files:
-        paths = matching_files(pattern)
-        if not paths:
-            searched = "" if Path(pattern).is_absolute() else f" in {Path.cwd()}, where this command was typed"
-            raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
-        for path in paths:
-            if path.suffix == ".jsonl":
-                yield from _jsonl_rows(path)
-            elif path.suffix == ".parquet":
-                rows = rows_of(open_files([str(path)], f"data.files: {path}"), f"data.files: {path}")
-                yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-            else:
-                raise ConfigurationError(f"data.files: {path}: must end in .jsonl or .parquet")
-
-
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES):
-                number += 1
-                where = f"{path}, line {number}"
-                if len(line) >= MAX_LINE_BYTES:
-                    raise ConfigurationError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB")
-                if not line.strip():
-                    continue
-                try:
-                    yield where, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ConfigurationError(f"{where}: not JSON: {str(error)[:200]}") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    for path in named_files(place.files):
+        if path.suffix == ".jsonl":
+            yield from jsonl_rows(path)
+        elif path.suffix == ".parquet":
+            rows = rows_of(open_files([str(path)], f"data.files: {path}"), f"data.files: {path}")
+            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+        else:
+            raise ConfigurationError(f"data.files: {path}: must end in .jsonl or .parquet")
 
 
 def _document(row: Any, where: str, text_column: str) -> str:

@@ -15,11 +15,12 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import FileEntry
-from minga.recipes.causal_lm.evaluation import generation, token_losses
+from minga.recipes.causal_lm.evaluation import drawn_tokens, token_losses
 from minga.recipes.causal_lm.settings import FAMILY
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled
+from minga.recipes.evaluating import evaluating
 from minga.recipes.exported import Exported, Provenance
 from minga.recipes.fine_tune.adapters import merge, peft_here, save_adapters, with_adapters, without_adapters
 from minga.recipes.fine_tune.base import (
@@ -86,6 +87,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         super().__init__(settings, context)
         self._resolved: FineTuneSettings | None = None
         self._samples: tuple[Path, Samples] | None = None
+        self._base_loss: tuple[Path, float] | None = None
 
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:
@@ -190,7 +192,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         """The organiser's files of conversations, and what is read of the base."""
         data = self.settings.data
         patterns = [pattern for place in (data, *data.sources) for pattern in place.files]
-        paths = [path for pattern in patterns for path in matching_files(pattern)]
+        paths = matching_files(patterns)
         if self.settings.base not in ("", TINY):
             folder = folder_of(self.settings.base)
             names = (CONFIG_FILE, TOKENIZER_FILE, FORMAT_FILE, TEMPLATE_FILE)
@@ -257,9 +259,10 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
             return {}
         chats = stored_chats(files[HELDOUT_FILE], self._vocabulary_size)[:MAX_EVALUATION_CHATS]
         samples = Samples(chats, self.settings.max_length, self._end(files), packing=False)
-        tuned = _mean_loss(model, samples)
-        with without_adapters(model):
-            return {"heldout_loss": tuned, "heldout_loss_of_base": _mean_loss(model, samples)}
+        if self._base_loss is None or self._base_loss[0] != files[HELDOUT_FILE]:  # the base stays as it is
+            with without_adapters(model):
+                self._base_loss = (files[HELDOUT_FILE], _mean_loss(model, samples))
+        return {"heldout_loss": _mean_loss(model, samples), "heldout_loss_of_base": self._base_loss[1]}
 
     def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
         """What the assistant answers to each prompt, and what the base alone does."""
@@ -366,44 +369,20 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         self, model: nn.Module, files: Files, asked: Sequence[Sequence[int]], options: SampleOptions
     ) -> list[list[str]]:
         """The texts with which a model goes on from each of these prompts."""
-        tokenizer, end = self._tokenizer(files), self._end(files)
-        device, was_training = next(model.parameters()).device, model.training
-        model.eval()
-        found = []
-        try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(options.seed)
-                for ids in asked:
-                    room = self.settings.max_length - len(ids)
-                    if room < 1:
-                        raise ConfigurationError(
-                            f"the prompt has {len(ids)} tokens; at most {self.settings.max_length - 1}"
-                        )
-                    drawn = model.generate(  # type: ignore[operator]
-                        torch.tensor([ids], device=device),
-                        generation_config=generation(options, end, room),
-                        attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
-                    )
-                    found.append([tokenizer.decode(row[len(ids) :].tolist()).strip() for row in drawn])
-        finally:
-            model.train(was_training)
-        return found
+        tokenizer = self._tokenizer(files)
+        drawn = drawn_tokens(model, asked, self._end(files), options, self.settings.max_length)
+        return [[tokenizer.decode(row).strip() for row in rows] for rows in drawn]
 
 
-@torch.no_grad()
 def _mean_loss(model: nn.Module, samples: Samples) -> float:
     """Nats a token that carries loss, all alike."""
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
     nats = total = 0.0
-    try:
+    with evaluating(model) as device:
         for start in range(0, len(samples), EVALUATION_BATCH_SIZE):
             batch = samples.batch(range(start, min(start + EVALUATION_BATCH_SIZE, len(samples))))
             losses = token_losses(model, batch["input_ids"].to(device), batch["labels"].to(device)).double().cpu()
             carries = batch["label_weights"] > 0
             nats, total = nats + float(losses[carries].sum()), total + float(carries.sum())
-    finally:
-        model.train(was_training)
     return nats / total
 
 

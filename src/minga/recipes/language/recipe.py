@@ -186,7 +186,7 @@ class LanguageRecipe(TransformersRecipe[T]):
     def inputs(self) -> Sequence[Path]:
         """The organiser's own text files, and a tokenizer of this machine."""
         data = self.settings.data
-        paths = [path for pattern in data.files for path in matching_files(pattern)]
+        paths = matching_files(data.files)
         paths += [path for source in data.sources for path in local_inputs(source, data.language)]
         if self.tokenizer_source.startswith(GIVEN):
             paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from minga.recipes.evaluating import evaluating
 from minga.recipes.interface import Batch
 from minga.recipes.text.tokenizer import encoded_texts
 
@@ -47,23 +48,17 @@ def evaluate_model(model: nn.Module, batches: Sequence[Batch], scores: Scores) -
     """`heldout_mlm_loss`: nats per masked token, all tokens alike; `heldout_mlm_accuracy`: share of them guessed right;
     `heldout_sop_accuracy`: share of pairs put right, where the model has a head for that.
     """
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     loss, tokens, guessed, right, pairs = 0.0, 0, 0, 0, 0
-    try:
-        with torch.no_grad():
-            for cpu_batch in batches:
-                batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
-                masked_logits, sop_logits = scores(model, batch)
-                loss += functional.cross_entropy(masked_logits.float(), batch["labels"], reduction="sum").item()
-                guessed += int((masked_logits.argmax(dim=1) == batch["labels"]).sum().item())
-                tokens += batch["labels"].numel()
-                if sop_logits is not None:
-                    right += int((sop_logits.argmax(dim=1) == batch["sop_labels"]).sum().item())
-                    pairs += batch["sop_labels"].numel()
-    finally:
-        model.train(was_training)
+    with evaluating(model) as device:
+        for cpu_batch in batches:
+            batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
+            masked_logits, sop_logits = scores(model, batch)
+            loss += functional.cross_entropy(masked_logits.float(), batch["labels"], reduction="sum").item()
+            guessed += int((masked_logits.argmax(dim=1) == batch["labels"]).sum().item())
+            tokens += batch["labels"].numel()
+            if sop_logits is not None:
+                right += int((sop_logits.argmax(dim=1) == batch["sop_labels"]).sum().item())
+                pairs += batch["sop_labels"].numel()
     figures = {"heldout_mlm_loss": loss / max(1, tokens), "heldout_mlm_accuracy": guessed / max(1, tokens)}
     return {**figures, "heldout_sop_accuracy": right / pairs} if pairs else figures
 

@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
 from minga.recipes.data.files import file_of
 from minga.recipes.data.order import chance_within
+from minga.recipes.evaluating import evaluating
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -265,13 +266,9 @@ class MaskedLmRecipe(AnyArchitecture[M]):
             "attention_mask": torch.ones_like(row),
             "masked_positions": torch.tensor([gap.place + 1], device=device),
         }
-        known, was_training = self.synthetic_batch(1).keys(), model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                scores, _ = self.scores(model, {name: each for name, each in batch.items() if name in known})
-        finally:
-            model.train(was_training)
+        known = self.synthetic_batch(1).keys()
+        with evaluating(model):
+            scores, _ = self.scores(model, {name: each for name, each in batch.items() if name in known})
         return tokenizer.decode([int(special.ordinary[int(scores[0].cpu()[special.ordinary].argmax())])]).strip()
 
     def _heldout(self, files: Files) -> list[Batch]:

@@ -231,7 +231,7 @@ def local_inputs(source: SourceSettings, language: str) -> list[Path]:
     """The files of this machine that a source reads, those that it finds by itself included."""
     if source.source == "translations":
         return catalogues(source.files, language.partition("-")[0])
-    return [path for pattern in source.files for path in matching_files(pattern)]
+    return matching_files(source.files)
 
 
 def _raw_documents(source: SourceSettings, language: str) -> Iterator[str]:

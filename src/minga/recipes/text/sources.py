@@ -149,23 +149,28 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
     """
     if not patterns:
         raise ConfigurationError('data.source = "files" needs files, such as files = ["texts/*.txt"]')
+    for path in named_files(patterns):
+        if path.suffix == ".jsonl":
+            yield from _jsonl_documents(path, text_column)
+        elif path.suffix == ".txt":
+            yield from _pieces(_paragraphs(_lines(path)))
+        else:
+            raise ConfigurationError(f"data.files: {path}: must end in .txt or .jsonl")
+
+
+def named_files(patterns: Iterable[str]) -> Iterator[Path]:
+    """The files that paths and globs name, in their order. Raises `ConfigurationError` for one that names none."""
     for pattern in patterns:
-        paths = matching_files(pattern)
-        if not paths:
+        if not (paths := matching_files([pattern])):
             searched = "" if Path(pattern).is_absolute() else f" in {Path.cwd()}, where this command was typed"
             raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
-        for path in paths:
-            if path.suffix == ".jsonl":
-                yield from _jsonl_documents(path, text_column)
-            elif path.suffix == ".txt":
-                yield from _pieces(_paragraphs(_lines(path)))
-            else:
-                raise ConfigurationError(f"data.files: {path}: must end in .txt or .jsonl")
+        yield from paths
 
 
-def matching_files(pattern: str) -> list[Path]:
-    """The files that a path or glob names, by name."""
-    return sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+def matching_files(patterns: Iterable[str]) -> list[Path]:
+    """The files that paths and globs name, in their order, and by name within one."""
+    found = (sorted(glob.glob(pattern, recursive=True)) for pattern in patterns)
+    return [path for names in found for path in map(Path, names) if path.is_file()]
 
 
 def dataset_documents(
@@ -220,19 +225,25 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _jsonl_documents(path: Path, text_column: str) -> Iterator[str]:
+    for where, value in jsonl_rows(path):
+        text = value.get(text_column) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{where}: no text under the key {text_column!r}")
+        yield from _cut(text)
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values in a file of JSON lines, each with where it stands. Raises `ConfigurationError`, which says that."""
     for number, line in enumerate(_lines(path), start=1):
+        where = f"{path}, line {number}"
         if not line.strip():
             continue
         if len(line) >= _MAX_LINE_CHARACTERS:
-            raise ConfigurationError(f"{path}, line {number}: longer than {_MAX_LINE_CHARACTERS >> 20} Mi characters")
+            raise ConfigurationError(f"{where}: longer than {_MAX_LINE_CHARACTERS >> 20} Mi characters")
         try:
-            value = json.loads(line)
+            yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number}: not JSON: {str(error)[:200]}") from error
-        text = value.get(text_column) if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            raise ConfigurationError(f"{path}, line {number}: no text under the key {text_column!r}")
-        yield from _cut(text)
+            raise ConfigurationError(f"{where}: not JSON: {str(error)[:200]}") from error
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.evaluating import evaluating
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.judging import can_judge, judge
@@ -27,20 +27,14 @@ _SEED: Final = 20_211_206
 _MAX_BYTES: Final = 1 << 20
 
 
-@torch.no_grad()
 def heldout_losses(model: TextToImageDecoder, pairs: Pairs) -> dict[str, float]:
     """`heldout_image_loss` and `heldout_text_loss`, nats a token (no padding), of the first 256 pairs."""
-    device = model.logits.weight.device
-    was_training = model.training
-    model.eval()
     image, text, count = 0.0, 0.0, min(len(pairs), MAX_PAIRS)
-    try:
+    with evaluating(model) as device:
         for start in range(0, count, _AT_A_TIME):
             batch = pairs.batch(np.arange(start, min(start + _AT_A_TIME, count)))
             losses = part_losses(model, {name: each.to(device) for name, each in batch.items()}, on_padding=False)
             image, text = image + losses.image.sum().item(), text + losses.text.sum().item()
-    finally:
-        model.train(was_training)
     return {"heldout_image_loss": image / count, "heldout_text_loss": text / count}
 
 

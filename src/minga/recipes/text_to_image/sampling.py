@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from minga.recipes.evaluating import evaluating
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.captions import encode_captions
 from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder
@@ -49,15 +50,11 @@ def draw_codes(
     count, seed = options.count, options.seed
     chances = [np.random.default_rng([seed, row, copy]) for row in range(len(captions)) for copy in range(count)]
     rows = np.repeat(captions, count, axis=0)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         parts = [
             _drawn(model, rows[start : start + AT_A_TIME], options, chances[start : start + AT_A_TIME], known)
             for start in range(0, len(rows), AT_A_TIME)
         ]
-    finally:
-        model.train(was_training)
     return np.concatenate(parts)
 
 
