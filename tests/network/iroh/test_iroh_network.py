@@ -20,9 +20,10 @@ from iroh import iroh_ffi
 
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Connection, LinkFacts, PeerId
+from minga.network.iroh import connection as connection_module
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh import network as network_module
-from minga.network.iroh.connection import ABORT, ANSWER, HEADER, OPEN, IrohStream
+from minga.network.iroh.connection import ABORT, ANSWER, HEADER, OPEN, PATH_AGE_S, SAMPLES, IrohConnection, IrohStream
 from minga.network.iroh.network import ALPN, IrohNetwork, NetworkSettings
 from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, join, read_all, stream_pair
@@ -325,11 +326,45 @@ def test_the_path_in_use(paths: list[Any], expected: tuple[str | None, str, floa
             connection: Any = (await join(dialler, acceptor)).outgoing
             lane = connection._outgoing
             connection._facts = LinkFacts(None, "unknown", 0, 0)
-            connection._outgoing = SimpleNamespace(paths=lambda: paths, stats=lane.stats)
+            connection._outgoing = SimpleNamespace(
+                paths=lambda: paths, stats=lane.stats, send_datagram=lane.send_datagram
+            )
             connection._path_time = float("-inf")
             facts = connection.facts()
             assert (connection.seen_at, facts.path, facts.round_trip_s) == expected
             connection._outgoing = lane
+
+    run(main)
+
+
+def test_a_new_connection_asks_until_the_slow_handshake_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages go over TCP, nothing else would correct the round trip of a handshake with a busy peer."""
+    asked: dict[IrohConnection, int] = {}
+    ask = IrohConnection._ask
+
+    def counted(connection: IrohConnection) -> None:
+        asked[connection] = asked.get(connection, 0) + 1
+        ask(connection)
+
+    monkeypatch.setattr(IrohConnection, "_ask", counted)
+    monkeypatch.setattr(connection_module, "SAMPLE_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor):
+            joined = await join(dialler, acceptor)
+            near, far = joined.outgoing, joined.incoming
+            while len(asked) < 2 or min(asked.values()) < SAMPLES:
+                await asyncio.sleep(0.01)
+            assert (7 / 8) ** SAMPLES < 0.05
+            assert near.round_trip_s is not None
+            assert near.round_trip_s < 0.1
+            before = asked[near]
+            near._path_time -= 1.1 * PATH_AGE_S
+            near.facts()
+            near.facts()
+            assert asked[near] == before + 1, "the next who looks finds a fresh one"
+            assert asked[far] <= SAMPLES + 1
+        asked.clear()
 
     run(main)
 

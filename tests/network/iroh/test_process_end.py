@@ -7,15 +7,13 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from minga.core.errors import UnreachableError
 from minga.network.interface import Address, PeerId
 from minga.network.iroh import connection as connection_module
-from minga.network.iroh import connection as process_end
-from minga.network.iroh.connection import ASKED, PAUSE_S, SETTLE_S, has_ended
+from minga.network.iroh.connection import ASKED, PAUSE_S, SETTLE_S, IrohConnection
 from minga.network.tcp import bulk_lane
 from minga.network.virtual import internet as host
 from minga.simulation import run_virtual
@@ -26,31 +24,36 @@ from tests.worlds import forked
 ROUND_TRIP_S = 0.1
 
 
-class Path:
-    """What comes over UDP: `answers` says after how many questions something does, `late_s` when old bytes arrive."""
+class SaidToHaveEnded(IrohConnection):
+    """Its TCP connections ended. `answers` says after how many questions something comes over UDP, `late_s` when old
+    bytes arrive.
+    """
+
+    round_trip_s = ROUND_TRIP_S
 
     def __init__(self, answers: int | None = None, late_s: float | None = None) -> None:
         self.bytes, self.asked, self._answers = 0, 0, answers
         if late_s is not None:
             asyncio.get_running_loop().call_later(late_s, self._come)
 
-    async def ask(self) -> None:
+    def _ask(self) -> None:
         self.asked += 1
         if self.asked == self._answers:
             asyncio.get_running_loop().call_later(ROUND_TRIP_S, self._come)
+
+    def _received_over_udp(self) -> int:
+        return self.bytes
 
     def _come(self) -> None:
         self.bytes += 1200
 
 
-async def judge(path: Path) -> bool:
-    return await has_ended(path.ask, lambda: path.bytes, lambda: ROUND_TRIP_S)
-
-
 def test_silence_of_udp_after_the_end_of_tcp_is_the_end() -> None:
     async def main() -> None:
         begun_s = asyncio.get_running_loop().time()
-        assert await judge(Path(late_s=ROUND_TRIP_S)), "what was sent before the end is no sign of life"
+        assert await SaidToHaveEnded(late_s=ROUND_TRIP_S)._is_silent(), (
+            "what was sent before the end is no sign of life"
+        )
         took_s = asyncio.get_running_loop().time() - begun_s
         assert took_s == pytest.approx(SETTLE_S + ASKED * PAUSE_S + (1 + ASKED) * ROUND_TRIP_S)
         assert took_s == pytest.approx(host.END_NOTICED_S + host.END_ROUND_TRIPS * ROUND_TRIP_S), "as in simulations"
@@ -61,22 +64,24 @@ def test_silence_of_udp_after_the_end_of_tcp_is_the_end() -> None:
 @pytest.mark.parametrize("answers", range(1, ASKED + 1))
 def test_one_answer_is_life(answers: int) -> None:
     async def main() -> None:
-        assert not await judge(Path(answers))
+        assert not await SaidToHaveEnded(answers)._is_silent()
 
     run_virtual(main())
 
 
 def test_who_is_starved_itself_concludes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_end, "PAUSE_S", 0.002)
-    path_asked: list[int] = []
+    monkeypatch.setattr(connection_module, "PAUSE_S", 0.002)
+    monkeypatch.setattr(SaidToHaveEnded, "round_trip_s", 0.0)
 
-    async def ask() -> None:
-        path_asked.append(1)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.01)  # the answer would be here, but nobody looks
+    class Starved(SaidToHaveEnded):
+        def _ask(self) -> None:
+            super()._ask()
+            asyncio.get_running_loop().call_soon(time.sleep, 0.01)  # the answer would be here, but nobody looks
 
     async def main() -> None:
-        assert not await has_ended(ask, lambda: 0, lambda: 0.0)
-        assert len(path_asked) == process_end.MOST_ASKED
+        connection = Starved()
+        assert not await connection._is_silent()
+        assert connection.asked == connection_module.MOST_ASKED
 
     asyncio.run(main())
 
@@ -127,11 +132,13 @@ def test_a_peer_that_resets_streams_lives(times: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bulk_lane, "PATIENCE_S", 20.0)
     verdicts: list[bool] = []
 
-    async def watched(*about: Any) -> bool:
-        verdicts.append(await has_ended(*about))
+    judge = IrohConnection._is_silent
+
+    async def watched(connection: IrohConnection) -> bool:
+        verdicts.append(await judge(connection))
         return verdicts[-1]
 
-    monkeypatch.setattr(connection_module, "has_ended", watched)
+    monkeypatch.setattr(IrohConnection, "_is_silent", watched)
 
     async def main() -> None:
         async with networks(2) as pair:
