@@ -80,7 +80,7 @@ class Counts:
             methods[method] += 1
             return plain(node, peer, method, **named)
 
-        Node.open = opened  # type: ignore[method-assign]
+        Node.open = opened  # type: ignore[assignment,method-assign]
 
     def _count_records(self) -> None:
         plain, totals = Board.receive, self.totals
@@ -92,7 +92,7 @@ class Counts:
             totals["new_records"] += verdict is Verdict.NEW
             return verdict
 
-        Board.receive = received  # type: ignore[method-assign]
+        Board.receive = received  # type: ignore[assignment,method-assign]
 
 
 _PLACES: list[tuple[Place, str]] = [

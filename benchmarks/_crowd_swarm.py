@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -36,7 +36,7 @@ def measure(peers: int, steps: int, seed: int, counts: Counts | None) -> dict[st
                 await swarm.run_until_step(step)
                 done = min(peer.replica.step for peer in swarm.alive())
                 known = (counts.totals, counts.methods) if counts else (Counter[str](), Counter[str]())
-                used.append((done, time.process_time(), *map(Counter, known)))
+                used.append((done, time.process_time(), Counter(known[0]), Counter(known[1])))
         finally:
             await swarm.close()
 
@@ -60,5 +60,5 @@ def _replica(spec: RunSpec) -> Replica:
 
 def _pull(peer: SimulatedPeer, samples: int) -> None:
     del samples
-    (weight,) = peer.replica.vector.parameters()
+    (weight,) = cast("Replica", peer.replica).vector.parameters()
     weight.grad = weight.detach().clone()

@@ -22,6 +22,7 @@ from minga.identity.keys.keys import Identity
 from minga.monitor.history import FILE_NAME, History
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
+from minga.network.gossip.records import Record
 from minga.network.rpc.run_clock import RunClock
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Progress
@@ -75,11 +76,15 @@ def _board_of_three() -> Board:
         return Board(identity, RUN_ID, run_clock=clock, clock=lambda: 100.0, events=EventBus(float), kinds=RUN_KINDS)
 
     board = make(Identity.generate())
+
+    def hear(record: Record) -> None:
+        board.receive(record, record.owner)
+
     for upload in (12_500_000, 12_500_000, 1_250_000):
         theirs = make(Identity.generate())
-        theirs.on_signed.add(lambda record: board.receive(record, record.owner))
-        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "vector_bytes": 8 << 20}
-        for payload in (AddressInfo("trainer"), Progress(status="training", **progress), Links(upload, 4 * upload)):
+        theirs.on_signed.add(hear)
+        progress = Progress(1, 0, 40.0, "training", vector_bytes=8 << 20)
+        for payload in (AddressInfo("trainer"), progress, Links(upload, 4 * upload)):
             theirs.put(payload)
     return board
 

@@ -33,7 +33,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     micro_batches, steps, held_s = 0, optimizer.global_step, list[float]()
     while time.perf_counter() - began < command["seconds"]:
         loss = work.loss()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         before, asked = optimizer.global_step, time.perf_counter()
         optimizer.step(samples=work.samples, loss=loss)
         if optimizer.global_step != before:

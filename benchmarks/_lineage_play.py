@@ -17,6 +17,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -318,7 +319,7 @@ class StoryPlay:
     def _links(self, cut: Cut) -> list[tuple[str, str]]:
         here = [index for index in range(len(self._story.joins_s)) if not self._is_gone(index)]
         apart = [[_name(index) for index in here if (index in cut.side) is is_there] for is_there in (False, True)]
-        return list(itertools.product(*apart))
+        return list(itertools.product(apart[0], apart[1]))
 
     def _regroup(self, index: int) -> None:
         if not self._is_gone(index):
@@ -450,7 +451,7 @@ def _mark(peer: SimulatedPeer) -> float:
 
 def _pull(peer: SimulatedPeer, samples: int) -> float:
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
-    for parameter in peer.replica.vector.parameters():
+    for parameter in cast("Replica", peer.replica).vector.parameters():
         is_mark = parameter.numel() == 1
         parameter.grad = torch.zeros(1) if is_mark else parameter.detach() - torch.randn(1, generator=generator)
     return float(samples)

@@ -124,7 +124,7 @@ class Averager:
         self.formation = GroupFormation(session.node, identity, group, self.swarm_view, self.contributor)
         self.all_reduce = AllReduce(session.node)
         maker = self.formation._plan_maker
-        self._plan, maker.plan = maker.plan, self._make_plan  # type: ignore[method-assign]
+        self._plan, maker.plan = maker.plan, self._make_plan  # type: ignore[assignment,method-assign]
         self._check, maker.check = maker.check, self._check_plan  # type: ignore[method-assign]
         self._probed = asyncio.Event()
         session.node.events.subscribe(self._on_event)

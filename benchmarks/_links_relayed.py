@@ -24,9 +24,9 @@ from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings, Nat
 from minga.network.virtual.paths import punches, relay_url
 from minga.simulation import run_virtual
-from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
-from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 
 RELAY: Final = "fake"
 RELAY_RATE, UP, DOWN = 8e6, 20e6, 50e6

@@ -69,7 +69,7 @@ class _VirtualSwarm:
         while len(foreseen) < most_warmup and not are_stable(foreseen):
             await asyncio.sleep(REST_S)
             plan, _ = await self._round("adaptive")
-            foreseen.append(plan.predicted_s)
+            foreseen.append(plan.predicted_s or 0.0)
         self._result.warmup_rounds = len(foreseen)
         for kind, count in kinds.items():
             self._result.seconds[kind] = [(await self._round(kind))[1] for _ in range(count)]
@@ -81,8 +81,8 @@ class _VirtualSwarm:
         setup, internet = self._setup, VirtualInternet(seed, turn_s=TURN_S)
         networks = {}
         for host in setup.hosts:
-            rates = [None if rate is None else rate / 8 for rate in (host.up, host.down)]
-            networks[host.name] = internet.host(HostSettings(*rates, latency_s=LATENCY_S), name=host.name)
+            up, down = (None if rate is None else rate / 8 for rate in (host.up, host.down))
+            networks[host.name] = internet.host(HostSettings(up, down, latency_s=LATENCY_S), name=host.name)
         for (source, target), rate in setup.paths.items():
             internet.set_path_rate(source, target, rate / 8)
         entries: list[Address] = []

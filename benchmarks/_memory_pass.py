@@ -100,7 +100,7 @@ def _measured(workers: Workers, case: Case, *, heap: bool) -> float:
 def _predicted(case: Case) -> float:
     spec = spec_of(case)
     model = facts_of_recipe(spec, case.model)
-    passes = counted_passes(spec, model, dtype=_dtype(case), checkpoints_activations=case.checkpoints)
+    passes = counted_passes(spec, dtype=_dtype(case), checkpoints_activations=case.checkpoints)
     return device_memory(model, spec.optimizer, StrategyChoice.of(spec), passes).of_pass(case.micro_batch)
 
 
@@ -131,7 +131,7 @@ def take(channel: Channel, settings: dict[str, Any]) -> None:
         batch = recipe.synthetic_batch(size)
         with torch.autocast("cpu", torch.bfloat16, enabled=case.precision != "float32"):
             loss = recipe.total_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         del loss
         model.zero_grad()
 

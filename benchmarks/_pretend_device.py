@@ -146,7 +146,7 @@ class PretendTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, real: torch.Tensor) -> PretendTensor:
-        made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: PretendTensor = torch.Tensor._make_wrapper_subclass(
             cls, real.shape, strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype,
             device=DEVICE,
         )  # fmt: skip
@@ -162,10 +162,12 @@ class PretendTensor(torch.Tensor):
         """The numbers, for which the host waits."""
         return self.cpu().tolist()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         module: PretendModule = torch.lazy  # type: ignore[attr-defined]
         stream = module.current_stream()

@@ -45,6 +45,10 @@ class Standing:
     def step(self, worker: Worker) -> int:
         return self._steps.get(worker.name, 0)
 
+    def wait_for_step(self, step: int, workers: list[Worker]) -> None:
+        """Wait until all have made this step."""
+        self.wait(lambda: all(self.step(worker) >= step for worker in workers))
+
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait for something. Raises `WorkerError` if it takes too long."""
         deadline = time.monotonic() + PATIENCE_S

@@ -147,7 +147,7 @@ class BenchPeer:
         """Train on so many micro-batches."""
         for _ in range(micro_batches):
             loss = self.recipe.total_loss(self.model, next(self._batches))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.strategy.note_loss(loss.item())
             if self.strategy.micro_batch(self.micro_batch):
                 self.strategy.count(self.micro_batch)
@@ -382,7 +382,7 @@ class DilocoRun(Run):
         for _ in range(steps):
             optimizer.zero_grad()
             self.subject.recipe.total_loss(model, next(self.data[place])).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or math.inf)
             optimizer.step()
 
 

@@ -148,7 +148,7 @@ def count_launches(device: str, make: Callable[[Any], torch.optim.Optimizer]) ->
     return round(found.count / len(parameters), 2)
 
 
-def _replica(device: str, optimizer: type[torch.optim.Optimizer]) -> Replica:
+def _replica(device: str, optimizer: Callable[..., torch.optim.Optimizer]) -> Replica:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(128, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 128))
     model = pretend(model) if device == "cpu" else model.to(device)
@@ -160,5 +160,5 @@ def _backward(replica: Replica) -> torch.Tensor:
     """A micro-batch, whose gradients the device makes by itself."""
     parameters = replica.vector.parameters()
     loss = torch.stack([parameter.square().sum() for parameter in parameters]).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()

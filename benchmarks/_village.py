@@ -25,8 +25,9 @@ from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import PeerClass, Role
 from minga.planner.planned_run import PlannedRun, Volunteers
 from minga.simulation import run_virtual
+from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
-from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 from tests.netlab import Host, Lab
 
 FAST, SLOW = 20e6, 8e6
@@ -67,7 +68,7 @@ def measure(steps: int) -> list[Step]:
             worker = workers.start(host.name, "benchmarks._pausing_peer:peer", settings, standing)
             link = link or standing.wait_for_link(worker)
         for step in range(1, last + 1):
-            standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in workers.all))
+            standing.wait_for_step(step, workers.all)
         return standing.collect(workers.all)[WARM_UP:last]
 
 
@@ -84,8 +85,8 @@ def simulate(steps: int, seed: int) -> list[Step]:
             turn_s=TURN_S,
         )
         for host in HOSTS:
-            rates = [None if rate is None else rate / 8 for rate in (host.up, host.down)]
-            line = HostSettings(*rates, latency_s=LATENCY_S, dialable=host.nat is None)
+            up, down = (None if rate is None else rate / 8 for rate in (host.up, host.down))
+            line = HostSettings(up, down, latency_s=LATENCY_S, dialable=host.nat is None)
             swarm.add(line, TrainerSettings(MICRO_BATCH, MICRO_BATCH_S), name=host.name)
         try:
             await swarm.run_until_step(last)

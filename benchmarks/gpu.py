@@ -114,7 +114,7 @@ def block(work: GpuWorkload, step: Callable[[torch.Tensor], object], count: int)
     """So many micro-batches."""
     for _ in range(count):
         loss = work.loss()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         step(loss)
 
 

@@ -29,7 +29,7 @@
                        256), "matrix" one of 17.8 million elements. No limit: equal bits everywhere are what it buys
 
 ok: slowdown (slowdown_fastest, where others_share exceeds 0.10) at most 0.01 for "albert", extra_memory_mb within
-its limit, import_s at most 1, and four_share at least 0.90.
+its limit, import_s at most 1, and four_share at least 0.80.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from benchmarks._processes import PACKAGES, Message, Workers
 from benchmarks._report import emit, finish, parser, spread
 from minga import RunSpec
 
-SLOWDOWN_LIMIT, MEMORY_LIMIT_MB, IMPORT_LIMIT_S, SHARE_LIMIT = 0.01, 150.0, 1.0, 0.90
+SLOWDOWN_LIMIT, MEMORY_LIMIT_MB, IMPORT_LIMIT_S, SHARE_LIMIT = 0.01, 150.0, 1.0, 0.80
 LARGE_NUMEL = 4219 * 4220
 BATCH = {"albert": 8, "transformer": 8, "mlp": 64, "large": 2}
 BLOCK = {"albert": 8, "transformer": 24, "mlp": 256}

@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     foreign, apart, idle = ([e for e in endings if getattr(e, name)] for name in ("foreign", "apart", "idle"))
     forks = [verdict for verdict in verdicts if verdict.forked_at is not None and not verdict.excepted]
     still = [verdict for verdict in [*verdicts, *real] if verdict.stood_still]
-    errors = [error for each in [*verdicts, *real, *endings] for error in each.errors]
+    errors = [error for verdict in [*verdicts, *real] for error in verdict.errors]
+    errors += [error for ending in endings for error in ending.errors]
     real_forks = [verdict for verdict in real if verdict.forked_at is not None]
     return finish(
         "partitions",

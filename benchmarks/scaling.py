@@ -51,8 +51,10 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
+from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
-from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.life.member import Member
 from tests.worlds.board_swarm import Swarm as Gossipers
 
 SIZES = (10, 30, 64, 100, 300, 1000, 2000)
@@ -210,11 +212,12 @@ def _streams(division: Division, size: int) -> tuple[int, int]:
     return max(opened), max(held)
 
 
-def _joined(swarm: Swarm) -> set[str]:
+def _joined(swarm: Swarm) -> set[PeerId]:
     """The largest group in the making: its leader and the registered members."""
     groups = []
     for peer in swarm.alive():
-        formation = peer.session.member._formation if peer.session.member is not None else None
+        member = peer.session.member
+        formation = member._formation if isinstance(member, Member) else None
         group = formation._led_group if formation is not None else None
         if group is not None:
             groups.append(set(group.everyone()))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ def measure(choice: str, repetitions: int) -> dict[str, Any]:
     sketch, vector = make_sketch(choice, whole), torch.randn(whole.total, generator=torch.Generator().manual_seed(1))
     megabytes, times, sent = whole.total * 4 / 1e6, [], 0
     for step in range(repetitions + 2):  # a basis has two sides, and the first time is slower
-        values, project_s = timed(lambda step=step: sketch.project(vector, step))
-        _, expand_s = timed(lambda step=step, values=values: sketch.expand(values, step))
-        _, absorb_s = timed(lambda step=step, values=values: sketch.absorb(values, step))
+        values, project_s = timed(partial(sketch.project, vector, step))
+        _, expand_s = timed(partial(sketch.expand, values, step))
+        _, absorb_s = timed(partial(sketch.absorb, values, step))
         if step > 1:
             times.append((project_s, expand_s, absorb_s))
             sent += values.numel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
@@ -39,7 +40,7 @@ class Peer:
             events=self.events,
             kinds=RUN_KINDS if kinds is None else kinds,
         )
-        role = "trainer" if network.address.dialable else "client"
+        role: Literal["trainer", "client"] = "trainer" if network.address.dialable else "client"
         self.node = Node(
             network,
             run_id=RUN,

@@ -53,7 +53,7 @@ class PictureSet:
 def digit_pictures() -> PictureSet:
     """1,797 handwritten digits, 8 pixels a side. Raises `ConfigurationError` if scikit-learn is not installed."""
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigurationError(
             'data.source = "digits": install scikit-learn, which holds the pictures: pip install scikit-learn'

@@ -42,7 +42,7 @@ def example_samples(name: str) -> LabelledSamples:
     if name not in EXAMPLES:
         raise ConfigurationError(f'"{name}" is no example of split learning: there are {", ".join(EXAMPLES)}')
     try:
-        from sklearn import datasets  # type: ignore[import-untyped]
+        from sklearn import datasets
     except ImportError as error:
         raise ConfigurationError(
             f'the example "{name}" is in the package scikit-learn, which is not installed: pip install scikit-learn'
