@@ -32,7 +32,7 @@ CLEARLY: Final = 0.05
 RECOVERY_S, RECOVERY_STEPS = 3.0, 3.0
 """What a death costs at most: so many seconds, or where steps take long so many usual steps."""
 
-LATE_JOIN_S, LATE_JOIN_STEPS, LATE_JOIN_STARTS = 15.0, 30.0, 2.0
+LATE_JOIN_S, LATE_JOIN_STEPS, LATE_JOIN_STARTS = 15.0, 30.0, 3.0
 """What a newcomer takes at most: likewise, or so many times what the first trainers took on this machine."""
 
 BUSY_SHARE = 0.5
