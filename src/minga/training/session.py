@@ -341,13 +341,16 @@ class Session:
         is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
         self.founding = founding = Founding(self.node, self.identity, run, path, known)
 
-        def note(_: PeerId, __: Change) -> None:
-            known = [p.step for p in self.board.payloads(Progress).values() if p.is_settled]
-            founding.step = max([founding.step, *known])
+        def note(peer: PeerId, _: Change) -> None:
+            progress = self.board.get(peer, Progress)
+            if progress is not None and progress.is_settled:
+                founding.step = max(founding.step, progress.step)
 
         async def find() -> None:
             await founding.find()
 
+        for peer in self.board.payloads(Progress):
+            note(peer, "progress")
         self.board.observe(note)
         may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
         has_shared_state = not spec.split.is_on or spec.split.averages_clients
