@@ -117,6 +117,9 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
         assert began["run_id"] != link["run_id"]
         assert another.wait_for("step.applied")["step"] == 1
     assert (Path(began["directory"]) / "files" / "initial.safetensors").exists()
+    foreign = run("host", link["directory"], *LOCAL, "--identity", str(tmp_path / "foreign.json"))
+    assert foreign.returncode != 0
+    assert "Looking for peers of the run, for up to a minute" in foreign.stdout, "said before it is waited for"
     with Running("host", link["directory"], *work) as third:
         assert third.wait_for("resumed")["step"] == step
         assert third.wait_for("link")["run_id"] == link["run_id"]
@@ -178,6 +181,8 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
         with Running("join", link, *work, *second) as b:
             assert b.wait_for("ready")["step"] >= 2
             a.wait_for("round.begun", members=2)
+            seen = run("status", link, *LOCAL, "--directory", str(tmp_path / "a"), "--json")
+            assert last_json(seen.stdout)["averages"], "a folder of this machine leads there; the link's host is gone"
             last = max(step, a.latest_step()) + 20
             a.end_at(last)
             assert b.finish(last)["digest"] == a.summary()["digest"]

@@ -17,7 +17,7 @@ def test_the_screen_shows_the_run_and_what_this_machine_does_in_it() -> None:
     assert rows["step"] == "3"
     assert rows["loss"] == "none yet"
     assert rows["this machine"] == "training on cpu"
-    assert rows["its samples"] == "7, 25% of the last steps"
+    assert rows["its samples"] == "7; 25% of those of the last steps"
     screen.summary = {"steps_contributed": 2, "samples": 7, "step": 9}
     assert dict(screen.rows())["your contribution"] == "7 samples in 2 steps. Thank you!"
 

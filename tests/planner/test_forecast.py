@@ -457,6 +457,8 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
     spec.write_text(text + "target_batch_size_max = 1000\n", "utf-8")
     _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
     assert json.loads(told.splitlines()[-1])["target_batch_size"] == 1000
+    _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers)
+    assert "the leaders raise the target batch from 256 to it" in " ".join(told.split())
     _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--target-batch", "512", "--json")
     assert json.loads(told.splitlines()[-1])["target_batch_size"] == 512
 

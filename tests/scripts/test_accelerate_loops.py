@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.worlds.framework_peers import results_of
 
 LOOP = """
@@ -25,7 +27,7 @@ model, optimizer, train_loader, eval_loader, scheduler = prepare(
     accelerator, peer, model, optimizer, train_loader, eval_loader, scheduler)
 joined = optimizer.optimizer.joined
 (folder / ("here" + role)).touch()
-while not all((folder / ("here" + each)).exists() for each in "01"):
+while not all((folder / ("here" + each)).exists() for each in PEERS):
     joined.follow(0.02)
 
 
@@ -81,10 +83,11 @@ say(said=said)
 """
 
 
-def test_a_loop_with_epochs_and_evaluations_ends_with_the_run(tmp_path: Path) -> None:
-    first, second = results_of(tmp_path, [LOOP] * 2)
-    assert (first["step"], first["digest"]) == (8, second["digest"])
-    for told in (first, second):
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_loop_with_epochs_and_evaluations_ends_with_the_run(count: int, tmp_path: Path) -> None:
+    found = results_of(tmp_path, [f"PEERS = {'012'[:count]!r}\n{LOOP}"] * count)
+    assert {(told["step"], told["digest"]) for told in found} == {(8, found[0]["digest"])}
+    for told in found:
         assert told["rate"] == [0.0]  # the schedule went over the steps of the run
         assert told["losses"][0] > told["losses"][-1]
         assert told["beyond"] == 2  # the last evaluation, and one of an epoch in which nothing came

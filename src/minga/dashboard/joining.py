@@ -107,14 +107,16 @@ class Installation:
 def ways_to_join(source: Source, command: str, *, with_data: bool = True) -> list[Installation]:
     """Each way from a machine without minga to the `command` that takes part.
 
-    PyTorch has a line of its own where pip would otherwise fetch gigabytes for a GPU that is not there.
+    PyTorch has a line of its own where pip would otherwise fetch gigabytes for a GPU that is not there. Nothing is
+    compiled in advance: that takes as long as all the rest of an installation, and most of it is never imported.
     """
     package = f"minga{'[data]' if with_data else ''} @ {source.base}{source.name}"
-    get = f"python -m pip install '{package}'"
+    get = f"python -m pip install --no-compile '{package}'"
     unix = "python3 -m venv minga-env && . minga-env/bin/activate"
-    cpu_torch = f"python -m pip install torch --index-url {CPU_WHEELS}"
+    torch_for_cpu = f"pip install torch --index-url {CPU_WHEELS}"
+    cpu_torch = f"python -m {torch_for_cpu}"
     cuda_torch = f"python -m pip install torch --index-url {CUDA_WHEELS}"
-    in_container = f'pip install torch --index-url {CPU_WHEELS} && pip install \\"{package}\\" && {command}'
+    in_container = f'{torch_for_cpu} && pip install --no-compile \\"{package}\\" && {command}'
     small = "Downloads about 450 MB: PyTorch for the processor (190 MB), and 250 MB that minga needs."
     return [
         Installation(

@@ -74,11 +74,11 @@ def _of_run(progress: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _of_machine(own: Any) -> list[tuple[str, str]]:
     if not isinstance(own, Mapping):
         return []
-    share = own.get("share")
+    share = "" if own.get("share") is None else f"; {own['share']:.0%} of those of the last steps"
     traffic = f"{format_size(int(own.get('bytes_sent', 0)))}, {format_size(int(own.get('bytes_received', 0)))}"
     return [
         ("this machine", f"{own.get('phase')}" + (f" on {own['machine']}" if own.get("machine") else "")),
-        ("its samples", f"{own.get('samples')}" + ("" if share is None else f", {share:.0%} of the last steps")),
+        ("its samples", f"{own.get('samples')}{share}"),
         ("sent, received", traffic),
     ]
 

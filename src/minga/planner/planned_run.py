@@ -195,6 +195,8 @@ def measured_of(model: ModelFacts, measured: Sequence[Measurement]) -> Measureme
         of = f"{model.name} of {model.parameters:,} parameters with {model.tokens} tokens"
         why = f"this machine was not measured with {of} (but with: {known})"
         if model.measured_by is None:
-            raise ConfigurationError(f"{why}, and bench-device measures models of recipes alone; give samples_per_s=")
+            raise ConfigurationError(
+                f"{why}, and `minga plan --measure` measures models of recipes alone; give samples_per_s="
+            )
         raise ConfigurationError(f"{why}; run `minga plan --measure {model.measured_by}`, or give samples_per_s=")
     return max(fitting, key=lambda each: each.samples_per_s)

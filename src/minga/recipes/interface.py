@@ -5,8 +5,8 @@ know (`RecipeContext`); it holds no training state. The organiser calls `prepare
 the run, so that every other method sees the same files on every peer. Batches are plain dictionaries of tensors, which
 training may move to a device without knowing what they mean.
 
-Training, planner, plots, demo and bench-device know recipes by this interface alone. To import this module imports
-neither torch nor the libraries of any recipe.
+Training, planner, plots and demo know recipes by this interface alone. To import this module imports neither torch nor
+the libraries of any recipe.
 """
 
 from __future__ import annotations

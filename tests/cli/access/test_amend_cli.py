@@ -42,6 +42,7 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
             guest.wait_for("run.paused", paused=True)
             status = last_json(run("status", link, *LOCAL, "--directory", str(tmp_path / "look"), "--json").stdout)
             assert (status["paused"], [each["number"] for each in status["amendments"]]) == (True, [1, 2])
+            assert status["samples_per_second"] == 0.0, "a peer's record still has its last speed"
             assert last_json(run("amend", link, "resume", *desk).stdout)["from_step"] == 0
             guest.wait_for("run.paused", paused=False)
             banned = last_json(run("ban", link, me, *desk).stdout)
@@ -190,6 +191,18 @@ def test_an_amendment_of_a_paused_run_says_when_it_takes_effect(monkeypatch: pyt
     assert said not in told_by(AtPeer(PLAIN), monkeypatch, RATE)[0][0]
     resumed = told_by(AtPeer(PLAIN, paused=True), monkeypatch, "paused=false")
     assert said not in resumed[0][0]
+
+
+def test_an_order_that_nobody_hears_is_kept_and_says_how_to_withdraw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, ledger = desk_of(PLAIN)
+    (line,), last = told_by(desk, monkeypatch, "pause")
+    assert "takes effect when you start the host again" in line
+    assert "`minga amend LINK resume` withdraws a pause" in line
+    assert last["told"] is False
+    orders = StandingOrders(PLAIN, ledger)
+    assert orders.is_paused(10)
+    told_by(desk, monkeypatch, "resume")
+    assert not orders.is_paused(10)
 
 
 def test_changes_are_read_as_toml_or_as_words() -> None:

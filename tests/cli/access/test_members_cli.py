@@ -13,7 +13,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
-from minga.training.organiser import Organiser
+from minga.training.organiser import MemberView, Organiser
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
@@ -62,6 +62,21 @@ def test_admit_join_ban(tmp_path: Path) -> None:
         assert "a test" in last_json(again.stdout)["message"]
 
 
+def desk_of_members() -> Organiser:
+    """A desk without a connection."""
+    spec, key = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}}), Identity.generate()
+    link = Link(spec.run_id, key.peer_id, (EntryPoint(key.peer_id, ("127.0.0.1:9",)),))
+    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+    return Organiser(link, spec, ledger, key, cast(Any, None), None)
+
+
+def test_a_ban_takes_the_digits_that_displays_show_of_peers_and_of_invitations(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, invitation = "ab" * 32, "cd" * 32
+    monkeypatch.setattr(Organiser, "members", lambda _: [MemberView(peer, "trainer", None, invitation, False)])
+    desk = desk_of_members()
+    assert [desk.whole_id(each[:10]) for each in (peer, invitation)] == [peer, invitation]
+
+
 @pytest.mark.parametrize(
     ("uses", "said"),
     [
@@ -70,11 +85,7 @@ def test_admit_join_ban(tmp_path: Path) -> None:
     ],
 )
 def test_an_invitation_is_told_by_how_many_may_come(uses: int, said: tuple[str, str]) -> None:
-    spec, key = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}}), Identity.generate()
-    link = Link(spec.run_id, key.peer_id, (EntryPoint(key.peer_id, ("127.0.0.1:9",)),))
-    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
-    desk = Organiser(link, spec, ledger, key, cast(Any, None), None)
-    lines: list[str] = []
+    desk, lines = desk_of_members(), list[str]()
     output = SimpleNamespace(say=lines.append, say_whole=lambda _: None, summary=lambda **_: None)
     members._show_link(desk.invite(uses, 3600.0), desk, cast(Any, SimpleNamespace(output=output)))
     assert all(words in "\n".join(lines) for words in said)

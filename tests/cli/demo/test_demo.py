@@ -10,8 +10,9 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
+from minga.cli.commands import DemoCommand
 from minga.cli.demo.cut_model import missed
-from minga.cli.demo.demo import _result_directory, demo_run
+from minga.cli.demo.demo import _result_directory, _Together, demo_run
 from minga.cli.demo.report import (
     DemoFacts,
     check,
@@ -25,6 +26,7 @@ from minga.cli.demo.report import (
 )
 from minga.cli.demo.stage import Child
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.spec.run_spec import RunSpec
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.interface import Beside, DemoGoal, Exhibit, Metric, Showing, Shown
 
@@ -198,6 +200,17 @@ def test_a_share_that_is_chance_is_not_told() -> None:
     assert list(compared(first, {**last, "heldout_mlm_accuracy": 0.08}, "heldout_loss", beside)) == [
         "heldout_loss 9 → 6"
     ]
+
+
+def test_a_figure_is_told_once() -> None:
+    told, name = list[str](), AlbertRecipe.headline.name
+    playing = _Together(cast(Any, SimpleNamespace(tell=told.append)), DemoCommand(), AlbertRecipe, RunSpec(name="demo"))
+    organiser = FakeChild("organiser")
+    for step in (0, 0, 30, 30, 60):
+        organiser.events.append({"event": "evaluation", "step": step, name: 9.0 - step / 10})
+        playing._tell_progress(cast(Any, organiser))
+    held_out = ["", "", f", {name} 6 at step 30", "", f", {name} 3 at step 60"]
+    assert told == [f"step 59{words}" for words in held_out]
 
 
 def test_what_a_model_makes_of_the_same_things_stands_side_by_side(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from minga.core.spec.run_spec import RunSpec
 @pytest.mark.parametrize(
     ("found", "detail", "advice"),
     [
-        (Accelerators(("RTX 3060",), True, True, 4), "RTX 3060", ""),
+        (Accelerators(("RTX 3060",), True, True, 4), "RTX 3060; `minga join` uses it", ""),
+        (Accelerators(("RTX 3060", "RTX 4090"), True, True, 4), "uses all of them", ""),
         (Accelerators((), False, True, 4), "built for the CPU only", f'"{sys.executable}" -m pip install'),
         (Accelerators((), True, True, 4), "cannot use", "update the NVIDIA driver"),
         (Accelerators((), True, False, 4), "4 threads", ""),

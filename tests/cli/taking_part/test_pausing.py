@@ -17,9 +17,11 @@ from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _Joining
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.key_file import FileLock
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
 from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
+from minga.keeping.known_runs import FOLDER_DIGITS
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),))
@@ -119,7 +121,15 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     for name in ("require_recipe", "tell_cautions"):
         monkeypatch.setattr(joining, name, lambda *_: None)
     monkeypatch.setattr(RunLog, "begin", lambda *_: None)
-    output = SimpleNamespace(interactive=True, say=lambda _: None)
+    lines: list[str] = []
+    output = SimpleNamespace(interactive=True, say=lines.append)
     context = cast(Any, SimpleNamespace(output=output, wire=lambda _: None))
+    folder = tmp_path / LINK.run_id[:FOLDER_DIGITS]
+    folder.mkdir()
+    (folder / "joined-1").touch()
+    other = FileLock.try_acquire(folder / "joined-1")
+    assert other is not None
     joining.run_join(JoinCommand(link=str(LINK), yes=yes, directory=tmp_path), context)
+    other.release()
     assert said == (["waited", "asked", "joined"] if yes else ["asked", "waited", "joined"])
+    assert lines[1].startswith("On this machine 1 other process takes part in this run already")

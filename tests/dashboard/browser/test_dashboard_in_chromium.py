@@ -281,6 +281,9 @@ def test_a_dashboard_that_is_gone_is_said_and_one_that_is_back_is_shown(chromium
             run.advance(5.0)
             opened.locator("#trouble").wait_for(state="hidden", timeout=PATIENCE_MS)
             wait_for_text(opened, "[data-tile=peers] dd > span", "2")
+            run.step = 100_000
+            run.advance(5.0)
+            wait_for_text(opened, "[data-tile=step] .under", "the run is complete")
     finally:
         dashboard.close()
         run.close()

@@ -161,7 +161,7 @@ def test_the_way_in_is_answered_with_the_link(dashboard: Dashboard) -> None:
     address = urlsplit(dashboard.url)
     assert found["source"] == f"http://{address.netloc}/{wheel.reference}"
     page = ask(dashboard, "/join").body.decode()
-    assert f"python -m pip install 'minga[data] @ {found['source']}'" in unescape(page)
+    assert f"python -m pip install --no-compile 'minga[data] @ {found['source']}'" in unescape(page)
     assert "LINK" not in page.replace(LINK, "")
     assert "organiser's own copy" in unescape(page)
     assert "Only this machine reaches this page" in page
@@ -418,6 +418,8 @@ def test_newcomers_to_an_open_run_need_no_token_and_people_get_pages(admission: 
         if is_open:
             page = ask(local, "/join", Host="run.example.org").body.decode()
             assert f"https://run.example.org/{wheel.reference}" in page
+            code = page.partition("<svg")[2].partition("</svg>")[2]
+            assert "The camera of another device opens this page: https://run.example.org/join" in code
             assert 'href="/peers"' not in page, "without a token there is no way to the other pages"
             token = {"Authorization": f"Bearer {served.settings.read_token}"}
             assert b'href="/peers"' in ask(local, "/join", **token).body

@@ -109,6 +109,8 @@ def test_a_causal_model_classifies_texts_by_their_last_token(model: Path, tmp_pa
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:
+    with pytest.raises(ConfigurationError, match="--data: name the examples of the task"):
+        evaluate_model(tmp_path / "nothing", TaskOptions("ner", None, runs=1))
     with pytest.raises(ConfigurationError, match="no such folder; `minga export` writes one"):
         evaluate_model(tmp_path / "nothing", TaskOptions("ner", names, runs=1))
     (tmp_path / "empty").mkdir()

@@ -467,5 +467,6 @@ def test_a_volunteer_that_evaluates_sees_the_figures() -> None:
         assert "held out at step 7: mlm_loss 6.250" in drawn(volunteer_view(part))
         assert "held out at step 7: mlm_loss 6.250" in volunteer_view(part).lines[0]
         assert "held out" not in drawn(volunteer_view(replace(part, figures={})))
+        assert " · you computed 38% of the last steps · " in volunteer_view(replace(part, share=0.38)).lines[0]
 
     in_loop(check)

@@ -18,6 +18,7 @@ from minga.training.organiser import PAUSE_LEAD_S, Organiser
 
 WAIT_S: Final = 120.0
 POLL_S: Final = 0.5
+WITHDRAWN: Final = "Until then another order takes its place: `minga amend LINK resume` withdraws a pause."
 NOBODY_TRAINS: Final = (
     "No peer trains now. If the run is complete, nothing is left to stop. If it is not, it ends once a peer has joined "
     "and taken this step; to end it without that, press Ctrl-C at each `minga host`."
@@ -144,7 +145,7 @@ def _issue(
         write_order(pass_on(options.order), order)
         output.say(f"{MORE_SIGN}: each runs `minga amend LINK --order {options.order}`.")
     elif not organiser.is_connected:
-        output.say(NOT_TOLD)
+        output.say(f"{NOT_TOLD} {WITHDRAWN}")
     else:
         step, _ = organiser.progress()
         when = (
