@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minga.core.errors import ConfigurationError
+from minga.training.replica import flat_vector
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import PRESENT, ParameterVector, all_finite
 
@@ -146,3 +149,31 @@ def test_large_gradients_in_a_small_tensor_are_no_reason_to_drop_a_sum() -> None
     assert all(vector.accumulate(total, 1.0) for _ in range(3))
     size = vector.parameters_numel
     assert torch.equal(total[:size], torch.full((size,), 3 * 2.0**95))
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that an operation returned in memory other than that of `known`."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()
+        self.elements, self._known = 0, known.untyped_storage().data_ptr()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() != self._known:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_to_look_for_clipped_gradients_takes_no_copy_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds parameters, moments and gradients may have no room for another vector."""
+    monkeypatch.setattr(flat_vector, "LOOKED_AT", 64)
+    vector = vector_of((40, 30))
+    (parameter,) = vector.parameters()
+    parameter.grad = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
+    torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+    with Largest(parameter.grad) as largest:
+        assert vector.clipped() == "clip_grad_norm_ to 0.5"
+    assert largest.elements <= 64
+    torch.nn.utils.clip_grad_value_([parameter], 0.01)
+    assert vector.clipped() == "clip_grad_value_ to 0.01"

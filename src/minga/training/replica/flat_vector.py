@@ -15,7 +15,7 @@ the way: by a coarse codec, or where what a peer sent counts in one part of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -31,6 +31,9 @@ from minga.training.state.sketch import Sketch, length, sketch_of
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
+LOOKED_AT = 1 << 18
+"""Elements of a piece of which something is found out that takes copies of it."""
+
 SAMPLED = 256
 """A sample of the gradients has so many tensors, and so many elements of each, at most."""
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -183,10 +186,10 @@ class ParameterVector:
         found = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
         if not found or not all(gradient._version for gradient in found):  # noqa: SLF001  (torch has no other word)
             return ""
-        sizes = [local(gradient).detach().abs().float() for gradient in found if local(gradient).numel()]
-        largest = max((float(size.max()) for size in sizes), default=0.0)
-        ties, total = sum(int((size == largest).sum()) for size in sizes), sum(size.numel() for size in sizes)
-        norm = math.sqrt(sum(float(size.double().square().sum()) for size in sizes))
+        largest = max((float(piece.abs().max()) for piece in _pieces(found)), default=0.0)
+        ties = sum(int((piece.abs() == largest).sum()) for piece in _pieces(found))
+        total = sum(piece.numel() for piece in _pieces(found))
+        norm = math.sqrt(sum(float(piece.float().square().sum()) for piece in _pieces(found)))
         if 0.0 < largest < math.inf and 1 < ties < total:
             return f"clip_grad_value_ to {largest:g}"
         if 0.0 < norm < math.inf and _is_round(norm):
@@ -400,6 +403,13 @@ def add_there(
         whole, alike = _WHOLE[dtype.itemsize], [row for row in rows if row[1].dtype == dtype]
         torch._foreach_mul_([flat.view(whole) for _, flat in alike], counts[whole])
         torch._foreach_add_([part for part, _ in alike], [flat for _, flat in alike], alpha=weight)
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """All elements of this process, by pieces of which a copy takes little."""
+    for tensor in tensors:
+        flat = local(tensor).detach().reshape(-1)
+        yield from torch.split(flat, LOOKED_AT) if flat.numel() else ()
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor | None]) -> dict[torch.dtype, list[torch.Tensor]]:
