@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from itertools import islice
@@ -280,20 +279,6 @@ def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, mon
 def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any], run_of: RunOf) -> None:
     with pytest.raises(ConfigurationError, match="dropout = 0 and base_bits"):
         run_of(settings, security={"verification": "byzantine"})
-
-
-def test_a_base_that_is_verified_draws_nothing_at_random(base: Path, run_of: RunOf) -> None:
-    config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
-    said = []
-    for verification in ("none", "byzantine"):
-        spec, _ = run_of(security={"verification": verification})
-        said.append(json.loads(spec.recipe_settings["config"])["attention_dropout"])
-    assert said == [0.1, 0.0]
-    drawing = {**json.loads(spec.recipe_settings["config"]), "attention_dropout": 0.1}
-    settings = {**spec.recipe_settings, "config": json.dumps(drawing)}
-    with pytest.raises(ConfigurationError, match="draws at random"):
-        load_recipe(spec.with_recipe_settings(settings))
 
 
 def test_a_base_that_has_a_tensor_more_is_told_and_one_that_lacks_one_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,17 @@ from tests.worlds.swarm_tools import virtually
 pytest.importorskip("peft", reason="peft makes the adapters")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 STEPS, FROM_STEP = 14, 3
+
+
+def test_the_base_draws_nothing_at_random(base: Path, run_of: RunOf) -> None:
+    """Devices draw otherwise: honest members would be banned."""
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    drawn = []
+    for verification in ("none", "byzantine"):
+        spec, _ = run_of(security={"verification": verification})
+        drawn.append(json.loads(spec.recipe_settings["config"])["attention_dropout"])
+    assert drawn == [0.1, 0.0]
 
 
 def test_who_trains_on_flipped_completions_is_banned_and_nobody_else(run_of: RunOf) -> None:

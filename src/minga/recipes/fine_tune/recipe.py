@@ -72,7 +72,7 @@ from minga.recipes.interface import (
 from minga.recipes.language.config_guard import read_config
 from minga.recipes.language.export import CAUSAL, export_model
 from minga.recipes.language.recipe import TransformersRecipe
-from minga.recipes.language.shape import CONFIG_FILE, build, published_shape, shape_from, sizes_of
+from minga.recipes.language.shape import CONFIG_FILE, build, published_shape, shape_from, sizes_of, without_chance
 from minga.recipes.text.sources import matching_files
 from minga.recipes.text.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content, read_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
@@ -120,7 +120,10 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     def resolved(self) -> FineTuneSettings:
         """The settings with the shape of the base, and which one it is. Raises `ConfigurationError`."""
         if self._resolved is None:
-            self._resolved = self._looked_up(self.settings)
+            found = self._looked_up(self.settings)
+            if self.context.is_public:
+                found = found.model_copy(update={"config": without_chance(found.config, FAMILY)})
+            self._resolved = found
         return self._resolved
 
     def _looked_up(self, settings: FineTuneSettings) -> FineTuneSettings:
@@ -135,9 +138,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
             values = shape_from(str(folder), KEY, FAMILY)
             base, shape = pinned(settings.base, folder), published_shape(values, {}, FAMILY)
         values = read_config(shape)
-        if self.context.is_public and (drawn := _drawn_by(values)):  # what devices draw differs
-            values |= dict.fromkeys(drawn, 0.0)
-            shape = published_shape(values, {}, FAMILY)
         _, positions = sizes_of(values)
         if positions is not None and settings.max_length > positions:
             raise ConfigurationError(
@@ -159,11 +159,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         if self.settings.lora.dropout or self.settings.base_bits != 32:
             raise ConfigurationError(
                 'security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0 and base_bits = 32'
-            )
-        if self.settings.config and (drawn := _drawn_by(read_config(self.settings.config))):
-            raise ConfigurationError(
-                f'security.verification = "byzantine": the base draws at random ({drawn[0]} in '
-                "recipe.fine-tune.config), which devices do otherwise; ask the organiser to host the run anew"
             )
 
     def check_received(self) -> None:
@@ -431,16 +426,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         tokenizer = self._tokenizer(files)
         drawn = drawn_tokens(model, asked, self._end(files), options, self.settings.max_length)
         return [[tokenizer.decode(row).strip() for row in rows] for rows in drawn]
-
-
-def _drawn_by(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a configuration by which its model draws at random in training."""
-    chance = ("drop", "jitter")
-    return [
-        name
-        for name, value in config.items()
-        if any(each in name for each in chance) and isinstance(value, float) and value
-    ]
 
 
 def _mean_loss(model: nn.Module, samples: Samples) -> float:
