@@ -28,6 +28,7 @@ from minga.recipes.fine_tune.settings import HUB, TINY
 from minga.recipes.init_from import INDEX, SINGLE, downloaded, safetensors_in
 from minga.recipes.initial import new_model
 from minga.recipes.interface import RecipeContext, StreamPosition
+from minga.recipes.language.export import without_progress_bars
 from minga.recipes.text.tokenizer import TOKENIZER_FILE
 
 KEY: Final = "recipe.fine-tune.base"
@@ -178,15 +179,16 @@ def quantised(shape: Any, given: Mapping[str, torch.Tensor], device: torch.devic
         if not each.isfinite().all():
             raise ConfigurationError(f"the base: {name} holds numbers that are not finite")
     try:
-        model, told = type(shape).from_pretrained(
-            None,
-            config=shape.config,
-            state_dict=weights,
-            quantization_config=configuration,
-            device_map={"": device},
-            dtype=torch.bfloat16,
-            output_loading_info=True,
-        )
+        with without_progress_bars():
+            model, told = type(shape).from_pretrained(
+                None,
+                config=shape.config,
+                state_dict=weights,
+                quantization_config=configuration,
+                device_map={"": device},
+                dtype=torch.bfloat16,
+                output_loading_info=True,
+            )
     except Exception as error:  # each library has errors of its own
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ConfigurationError(
