@@ -201,7 +201,7 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
 
 
 def check_base(folder: Path, spec: RunSpec) -> None:
-    """Raise `ConfigurationError` unless a folder has each file that the run tunes, by name and size, and gives it."""
+    """Raise `ConfigurationError` unless each file that the run tunes is in a folder, by name and size, and readable."""
     for name, entry in spec.files.items():
         if not name.startswith(BASE_FOLDER):
             continue
