@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
 
-ENTER_S, STEP_S = 120.0, 60.0
+ENTER_S, STEP_S = 300.0, 60.0
 FUNCTION = "benchmarks._attack_peer:peer"
 
 
