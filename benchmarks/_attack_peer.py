@@ -9,9 +9,15 @@ import torch
 
 from benchmarks._worker import Channel
 from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
+from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
-from minga.recipes import load_recipe, published
+from minga.recipes import Batch, load_recipe, published
+from minga.recipes.fine_tune.recipe import FineTuneRecipe
+from minga.recipes.interface import Files
 from minga.recipes.running.run import RecipeRun, Work
+from minga.security.protocol.behaviour import Behaviour, TrainingBackend
+from minga.security.randomness.public_batch import PublicBatch
+from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.interface import attack
 
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
@@ -23,7 +29,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     options = PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1")
     with _enter(settings, options) as entered:
         channel.send(event="entered", peer_id=entered.peer_id, link=str(entered.link))
-        begin = channel.receive()
+        begin, behaviour = channel.receive(), Behaviour()
         if begin["attack"]:
             behaviour = attack(begin["attack"]).begin(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
             entered.on_loop(lambda: setattr(entered.session, "behaviour", behaviour))
@@ -34,7 +40,8 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
 
         entered.subscribe(tell)
         try:
-            channel.send(event="finished", **_train(channel, entered, evaluate_every=settings["evaluate_every"]))
+            told = _train(channel, entered, behaviour, evaluate_every=settings["evaluate_every"])
+            channel.send(event="finished", **told)
         except MingaError as error:
             channel.send(event="excluded", why=str(error))
         while channel.receive().get("do") != "exit":
@@ -48,8 +55,11 @@ def _enter(settings: dict[str, Any], options: PeerOptions) -> Peer:
     return host(published(spec), options, files=load_recipe(spec).prepare())
 
 
-def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> dict[str, Any]:
+def _train(channel: Channel, entered: Peer, behaviour: Behaviour, *, evaluate_every: int | None) -> dict[str, Any]:
     run = RecipeRun(entered, Work("cpu"))
+    if isinstance(behaviour, LabelFlip) and isinstance(run.recipe, FineTuneRecipe):
+        flips = run.recipe = FlippingRecipe(run.recipe.settings, run.recipe.context)
+        behaviour.labelled = lambda work: FlippedWork(work, flips)
     channel.send(event="ready")
     seen = -1
 
@@ -67,6 +77,39 @@ def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> di
         "members": list(members),
         "figure": _headline(run),
     }
+
+
+class FlippingRecipe(FineTuneRecipe):
+    """Learns, while it `flips`, flipped completions: in the place of token t the one that is the t-th from the end of
+    the vocabulary.
+    """
+
+    flips = False
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """That of the run, with flipped completions."""
+        found = super().public_batch(files, batch)
+        if self.flips:
+            found["labels"] = self._vocabulary_size - 1 - found["labels"]
+        return found
+
+
+class FlippedWork:
+    """The work of a member that trains adapters, see `LabelledBackend`."""
+
+    def __init__(self, work: TrainingBackend, recipe: FlippingRecipe) -> None:
+        self.layout: VectorLayout = work.layout
+        self._work, self._recipe = work, recipe
+        self.gradient, self.apply = work.gradient, work.apply
+        self.digest, self.adopt = work.digest, work.adopt
+
+    async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        """Of flipped completions. A member asks for one gradient at a time."""
+        self._recipe.flips = True
+        try:
+            return await self._work.gradient(step, seed)
+        finally:
+            self._recipe.flips = False
 
 
 def _headline(run: RecipeRun) -> float:

@@ -5,6 +5,7 @@
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
     python -m benchmarks.attacks --real --recipe swav --json
+    python -m benchmarks.attacks --real --recipe fine-tune --json
 
 16 peers in virtual time, 7 of them hostile from step 100 on, train a perceptron on scikit-learn's digits by the real
 protocol. A step took 0.6 s of processor time with 16 members and 0.2 s with the 9 honest ones (on a slow core), so 300
@@ -25,12 +26,12 @@ twice the predicted steps (and the two that accusation and judgement take), or d
 metric_no_attack. In the table: the metric of the protocol is at most 0.01 below the best of all, for each attack.
 
 With --real: 8 processes, 3 of them hostile from step 15 on, train tiny ALBERT on text for 60 steps over iroh on this
-machine, as whoever installs minga does. With `--recipe swav` or `text-to-image`, 4 processes train that for 60 steps,
-and one of them is hostile from step 15 on. The metric is the headline of the recipe on held-out data at the end. ok:
-all honest processes have carried out the same bans at the same steps and hold the same state; all attackers are banned
-and nobody else; and the loss is at most 2 % above that of the same run without hostile members. Where one member of
-four is hostile, its ban leaves a quarter less samples for each step, so there the metric has to keep half of what the
-run without hostile members gains.
+machine, as whoever installs minga does. With another `--recipe` 4 processes train that for 60 steps, and one of them is
+hostile from step 15 on. With `fine-tune` they train adapters of the small base, and the hostile one on flipped
+completions. The metric is the headline of the recipe on held-out data at the end. ok: all honest processes have carried
+out the same bans at the same steps and hold the same state; all attackers are banned and nobody else; and the loss is
+at most 2 % above that of the same run without hostile members. Where one member of four is hostile, its ban leaves a
+quarter less samples for each step, so there the metric has to keep half of what the run without hostile members gains.
 
 Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
 peer does, which has to end in the same state as the rest.
@@ -201,7 +202,7 @@ def main_real(names: list[str], recipe: str, *, json: bool) -> int:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--attack", nargs="+", choices=attacks(), default=["sign-flip"], metavar="NAME")
+    options.add_argument("--attack", nargs="+", choices=attacks(), metavar="NAME", help="(default: sign-flip)")
     options.add_argument("--all", action="store_true", help="all attacks")
     options.add_argument("--table", action="store_true", help="all attacks by gradients, and the other aggregators")
     options.add_argument(
@@ -224,12 +225,13 @@ def main() -> int:
     options.add_argument("--recipe", choices=REAL_RECIPES, default="albert", help="for --real: what they train")
     arguments = options.parse_args()
     if arguments.real:
-        return main_real(arguments.attack, arguments.recipe, json=arguments.json)
+        usual = REAL_RECIPES[arguments.recipe].attack
+        return main_real(arguments.attack or [usual], arguments.recipe, json=arguments.json)
     if not 0 < 2 * arguments.hostile < arguments.peers:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")
     extent = Extent(**{name: getattr(arguments, name) for name in fields})
-    names = list(attacks()) if arguments.all else arguments.attack
+    names = list(attacks()) if arguments.all else arguments.attack or ["sign-flip"]
     if arguments.table:
         names = [name for name in attacks() if attack(name).changes == "gradient"]
     against = arguments.against if arguments.table else ()

@@ -52,10 +52,10 @@ def test_a_loss_that_rose_by_more_than_two_per_cent_is_an_attack_that_succeeded(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("recipe", ["swav", "text-to-image"])
+@pytest.mark.parametrize("recipe", ["swav", "text-to-image", "fine-tune"])
 def test_real_processes_ban_the_one_that_lies_and_go_on(recipe: str) -> None:
     extent = replace(real_extent(recipe), steps=20, attack_from=5, evaluate_every=20)
-    found = run_real(extent, "sign-flip")
+    found = run_real(extent, RECIPES[recipe].attack)
     assert set(found.bans) == set(HONEST)
     assert all(list(bans) == ["p3"] for bans in found.bans.values())
     assert len(set(found.ends.values())) == 1

@@ -575,12 +575,5 @@ def test_adapters_on_a_frozen_model_are_planned_by_what_travels_and_what_is_held
     )
     code, text = call(capfd, "plan", "--model", "llama-8b", "--fine-tune", *peers)
     assert "the vector is small, 0.52% of the 8.03 billion parameters" in " ".join(text.split())
-    without = "The recipe fine-tune has no base in 4 bits"
-    assert without in " ".join(text.split())
-    for bits, is_said in (("4", True), ("16", False)):
-        tuned = ("--model", "llama-8b", "--fine-tune", "--base-bits", bits)
-        for rest in (peers, ("--memory", "24GB")):
-            code, text = call(capfd, "plan", *tuned, *rest)
-            assert (code, without in " ".join(text.split())) == (0, is_said)
     code, text = call(capfd, "plan", "--model", "gpt2", "--fine-tune", *peers)
     assert (code, "there are: llama-1b" in " ".join(text.split())) == (2, True)

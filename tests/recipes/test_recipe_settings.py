@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes import load_recipe, published
+from minga.recipes import load_recipe, new_model, published
 from minga.recipes.registry import check_published, example_toml
 
 
@@ -92,6 +93,36 @@ def test_a_run_whose_members_check_each_other_ships_its_text() -> None:
         load_recipe(spec(hub, security=security, training=training, averaging=averaging))
     bible = spec({}, security=security, training=training, averaging=averaging)
     assert load_recipe(bible).context.micro_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("albert", {"size": "small", "overrides": {"num_hidden_layers": 1, "hidden_dropout_prob": 0.3}}),
+        ("causal-lm", {"size": "tiny", "architecture": "gpt2", "overrides": {"resid_pdrop": 0.3}, "max_length": 16}),
+    ],
+)
+def test_a_model_that_members_compute_again_draws_nothing_at_random(recipe: str, settings: dict[str, Any]) -> None:
+    """Devices draw otherwise: honest members would be banned."""
+    losses: dict[str, set[float]] = {"none": set(), "byzantine": set()}
+    for verification, found in losses.items():
+        made = load_recipe(
+            published(
+                RunSpec.from_mapping(
+                    {
+                        "name": "x",
+                        "model": {"recipe": recipe},
+                        "recipe": {recipe: settings},
+                        "security": {"verification": verification},
+                    }
+                )
+            )
+        )
+        model, batch = new_model(made), made.synthetic_batch(2)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            found.add(made.total_loss(model, batch).item())
+    assert [len(found) for found in losses.values()] == [2, 1]
 
 
 def test_the_example_explains_every_setting_of_the_recipe() -> None:

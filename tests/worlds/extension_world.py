@@ -12,7 +12,9 @@ import pytest
 
 from minga.averaging import CODECS, SKETCHES
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes import RECIPES, Files, StreamPosition, load_recipe, new_model, published
+from minga.recipes import RECIPES, Files, StreamPosition, load_recipe, published
+from minga.recipes.init_from import given_base
+from minga.recipes.running.run import first_model
 from minga.security import AGGREGATORS
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation import BEHAVIOURS
@@ -41,9 +43,9 @@ def install_extras(folder: Path, patch: pytest.MonkeyPatch) -> None:
 class RecipeReplica(Replica):
     """What the recipe of a run builds, with the optimizer of the run."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, files: Files = MappingProxyType({})) -> None:
         self.recipe = load_recipe(spec)
-        model = new_model(self.recipe)
+        model = first_model(self.recipe, files)
         optimizer, scheduler = build_optimizer(spec.optimizer, model, self.recipe.decayed)
         super().__init__(
             spec,
@@ -52,6 +54,7 @@ class RecipeReplica(Replica):
             scheduler=scheduler,
             max_grad_norm=spec.optimizer.max_grad_norm,
             rules=self.recipe,
+            base=given_base(model, files),
         )
         self.trained = model
 
@@ -82,7 +85,7 @@ def recipe_swarm(spec: RunSpec, hostile: dict[str, str], from_step: int, files: 
     """A swarm that trains the recipe of `spec`; `hostile` names the attacks of peers by their names."""
     swarm = Swarm(
         spec,
-        make_replica=RecipeReplica,
+        make_replica=partial(RecipeReplica, files=files),
         gradient=partial(gradient, files=files),
         public_gradient=partial(gradient_of_batch, files=files),
     )

@@ -39,7 +39,6 @@ def warnings(found: Forecast) -> tuple[str, ...]:
     if not found.step_s < math.inf:
         return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
     kinds = (
-        _packed_base,
         _cautions,
         _newcomers,
         _memory,
@@ -63,11 +62,6 @@ def never(chosen: Compared) -> tuple[str, ...]:
         f"{chosen.way.name} with {chosen.way.codec} never came to the loss of synchronous steps with float16 in our "
         "benchmark (docs/benchmarks.md): take another strategy or codec",
     )
-
-
-def _packed_base(found: Forecast) -> Iterator[str]:
-    if (base := found.setting.model.base) is not None and base.caution:
-        yield base.caution
 
 
 def _cautions(found: Forecast) -> Iterator[str]:

@@ -56,8 +56,6 @@ WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "muon", "lars", "larc"
 """Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
 
 BaseBits = Literal[16, 8, 4]
-BASE_BYTES: Final[dict[BaseBits, float]] = {16: 2.0, 8: 1.0, 4: 0.5 + 0.127 / 8}
-"""Bytes for each parameter of a frozen linear layer."""
 USUAL_RANK: Final = 16
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbtKMBT]?)", re.ASCII)
@@ -82,22 +80,14 @@ class FrozenBase:
     @property
     def size_bytes(self) -> int:
         """What it takes on a device."""
+        from minga.recipes.fine_tune.settings import BASE_BYTES
+
         return round(BASE_BYTES[self.bits] * self.linear) + 2 * self.others
 
     @property
     def unpacked_bytes(self) -> int:
         """What the largest layer takes while it computes, if it has fewer bits than that."""
         return 2 * self.largest if self.bits < 16 else 0
-
-    @property
-    def caution(self) -> str:
-        """What to know of one in fewer bits than the recipe has it, a sentence without its end; else nothing."""
-        if self.bits == 16:
-            return ""
-        return (
-            f"the recipe fine-tune has no base in {self.bits} bits, which is for programs of your own: plan for the "
-            'recipe with --base-bits 16, its base_dtype = "bfloat16"'
-        )
 
 
 @dataclass(frozen=True)

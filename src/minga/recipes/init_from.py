@@ -27,9 +27,10 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
-from minga.training.state.base import base_of
+from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.state_dict import MODEL
+from minga.training.state.tensor_access import TensorAccess
 
 INITIAL_FILE = "initial.safetensors"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -63,18 +64,34 @@ def initial_file(source: str) -> bytes:
     return save({name: tensors[name].contiguous() for name in sorted(tensors)}, metadata={"format": "pt"})
 
 
-def load_initial(model: nn.Module, files: Files) -> None:
-    """Let `model` begin with the parameters that came with the run, if any did.
+def load_initial(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
+    """Let `model` begin with the parameters that came with the run, if any did; returns them as `given_tensors`.
 
-    Tensors of the model that the file lacks, such as those of a new head, keep their initial draws; a log line names
-    them. Raises `ConfigurationError` if the file fits no tensor, one that has another shape, codes in the place of
-    numbers, or numbers that are not finite.
+    Raises `ConfigurationError` as `given_tensors`, and for numbers that are not finite.
+    """
+    given, own = given_tensors(model, files), model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
+            if not own[name].isfinite().all():
+                raise ConfigurationError(f"{_GIVEN}: {_place(name)} holds numbers that are not finite")
+    return given
+
+
+def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
+    """The parameters that came with the run for a `model`, which may be on the device `meta`, by its own names; read
+    from the disk as they are used.
+
+    Tensors of the model that the files lack, such as those of a new head, keep their initial draws; a log line names
+    them. Raises `ConfigurationError` if the files fit no tensor, one that has another shape, or codes in the place of
+    numbers.
     """
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
-        return
+        return {}
     given = _read(paths, _GIVEN)
-    own = {name.replace(_ADAPTED, "."): each for name, each in model.state_dict(keep_vars=True).items()}
+    tensors = model.state_dict(keep_vars=True)
+    own = {_place(name): each for name, each in tensors.items()}
     matching = {name: tensor for name, tensor in own.items() if name in given}
     if not matching:
         raise ConfigurationError(
@@ -91,14 +108,9 @@ def load_initial(model: nn.Module, files: Files) -> None:
             raise ConfigurationError(
                 f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
             )
-    with torch.no_grad():
-        for name, tensor in matching.items():
-            tensor.copy_(given[name])
-            if not tensor.isfinite().all():
-                raise ConfigurationError(f"{_GIVEN}: {name} holds numbers that are not finite")
-    filled = {tensor.data_ptr() for tensor in matching.values()}  # tied tensors are written once
-    fresh = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel())
-    frozen = {name.replace(_ADAPTED, ".") for name, each in model.named_parameters() if not each.requires_grad}
+    filled = {id(tensor) for tensor in matching.values()}  # tied ones have several names
+    fresh = sorted(name for name, tensor in own.items() if id(tensor) not in filled and tensor.numel())
+    frozen = {_place(name) for name, each in model.named_parameters() if not each.requires_grad}
     if lacking := [name for name in fresh if name in frozen]:
         raise ConfigurationError(f"{_GIVEN} lack {lacking[0]}{and_others(lacking)}, which is not trained here")
     if frozen and (unused := sorted(given.keys() - own.keys())):
@@ -106,6 +118,28 @@ def load_initial(model: nn.Module, files: Files) -> None:
     if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
+    return {name: given[_place(name)] for name in tensors if _place(name) in given}
+
+
+def given_base(model: nn.Module, files: Files) -> Base | None:
+    """What a state says of what is frozen in a model of a run to which the files of a base belong, by what these hold:
+    in whatever form a machine holds it, it is the same base. None in other runs.
+    """
+    paths = [path for name, path in files.items() if name.startswith(BASE_FOLDER)]
+    if not paths:
+        return None
+    given = _read(paths, _GIVEN)
+    names: dict[int, list[str]] = {}  # tied ones have several
+    for name, each in model.named_parameters(remove_duplicate=False):
+        if not each.requires_grad:
+            names.setdefault(id(each), []).append(name)
+    found = {own[0]: next(given[place] for place in map(_place, own) if place in given) for own in names.values()}
+    return hashed(found, TensorAccess())
+
+
+def _place(name: str) -> str:
+    """What files call a tensor of a model that may have adapters."""
+    return name.replace(_ADAPTED, ".")
 
 
 def _of_run(folder: Path) -> dict[str, torch.Tensor]:

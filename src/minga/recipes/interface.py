@@ -26,6 +26,7 @@ from minga.training.lineage import UNFOUNDED, Lineage
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor, nn
 
     from minga.core.spec.sections import FileEntry
@@ -314,6 +315,19 @@ class Recipe(ABC, Generic[S]):
         file and no network, and works on the device `meta`.
         """
 
+    def model_on_base(self, files: Files, device: torch.device | None) -> nn.Module | None:  # noqa: ARG002
+        """The model with which a run begins, where the recipe loads its base in a way of its own: on the `device` where
+        it is to be trained, or on the CPU. None: it is a new one with the parameters that came with the run.
+
+        Raises `ConfigurationError` if that cannot be.
+        """
+        return None
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise `ConfigurationError`, with what to install or to choose, if the model cannot be trained on a device of
+        this machine.
+        """
+
     @abstractmethod
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Training batches of exactly `micro_batch_size` samples, without end.
@@ -374,6 +388,12 @@ class Recipe(ABC, Generic[S]):
         the recipe cannot do that or the files hold nothing to train on, `StorageError` if the disk refuses.
         """
         raise ConfigurationError(f"--data: the recipe {self.context.recipe} does not train on files of one's own")
+
+    def own_base(self, bits: int) -> Recipe[S]:
+        """The recipe for a peer that holds the base of the run in so many bits a parameter, however others do. Raises
+        `ConfigurationError` if the recipe tunes no base, or members check each other.
+        """
+        raise ConfigurationError(f"--base-bits {bits}: the recipe {self.context.recipe} tunes no base; leave it out")
 
     # ---- updates
 

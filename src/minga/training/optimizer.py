@@ -41,6 +41,7 @@ from minga.training.replica.schedule import SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
 from minga.training.session import Session
+from minga.training.state.base import Base
 from minga.training.state.snapshot import FILED_BYTES
 from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 
@@ -89,6 +90,8 @@ class Optimizer(torch.optim.Optimizer):
         target tokens. It is that of the run's first peer; one with another is refused.
     offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
         parameters and gradients. In a peer of several processes it is refused.
+    base: what `model` has frozen, as `minga.recipes.init_from.given_base` says it, where peers hold that in forms of
+        their own, such as in 8 bits; None looks at what is there.
 
     The constructor returns when this peer has the swarm's current state; learning rates and other numbers of parameter
     groups are those of the run. Raises `ConfigurationError` for arguments that disagree with the run, its spec or each
@@ -112,6 +115,7 @@ class Optimizer(torch.optim.Optimizer):
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
         unit: str = SAMPLES,
         offload: bool = False,
+        base: Base | None = None,
     ) -> None:
         optimizer = _as_one(optimizer)
         if any(isinstance(each, Optimizer) for each in members_of(optimizer)):
@@ -152,6 +156,7 @@ class Optimizer(torch.optim.Optimizer):
             after_update=after_update,
             unit=unit,
             offload=offload,
+            base=base,
         )
         if model is None:
             logger.warning(

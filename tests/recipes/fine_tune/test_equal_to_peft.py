@@ -36,9 +36,13 @@ def trained_together(folder: Path, peers: int) -> tuple[list[dict[str, list[int]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-def test_four_processes_train_what_pytorch_and_peft_train_alone(base: Path, run_of: RunOf) -> None:
+@pytest.mark.parametrize("lora", [{}, soaked({"dora": True, "rslora": True})])
+def test_four_processes_train_what_pytorch_and_peft_train_alone(
+    lora: dict[str, bool], base: Path, run_of: RunOf
+) -> None:
     """Packed samples there, one conversation after the other here."""
     spec, files = run_of(
+        {"lora": lora},
         optimizer={
             "name": "adamw",
             "learning_rate": RATE,
@@ -59,7 +63,8 @@ def test_four_processes_train_what_pytorch_and_peft_train_alone(base: Path, run_
     assert isinstance(recipe, FineTuneRecipe)
     samples = recipe._samples_of(files)
     begun = {name: each for name, each in first_model(recipe, files).named_parameters() if each.requires_grad}
-    settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    kind = {f"use_{name}": value for name, value in lora.items()}
+    settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", **kind)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), settings)
     own = {
         name.removeprefix("base_model.model."): each for name, each in model.named_parameters() if each.requires_grad
@@ -68,7 +73,12 @@ def test_four_processes_train_what_pytorch_and_peft_train_alone(base: Path, run_
     with torch.no_grad():
         for name, each in own.items():
             each.copy_(begun[name])
-    optimizer = torch.optim.AdamW(own.values(), lr=RATE, betas=(0.9, 0.999), eps=EPSILON, weight_decay=0.01)
+    matrices, vectors = ([each for each in own.values() if (each.ndim > 1) == is_matrix] for is_matrix in (True, False))
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": 0.01},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=EPSILON)
     for peers in given.values():
         numbers = [number for chosen in peers for number in chosen]
         for number in numbers:

@@ -26,7 +26,7 @@ def test_commands_show_the_tuned_model_beside_its_base(base: Path, run_of: RunOf
     spec, files = run_of(training={"target_batch_size": 8, "stop_after_steps": 8})
     options = minga.PeerOptions(ephemeral=True, directory=base.parent / "peer", host="127.0.0.1")
     with minga.host(spec, options, files=files) as peer:
-        training = RecipeRun(peer, Work(device="cpu", micro_batch=8))
+        training = RecipeRun(peer, Work(device="cpu", micro_batch=8, base_bits=16))
         training.train(lambda _: False, lambda *_: None)
         training.optimizer.save_checkpoint()
         folder = str(peer.directory)
@@ -43,12 +43,21 @@ def test_commands_show_the_tuned_model_beside_its_base(base: Path, run_of: RunOf
     assert (whole / "model.safetensors").is_file()
 
 
-def test_a_folder_without_the_base_is_told_before_anything_comes(base: Path, run_of: RunOf) -> None:
+def test_a_folder_without_the_base_is_told_before_anything_comes(
+    base: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, files = run_of()
     spec = spec.published({name: describe_file(path) for name, path in files.items()})
     check_base(base, spec)
     with pytest.raises(ConfigurationError, match=r"no model\.safetensors of .* bytes in it"):
         check_base(base / "elsewhere", spec)
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors cannot be read \(Permission denied\)"):
+        check_base(base, spec)
 
 
 def test_what_to_install_is_said_where_peft_is_missing(run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,11 @@ def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Pat
     check(RecipeCase("fine-tune", settings), tmp_path / "checked")
 
 
-def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(base: Path, run_of: RunOf) -> None:
-    spec, files = run_of()
+@pytest.mark.parametrize("lora", [{}, {"dora": True, "rslora": True}], ids=["lora", "dora, rslora"])
+def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
+    lora: dict[str, Any], base: Path, run_of: RunOf
+) -> None:
+    spec, files = run_of({"lora": lora})
     recipe = load_recipe(spec)
     model = first_model(recipe, files)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -176,7 +179,7 @@ def test_no_adapter_is_for_one_of_two_layers_that_share_their_weights(target: st
 
 
 def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
-    spec, files = run_of({"base_dtype": "bfloat16"})
+    spec, files = run_of({"base_bits": 16})
     recipe = load_recipe(spec)
     model = first_model(recipe, files)
     assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
@@ -272,9 +275,9 @@ def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, mon
     assert showing.rows[0].right.text.startswith("the ")
 
 
-@pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_dtype": "bfloat16"}])
+@pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_bits": 16}, {"base_bits": 4}])
 def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any], run_of: RunOf) -> None:
-    with pytest.raises(ConfigurationError, match="dropout = 0 and base_dtype"):
+    with pytest.raises(ConfigurationError, match="dropout = 0 and base_bits"):
         run_of(settings, security={"verification": "byzantine"})
 
 

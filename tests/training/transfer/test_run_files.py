@@ -167,6 +167,29 @@ async def test_files_that_the_machine_has_are_taken_from_there_if_they_are_the_s
     assert (own / "tokenizer.json").read_bytes() == bytes(len(CONTENT["tokenizer.json"]))
 
 
+def test_a_file_of_the_machine_that_cannot_be_read_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = Path.open
+
+    def refuse_own(path: Path, *words: Any, **named: Any) -> Any:
+        if path.parent.name == "own":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *words, **named)
+
+    @virtually
+    async def main(swarm: Swarm) -> None:
+        own = swarm.folder / "own"
+        own.mkdir()
+        (own / "train.txt").write_bytes(CONTENT["data/train.txt"])
+        monkeypatch.setattr(Path, "open", refuse_own)
+        paths = await fetch(swarm.peer(), [swarm.server()], swarm.folder / "here", own=own)
+        assert complete(paths, swarm.folder / "here")
+
+    main(tmp_path)
+    assert "train.txt cannot be read (Permission denied): data/train.txt comes from peers" in caplog.text
+
+
 @virtually
 async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) -> None:
     first, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"

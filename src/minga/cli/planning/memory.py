@@ -94,8 +94,6 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
     from minga.planner.device_memory import FILLED, HOST_BYTES_PER_S
 
     yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
-    if model.base is not None and (caution := model.base.caution):
-        yield f"! {caution[0].upper()}{caution[1:]}."
     if largest is None:
         yield "What activations take is not known, since no recipe says how the model computes."
     elif largest == 0:

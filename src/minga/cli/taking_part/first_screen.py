@@ -95,10 +95,13 @@ def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
+    from minga.recipes.registry import load_recipe
     from minga.recipes.running.devices import choose_devices, machine_name
     from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
+    if work.base_bits is not None:
+        spec = spec.with_recipe_settings(load_recipe(spec).own_base(work.base_bits).settings.model_dump(mode="json"))
     model = model_of(spec)
     parameters = None if model is None else model.parameters
     needs = None if model is None else Needs.of(spec, model)
@@ -107,6 +110,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
     here = total_memory(devices[0] if devices else None)
     if devices:  # what cannot be is said before anything is agreed
+        if model is not None:
+            load_recipe(spec).check_device(devices[0])
         precision = choose_precision(work.precision, devices[0], spec)
         if work.micro_batch is not None and model is not None:
             _check_micro_batch(work.micro_batch, work, spec, model, precision, here)

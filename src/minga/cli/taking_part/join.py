@@ -201,13 +201,23 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
 
 
 def check_base(folder: Path, spec: RunSpec) -> None:
-    """Raise `ConfigurationError` if a folder lacks a file that the run tunes, by name and size."""
+    """Raise `ConfigurationError` unless each file that the run tunes is in a folder, by name and size, and readable."""
     for name, entry in spec.files.items():
-        if name.startswith(BASE_FOLDER) and lies_in(folder, name, entry.size_bytes) is None:
+        if not name.startswith(BASE_FOLDER):
+            continue
+        path = lies_in(folder, name, entry.size_bytes)
+        if path is None:
             raise ConfigurationError(
                 f"--base {folder}: no {name.removeprefix(BASE_FOLDER)} of {entry.size_bytes:,} bytes in it, which this "
                 "run tunes; without --base it is downloaded"
             )
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--base {folder}: {path.name} cannot be read ({error.strerror or error}); without --base it is "
+                "downloaded"
+            ) from error
 
 
 def tell_whose_code(spec: RunSpec, output: Output) -> None:

@@ -222,6 +222,11 @@ class WorkOptions(ThreadsOptions):
         default=False,
         rare=True,
     )
+    base_bits: int | None = option(
+        "Hold the base that the run tunes in 32, 16, 8 or 4 bits here (default: as the run says).",
+        default=None,
+        rare=True,
+    )
     compiled: bool = option(
         "Let PyTorch compile the model, which takes minutes.", "--compile", default=False, rare=True
     )
@@ -244,4 +249,5 @@ class WorkOptions(ThreadsOptions):
             checkpoint_activations=self.checkpoint_activations,
             compiled=self.compiled,
             offload=self.offload,
+            base_bits=self.base_bits,
         )

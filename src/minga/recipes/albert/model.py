@@ -103,8 +103,9 @@ _SMALL = ("initializer_range", "layer_norm_eps")
 _ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
-def albert_config(settings: AlbertSettings) -> AlbertConfig:
-    """The model's configuration: the preset of `size` with `overrides` on top.
+def albert_config(settings: AlbertSettings, *, is_public: bool = False) -> AlbertConfig:
+    """The model's configuration: the preset of `size` with `overrides` on top; without dropout in a run whose members
+    compute each other's gradients again, since devices draw otherwise.
 
     Positions are those of `max_length`, and at least the usual 512 for the sizes base and large. Raises
     `ConfigurationError` for an override that does not exist or is out of range.
@@ -123,6 +124,8 @@ def albert_config(settings: AlbertSettings) -> AlbertConfig:
         if not _is_allowed(name, value):
             raise ConfigurationError(f"recipe.albert.overrides.{name} = {value!r}: must be {allowed}")
         values[name] = value
+    if is_public:
+        values |= dict.fromkeys(_SHARES, 0.0)
     if values["hidden_size"] % values["num_attention_heads"]:
         raise ConfigurationError(
             f"recipe.albert.overrides: hidden_size = {values['hidden_size']} is no multiple of "

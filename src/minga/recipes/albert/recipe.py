@@ -73,7 +73,7 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
     def build_model(self) -> AlbertForPreTraining:
         """The model of `size` with parameters from the run's seed; see `initialize`."""
         with torch.random.fork_rng(devices=[]):
-            model = AlbertForPreTraining(albert_config(self.settings))
+            model = AlbertForPreTraining(albert_config(self.settings, is_public=self.context.is_public))
         initialize(model, self.context.seed)
         return model.train()
 

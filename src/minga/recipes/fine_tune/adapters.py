@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.optim.norms import row_norms
 from minga.recipes.exported import Exported
 from minga.recipes.fine_tune.settings import ALL_LINEAR, LoraSettings
 
 
 def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """The model with float32 adapters, the only parameters that require a gradient.
+    """The model with float32 adapters, the only parameters that require a gradient. They begin alike whatever type the
+    others have.
 
     Raises `ConfigurationError` where a layer that is to get one is not there, or shares its weights with another layer,
     which `merge` would change with it.
@@ -30,6 +33,8 @@ def with_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
         parameter.requires_grad_("lora_" in name)
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    for _, layer in _adapted(adapted):  # which drew them in the type of its own parameters
+        layer.reset_lora_parameters(layer.active_adapters[0], init_lora_weights=True)
     return adapted
 
 
@@ -41,23 +46,38 @@ def lora_config(settings: LoraSettings) -> Any:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
+        use_dora=settings.dora,
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
 
 
+@torch.no_grad()
+def begin_magnitudes(model: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Let DoRA begin at the base: with the lengths of the rows of its weights, `given` by their names in the model, and
+    equal to the last bit on every machine.
+    """
+    for path, layer in _adapted(model):
+        for magnitude in layer.lora_magnitude_vector.values():
+            weight = given[f"{path}.base_layer.weight"]
+            rows = weight.t() if magnitude.fan_in_fan_out else weight
+            magnitude.weight.copy_(row_norms(rows).flatten())
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Inside, adapters count for nothing: the model is its base."""
-    scaled: list[Any] = [layer.scaling for _, layer in _adapted(model)]
-    kept = [dict(each) for each in scaled]
-    for each in scaled:
-        each.update(dict.fromkeys(each, 0.0))
+    layers = [layer for _, layer in _adapted(model)]
+    needed = [(each, each.requires_grad) for each in model.parameters()]
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
     try:
         yield
     finally:
-        for each, before in zip(scaled, kept, strict=True):
-            each.update(before)
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
+        for each, was_needed in needed:  # which peft changes
+            each.requires_grad_(was_needed)
 
 
 def merge(model: nn.Module) -> None:
@@ -72,11 +92,8 @@ def merge(model: nn.Module) -> None:
 
 def save_adapters(model: nn.Module, settings: LoraSettings, exported: Exported, base: str, revision: str) -> None:
     """What `peft` loads onto the `base`. Raises `OSError`."""
-    found = {
-        f"base_model.model.{name.replace('.default.', '.')}": each
-        for name, each in model.named_parameters()
-        if each.requires_grad
-    }
+    own = peft_here().get_peft_model_state_dict(model, save_embedding_layers=False)
+    found = {f"base_model.model.{name}": each for name, each in own.items()}
     exported.tensors("adapter_model.safetensors", found)
     config = lora_config(settings)
     config.base_model_name_or_path, config.revision, config.inference_mode = base, revision or None, True

@@ -1,4 +1,5 @@
-"""The base of a run: a folder, a commit of the Hugging Face hub, or a small one that minga trains.
+"""The base of a run: a folder, a commit of the Hugging Face hub, or a small one that minga trains; and how a device
+holds it in 8 or 4 bits.
 
 Its files of weights travel with the run as they are. So the digests in the run spec say which base it is, and whoever
 has the files, from the hub or elsewhere, need not fetch them from peers.
@@ -13,10 +14,11 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import BASE_FOLDER, FileEntry
@@ -26,9 +28,12 @@ from minga.recipes.fine_tune.settings import HUB, TINY
 from minga.recipes.init_from import INDEX, SINGLE, downloaded, safetensors_in
 from minga.recipes.initial import new_model
 from minga.recipes.interface import RecipeContext, StreamPosition
+from minga.recipes.language.export import without_progress_bars
 from minga.recipes.text.tokenizer import TOKENIZER_FILE
 
 KEY: Final = "recipe.fine-tune.base"
+_TRIED: Final = 64
+"""Rows and columns of a layer that is quantised to see whether that goes."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _WANTED: Final = (SINGLE, INDEX, "model-*.safetensors", "config.json", "tokenizer*.json", "chat_template.jinja")
 
@@ -103,6 +108,96 @@ def downloaded_weights(base: str, files: Mapping[str, FileEntry]) -> Path | None
         logger.warning("the hub does not give the base %s, so it comes from peers: %s", name, why)
         return None
     return folder
+
+
+# ---- A base in 8 or 4 bits: transformers quantises the linear layers while it loads them onto a device, one after the
+# other, and leaves the rest in bfloat16.
+
+
+def quantisation(bits: int, device: torch.device) -> Any:
+    """How transformers is to quantise linear layers: by the first library that does it on this device, tried out.
+
+    Raises `ConfigurationError`, with what to install or to choose, if none does.
+    """
+    found = []
+    for library, configured in (("bitsandbytes", _by_bitsandbytes), ("torchao", _by_torchao)):
+        try:
+            import accelerate  # noqa: F401  by which transformers loads onto a device
+
+            return configured(bits, device)
+        except ImportError as error:
+            found.append(f"{error.name or library} is not installed")
+        except Exception as error:  # libraries have errors of their own for what a device lacks
+            found.append(f"{library}: {(str(error).strip() or type(error).__name__).splitlines()[0][:160]}")
+    raise ConfigurationError(
+        f"the base cannot be held in {bits} bits on {device} ({'; '.join(dict.fromkeys(found))}): pip install "
+        "bitsandbytes accelerate, or choose --base-bits 16"
+    )
+
+
+def _by_bitsandbytes(bits: int, device: torch.device) -> Any:
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        _try_out(Linear8bitLt(_TRIED, _TRIED, bias=False, has_fp16_weights=False), device)
+        return BitsAndBytesConfig(load_in_8bit=True)
+    _try_out(Linear4bit(_TRIED, _TRIED, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"), device)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _by_torchao(bits: int, device: torch.device) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from transformers import TorchAoConfig
+
+    if bits != 8:
+        raise ValueError("adapters are trained on 8 bits only")  # by peft
+    layer = nn.Linear(_TRIED, _TRIED, bias=False, dtype=torch.bfloat16, device=device)
+    quantize_(layer, Int8WeightOnlyConfig())
+    _try_out(layer, device)
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def _try_out(layer: nn.Module, device: torch.device) -> None:
+    inputs = torch.ones(1, _TRIED, dtype=torch.bfloat16, device=device, requires_grad=True)
+    layer.to(device)(inputs).sum().backward()
+
+
+def quantised(shape: Any, given: Mapping[str, torch.Tensor], device: torch.device, configuration: Any) -> nn.Module:
+    """The base on the device, quantised as `configuration` of `quantisation` says: a model of the class and settings of
+    `shape`, with the weights that are `given` by their names in that one, which may have adapters and no memory.
+
+    Raises `ConfigurationError` if transformers does not load it.
+    """
+    weights = {name.replace(".base_layer.", "."): each for name, each in given.items()}
+    for name, each in weights.items():
+        if not each.isfinite().all():
+            raise ConfigurationError(f"the base: {name} holds numbers that are not finite")
+    try:
+        with without_progress_bars():
+            model, told = type(shape).from_pretrained(
+                None,
+                config=shape.config,
+                state_dict=weights,
+                quantization_config=configuration,
+                device_map={"": device},
+                dtype=torch.bfloat16,
+                output_loading_info=True,
+            )
+    except Exception as error:  # each library has errors of its own
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ConfigurationError(
+            f"transformers does not load this base quantised: {why}; try --base-bits 16"
+        ) from error
+    if lost := sorted({*told["missing_keys"], *told["unexpected_keys"], *map(str, told["mismatched_keys"])}):
+        raise ConfigurationError(f"transformers does not load this base quantised: it takes no {lost[0]}")
+    trains: nn.Module = model.train()
+    return trains
 
 
 # ---- A base without any hub: a small model that has learned plain sentences, and no answers.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
@@ -17,17 +16,26 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import FileEntry
 from minga.recipes.causal_lm.evaluation import drawn_tokens, token_losses
 from minga.recipes.causal_lm.settings import FAMILY
-from minga.recipes.counting import count
+from minga.recipes.counting import count, shapes_of_model
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled
 from minga.recipes.evaluating import evaluating
 from minga.recipes.exported import Exported, Provenance
-from minga.recipes.fine_tune.adapters import merge, peft_here, save_adapters, with_adapters, without_adapters
+from minga.recipes.fine_tune.adapters import (
+    begin_magnitudes,
+    merge,
+    peft_here,
+    save_adapters,
+    with_adapters,
+    without_adapters,
+)
 from minga.recipes.fine_tune.base import (
     KEY,
     downloaded_weights,
     folder_of,
     pinned,
+    quantisation,
+    quantised,
     tiny_recipe,
     train_tiny,
     weights_in,
@@ -43,8 +51,9 @@ from minga.recipes.fine_tune.samples import (
     pack_chats,
     stored_chats,
 )
-from minga.recipes.fine_tune.settings import HUB, TINY, FineTuneSettings
-from minga.recipes.initial import Undrawn
+from minga.recipes.fine_tune.settings import BASE_BYTES, HUB, TINY, BaseBits, FineTuneSettings
+from minga.recipes.init_from import given_tensors, load_initial
+from minga.recipes.initial import EqualDraws, Undrawn, new_model
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
@@ -63,7 +72,7 @@ from minga.recipes.interface import (
 from minga.recipes.language.config_guard import read_config
 from minga.recipes.language.export import CAUSAL, export_model
 from minga.recipes.language.recipe import TransformersRecipe
-from minga.recipes.language.shape import CONFIG_FILE, build, published_shape, shape_from, sizes_of
+from minga.recipes.language.shape import CONFIG_FILE, build, published_shape, shape_from, sizes_of, without_chance
 from minga.recipes.text.sources import matching_files
 from minga.recipes.text.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content, read_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
@@ -111,7 +120,10 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     def resolved(self) -> FineTuneSettings:
         """The settings with the shape of the base, and which one it is. Raises `ConfigurationError`."""
         if self._resolved is None:
-            self._resolved = self._looked_up(self.settings)
+            found = self._looked_up(self.settings)
+            if self.context.is_public:
+                found = found.model_copy(update={"config": without_chance(found.config, FAMILY)})
+            self._resolved = found
         return self._resolved
 
     def _looked_up(self, settings: FineTuneSettings) -> FineTuneSettings:
@@ -143,10 +155,10 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         return self.resolved
 
     def check_public(self) -> None:
-        """Dropout draws at random, which nobody can draw again, and devices round bfloat16 otherwise."""
-        if self.settings.lora.dropout or self.settings.base_dtype != "float32":
+        """Dropout draws at random, which devices do otherwise, and they round otherwise in fewer bits."""
+        if self.settings.lora.dropout or self.settings.base_bits != 32:
             raise ConfigurationError(
-                'security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0 and base_dtype = "float32"'
+                'security.verification = "byzantine" needs recipe.fine-tune.lora.dropout = 0 and base_bits = 32'
             )
 
     def check_received(self) -> None:
@@ -206,15 +218,48 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     # ---- training
 
     def build_model(self) -> nn.Module:
-        """The architecture of the base with adapters, which alone are trained.
+        """The architecture of the base, in 16 bits at least, with adapters, which alone are trained.
 
         A base that is not in float32 is a large one, and is not drawn: files replace it, and billions of draws take
         minutes.
         """
-        dtype: torch.dtype = getattr(torch, self.settings.base_dtype)
-        with contextlib.nullcontext() if dtype == torch.float32 else Undrawn():  # type: ignore[no-untyped-call]
-            base = build(self.resolved.config, FAMILY, frozen=dtype)
+        is_small = self.settings.base_bits == 32
+        with EqualDraws(self.context.seed) if is_small else Undrawn():  # type: ignore[no-untyped-call]
+            base = build(self.resolved.config, FAMILY, frozen=torch.float32 if is_small else torch.bfloat16)
         return with_adapters(base, self.settings.lora)
+
+    def model_on_base(self, files: Files, device: torch.device | None) -> nn.Module:
+        """With a base that is quantised on the `device`, if it is to have so few bits; DoRA begins at the base."""
+        if device is None or self.settings.base_bits >= 16:
+            model = new_model(self)
+            given = load_initial(model, files)
+            if device is not None:
+                model = model.to(device)
+        else:
+            shape = shapes_of_model(self.build_model)
+            given = given_tensors(shape, files)
+            base = quantised(shape, given, device, quantisation(self.settings.base_bits, device))
+            with EqualDraws(self.context.seed):
+                model = with_adapters(base, self.settings.lora)
+        if self.settings.lora.dora:
+            begin_magnitudes(model, given)
+        return model
+
+    def check_device(self, device: torch.device) -> None:
+        """A library has to be here that holds the base in so few bits."""
+        if self.settings.base_bits < 16:
+            quantisation(self.settings.base_bits, device)
+
+    def own_base(self, bits: int) -> FineTuneRecipe:
+        """In as many bits as this peer likes: what it sends are float32 gradients of adapters."""
+        if bits not in get_args(BaseBits):
+            raise ConfigurationError(f"--base-bits {bits}: it must be 32, 16, 8 or 4")
+        if self.context.is_public and bits != self.settings.base_bits:
+            raise ConfigurationError(
+                f"--base-bits {bits}: in this run all hold the base in {self.settings.base_bits}, so that each can "
+                "check the others; leave --base-bits out"
+            )
+        return type(self)(self.settings.model_copy(update={"base_bits": bits}), self.context)
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Batches as `Samples` describes them."""
@@ -249,7 +294,16 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         name, length = self.context.recipe, self.settings.max_length
         origin = f"the recipe {name}, counted; {length} tokens"
         kept, frozen = counted.kept_bytes, counted.frozen_bytes
+        if self.settings.base_bits < 16:
+            frozen -= round((2.0 - BASE_BYTES[self.settings.base_bits]) * self._linear_parameters())
         return RecipeFacts(name, counted.tensors, counted.operations, length, kept, origin, frozen)
+
+    def _linear_parameters(self) -> int:
+        """Those of the layers of the base that are quantised: all linear ones but the last."""
+        model: Any = shapes_of_model(self.build_model)
+        layers = {id(each): each for path, each in model.named_modules() if "lora_" not in path}
+        layers.pop(id(model.get_output_embeddings()), None)
+        return sum(each.weight.numel() for each in layers.values() if isinstance(each, nn.Linear))
 
     # ---- figures
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,12 @@ from minga.core.spec.fields import Printable, Real, Section, choice, described, 
 from minga.recipes.data.hub import HubName, of_hub
 from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
 from minga.recipes.text.settings import MAX_SOURCES
+
+BaseBits = Literal[32, 16, 8, 4]
+BASE_BYTES: Final[dict[BaseBits, float]] = {32: 4.0, 16: 2.0, 8: 1.0, 4: 0.5 + 0.127 / 8}
+"""Bytes for each parameter of a frozen linear layer: of 8 bits without the scales of rows, of 4 bits with those of
+blocks, themselves quantised (Dettmers et al. 2023, arXiv:2305.14314, section 3).
+"""
 
 TINY = "tiny"
 HUB = "hub:"
@@ -22,6 +28,9 @@ class LoraSettings(Section):
     rank: int = whole(8, 1, 1024, "rank of the two matrices of an adapter")
     alpha: Real = real(16.0, 0.0, 1e6, "adapters count alpha / rank", above_low=True)
     rslora: bool = described(False, "adapters count alpha / sqrt(rank) instead", "true or false")
+    dora: bool = described(
+        False, "DoRA: the lengths of the rows of a layer are learned apart from their directions", "true or false"
+    )
     dropout: Real = real(0.0, 0.0, 1.0, "share of an adapter's inputs that is left out at random", below_high=True)
     targets: Annotated[
         tuple[Annotated[Printable, Field(min_length=1, max_length=100)], ...],
@@ -128,8 +137,11 @@ class FineTuneSettings(Section):
         "a small one that minga trains on plain sentences within a minute, for first tries",
         f'"{HUB}OWNER/NAME@REVISION", a folder with config.json and model.safetensors, or "{TINY}"',
     )
-    base_dtype: Literal["float32", "bfloat16"] = choice(
-        "float32", "how the base is held; adapters are float32 always", "float32", "bfloat16"
+    base_bits: BaseBits = described(
+        32,
+        "how peers hold the base that do not say otherwise by --base-bits: in float32, in bfloat16, or its linear "
+        "layers in 8 or 4 bits; adapters are float32 always",
+        "32, 16, 8 or 4",
     )
     config: Annotated[str, Field(max_length=MAX_CONFIG_CHARACTERS)] = described(
         "",

@@ -65,7 +65,7 @@ def export_model(
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
     config, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
     with Exported.to(directory, provenance) as exported:
-        with _without_progress_bars():
+        with without_progress_bars():
             model.save_pretrained(exported.folder)
         if auto == CAUSAL:
             _generation(tokenizer, special or {}).save_pretrained(exported.folder)
@@ -115,7 +115,7 @@ def _generation(tokenizer: Tokenizer, special: Mapping[str, str]) -> GenerationC
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Keep the library from drawing over the displays of minga."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -23,7 +23,7 @@ from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
 from minga.recipes.language.settings import LanguageSettings, TextSettings
-from minga.recipes.language.shape import ModelFamily, build, resolve
+from minga.recipes.language.shape import ModelFamily, build, resolve, without_chance
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.recipes.tasks.evaluate import TASKS, evaluate_model
 from minga.recipes.text.corpus import (
@@ -322,7 +322,10 @@ class AnyArchitecture(LanguageRecipe[T]):
     def resolved(self) -> T:
         """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
         if self._resolved is None:
-            found = resolve(self._said(), self.model_family(), self.trained_tokens, self.context.init_from)
+            family = self.model_family()
+            found = resolve(self._said(), family, self.trained_tokens, self.context.init_from)
+            if self.context.is_public:
+                found = found.model_copy(update={"config": without_chance(found.config, family)})
             self._resolved = cast(T, found)
         return self._resolved
 

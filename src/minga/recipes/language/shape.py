@@ -154,6 +154,22 @@ def published_shape(values: Mapping[str, Any], overrides: Mapping[str, Any], fam
     return text
 
 
+def without_chance(text: str, family: ModelFamily) -> str:
+    """A published shape without what its model draws at random in training, such as dropout: devices draw otherwise, so
+    that members who compute each other's gradients again would come to others.
+    """
+    values = read_config(text)
+    drawn = [
+        name
+        for name, value in values.items()
+        if ("drop" in name or "jitter" in name) and isinstance(value, float) and value
+    ]
+    if not drawn:
+        return text
+    logger.warning("members of this run verify each other, so it trains without %s", ", ".join(drawn))
+    return published_shape(values | dict.fromkeys(drawn, 0.0), {}, family)
+
+
 def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:
     """Entries of the vocabulary, and the longest sequence (None: any) of a configuration."""
     usual = CONFIG_MAPPING[values["model_type"]]().to_dict()

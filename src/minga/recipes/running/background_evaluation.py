@@ -24,7 +24,7 @@ class Evaluator:
     def __init__(self, spec: RunSpec, files: Files, model: nn.Module, report: Report) -> None:
         # A recipe of its own: recipes keep batches, and training uses another thread.
         self._recipe, self._files, self._report = load_recipe(spec), files, report
-        self._copy = copy.deepcopy(model)
+        self._copy = copy.deepcopy(model, _shared(model))
         self._thread: threading.Thread | None = None
         self.error: MingaError | None = None
 
@@ -39,7 +39,8 @@ class Evaluator:
             return
         with torch.no_grad():
             for mine, theirs in zip(_tensors(self._copy), _tensors(model), strict=True):
-                mine.copy_(theirs)
+                if mine is not theirs:
+                    mine.copy_(theirs)
         self._thread = threading.Thread(target=self._run, args=(step,), name="minga-evaluation", daemon=True)
         self._thread.start()
 
@@ -58,6 +59,19 @@ class Evaluator:
             return
         if figures:
             self._report(step, figures)
+
+
+def _shared(model: nn.Module) -> dict[int, object]:
+    """What a copy has in common with the model, by id: what is frozen, for which there may be no room twice, and layers
+    that a library quantised, which cannot be copied.
+    """
+    frozen: dict[int, object] = {id(each): each for each in model.parameters() if not each.requires_grad}
+    packed: dict[int, object] = {
+        id(module): module
+        for module in model.modules()
+        if any(not each.is_floating_point() for each in module.parameters(recurse=False))
+    }
+    return frozen | packed
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

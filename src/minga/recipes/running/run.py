@@ -17,7 +17,7 @@ from minga.averaging.strategy_choice import round_batch_range, steps_alike
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import CUDA_WHEELS
-from minga.recipes.init_from import load_initial
+from minga.recipes.init_from import given_base, load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
@@ -59,6 +59,7 @@ class Work(msgspec.Struct, frozen=True):
     checkpoint_activations: compute activations again in the backward pass instead of keeping them.
     compiled: let PyTorch compile the model.
     offload: update parameters in RAM, where the optimizer's state stays.
+    base_bits: how the base of the run is held, if not as the run says.
     """
 
     device: str = "auto"
@@ -70,6 +71,7 @@ class Work(msgspec.Struct, frozen=True):
     checkpoint_activations: bool = False
     compiled: bool = False
     offload: bool = False
+    base_bits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,11 @@ class RecipeRun:
             of_rank = f"-{self._rank}" if self._rank else ""  # ranks prepare at the same time
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}{of_rank}"
             self.recipe, self.files = self.recipe.own_data(self.files, work.data, folder)
+        if work.base_bits is not None:
+            self.recipe = self.recipe.own_base(work.base_bits)
         self.device = choose_device(work.device)
         self.precision = choose_precision(work.precision, self.device, spec)
-        self.model: nn.Module = first_model(self.recipe, peer.files).to(self.device)
+        self.model: nn.Module = first_model(self.recipe, peer.files, self.device)
         if work.checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if work.compiled:
@@ -140,6 +144,7 @@ class RecipeRun:
             model=self.model,
             rules=self.recipe,
             offload=work.offload,
+            base=given_base(self.model, peer.files),
         )
 
     @property
@@ -272,14 +277,19 @@ def begin_run(peer: Peer) -> None:
     spec, recipe = peer.spec, load_recipe(peer.spec)
     model = first_model(recipe, peer.files)
     inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, exact=steps_alike(spec))
-    clipping = spec.optimizer.max_grad_norm
-    peer.begin_with(Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe))
+    clipping, base = spec.optimizer.max_grad_norm, given_base(model, peer.files)
+    peer.begin_with(
+        Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe, base=base)
+    )
 
 
-def first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
-    """The model with which a run of this recipe begins."""
-    model = new_model(recipe)
-    load_initial(model, files)
+def first_model(recipe: Recipe[Any], files: Files, device: torch.device | None = None) -> nn.Module:
+    """The model with which a run of this recipe begins: on the `device` where it is to be trained, or on the CPU."""
+    model = recipe.model_on_base(files, device)
+    if model is None:
+        model = new_model(recipe)
+        load_initial(model, files)
+        model = model if device is None else model.to(device)
     recipe.constrain(model, 0)
     return model
 

@@ -12,7 +12,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
-from minga.recipes.init_from import load_initial
+from minga.recipes.init_from import given_base, load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe
 from minga.recipes.registry import load_recipe
@@ -47,11 +47,12 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
             "(bottom.safetensors, top.safetensors, head.safetensors)"
         )
     recipe = load_recipe(spec)
-    model = new_model(recipe)
+    model, base = new_model(recipe), None
     if not all(each.requires_grad for each in model.parameters()):
         load_initial(model, files)  # no state holds what is frozen
+        base = given_base(model, files)
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
-    replica = Replica(spec, optimizer, model=model, scheduler=scheduler, reads=True)
+    replica = Replica(spec, optimizer, model=model, scheduler=scheduler, base=base, reads=True)
     replica.restore(state(replica))
     return TrainedModel(recipe, model, files, replica.step, replica.lineage)
 

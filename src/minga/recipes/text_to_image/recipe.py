@@ -88,12 +88,14 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return {"size": size, **({"overrides": {"text_length": tokens}} if tokens else {})}
 
     def check_public(self) -> None:
-        """A streamed data set is not the same for all."""
+        """A streamed data set is not the same for all, and devices draw otherwise."""
         if self.settings.data.is_streamed:
             raise ConfigurationError(
                 'security.verification = "byzantine" needs pairs that come with the run, so recipe.text-to-image.data '
                 "must not be streamed"
             )
+        if self.settings.dropout:
+            raise ConfigurationError('security.verification = "byzantine" needs recipe.text-to-image.dropout = 0')
 
     def prepare(self) -> dict[str, bytes]:
         """Tokenizers, held-out pairs, and training pairs unless peers stream them; see `prepare_files`."""

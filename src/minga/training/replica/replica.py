@@ -40,6 +40,7 @@ from minga.training.replica.schedule import UNKNOWN, LoopRates, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
+from minga.training.state.base import Base
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -57,7 +58,8 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. What is frozen is the
-    base, of which the state has the hashes (`training/state/base.py`). `rules` are followed at each update, and
+    base, of which the state has the hashes (`training/state/base.py`); those of `base`, if it is given, where what is
+    here has another form. `rules` are followed at each update, and
     `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates are made in RAM,
     see `host_memory.py`.
     Micro-batches are added up on an accelerator if all parameters are on one, and else in RAM.
@@ -78,6 +80,7 @@ class Replica:
         after_update: Callable[[], object] | None = None,
         unit: str = SAMPLES,
         offload: bool = False,
+        base: Base | None = None,
         reads: bool = False,
     ) -> None:
         check_optimizer(optimizer)
@@ -123,6 +126,8 @@ class Replica:
             access=access,
         )
         self._record: TrainedRecord | None = None
+        self._has_given_base = base is not None
+        self._state.base = base or {}
         if not reads:
             record = record_of(
                 optimizer,
@@ -132,13 +137,15 @@ class Replica:
                 max_grad_norm=max_grad_norm,
                 max_grad_value=max_grad_value,
                 unit=unit,
-                holds_frozen=after_update is not None or spec.state.share_base,
+                holds_frozen=after_update is not None or (spec.state.share_base and base is None),
+                base=base,
             )
             self._record = record = self._agreed(record)
             self._state.base, self._state.trains = record.base, record.written()
             self.trains = record.digest(self._state.model_entries())
         trained = trained_parameters(optimizer, model)
-        self._watch = ModelWatch(self._state.model_tensors(), trained, self._state.base, access)
+        watched = {} if self._has_given_base else self._state.base  # whose hashes are not those of what is here
+        self._watch = ModelWatch(self._state.model_tensors(), trained, watched, access)
         self._is_taken_over = False  # whether the state came from elsewhere before
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
@@ -445,7 +452,7 @@ class Replica:
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
         self._check_model()
-        if self._record is None:
+        if self._record is None and not self._has_given_base:
             self._state.read_base(state.scalars)
         self._state.check_model(state)
         if self._record is not None:

@@ -241,16 +241,19 @@ def record_of(
     max_grad_value: float | None,
     unit: str,
     holds_frozen: bool = False,
+    base: Base | None = None,
 ) -> TrainedRecord:
-    """The record of this program, after its base was hashed. With `holds_frozen` frozen parameters are no part of that,
-    but of the state, if they have bytes of their own.
+    """The record of this program, after its base was hashed unless that is given. With `holds_frozen` frozen parameters
+    are no part of it, but of the state, if they have bytes of their own.
     """
     trained = set(trained_parameters(optimizer, model))
     named, groups = named_parameters(optimizer, model), optimizer.param_groups
     names = {id(each): name for name, each in named.items()}
     frozen = {name: each for name, each in named.items() if name not in trained}
     held = {name for name, each in frozen.items() if holds_frozen and not holds_others(each)}
-    rest = frozen | ({} if model is None else packed_tensors(model))
+    if base is None:
+        rest = frozen | ({} if model is None else packed_tensors(model))
+        base = hashed({name: each for name, each in rest.items() if name not in held}, access)
     return TrainedRecord(
         unit,
         tuple(tuple(sorted({names[id(p)] for p in group["params"]} & trained)) for group in groups),
@@ -259,7 +262,7 @@ def record_of(
         "" if scheduler is None else _schedule_kind(scheduler),
         None if max_grad_norm is None else float(max_grad_norm),
         None if max_grad_value is None else float(max_grad_value),
-        hashed({name: each for name, each in rest.items() if name not in held}, access),
+        {name: each for name, each in base.items() if name not in held},
         tuple(sorted(held)),
     )
 

@@ -10,6 +10,9 @@ packed weights keep beside them (buffers, and the scales that some save without 
 one that has integers of at least two dimensions, other than indices (int64): no layer learns those. Other buffers move,
 and belong to the buffers policy of the run.
 
+Peers may hold the same base in forms of their own, such as in 8 bits. Then the program says what it is
+(`minga.Optimizer(base=...)`), by what all of them have: the files that they loaded.
+
 Two things make frozen parameters a part of the state instead: an `after_update`, by which they may follow the trained
 ones as an average of these does, and a run spec that says `state.share_base`, so that newcomers get them from peers.
 """

@@ -119,9 +119,17 @@ def whole_digest(content: Content) -> str:
 
 def describe_file(content: Content) -> FileEntry:
     """What a run spec says of a file. Raises `OSError`."""
-    size_bytes = content.stat().st_size if isinstance(content, Path) else len(content)
-    pieces = blake3(hash_pieces(content)).hexdigest()
-    return FileEntry(blake3=whole_digest(content), size_bytes=size_bytes, pieces=pieces)
+    whole, size_bytes = blake3(), 0
+
+    def read() -> Iterator[memoryview]:
+        nonlocal size_bytes
+        for block in _blocks(content):
+            whole.update(block)
+            size_bytes += block.nbytes
+            yield block
+
+    pieces = blake3(hash_chunks(read())).hexdigest()
+    return FileEntry(blake3=whole.hexdigest(), size_bytes=size_bytes, pieces=pieces)
 
 
 def is_intact(path: Path, digest: str, size_bytes: int) -> bool:
@@ -373,8 +381,12 @@ class FileFetch:
         """Whether the owner of this machine has the file, which is then given its name here."""
         if self._own is None or (path := lies_in(self._own, self._name, self._entry.size_bytes)) is None:
             return False
-        if not self._is_intact(path):
-            logger.warning("%s is another file than the %s of this run, which comes from peers", path, self._name)
+        try:
+            wrong = "" if self._is_intact(path) else f"is another file than the {self._name} of this run"
+        except OSError as error:
+            wrong = f"cannot be read ({error.strerror or error})"
+        if wrong:
+            logger.warning("%s %s: %s comes from peers", path, wrong, self._name)
             return False
         self._final.parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(path, self._final)
