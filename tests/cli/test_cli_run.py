@@ -55,7 +55,7 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
             assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
-            last = trainer.latest_step() + 25
+            last = trainer.latest_step() + 10
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
         assert mine["step"] == theirs["step"] == last
@@ -171,7 +171,7 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
         with Running("join", link, *work, *second) as b:
             assert b.wait_for("ready")["step"] >= 2
             a.wait_for("round.begun", members=2)
-            last = max(step, a.latest_step()) + 20
+            last = max(step, a.latest_step()) + 8
             a.end_at(last)
             assert b.finish(last)["digest"] == a.summary()["digest"]
 
