@@ -147,13 +147,13 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
                 for name, value in environment(folder).items():
                     patch.setenv(name, value)
                 done = run(*words[1:])
-        elif program := FORKED.get(words[0]) if block.how != "install" else None:
+        elif words[0] in FORKED and block.how != "install":
             with contextlib.ExitStack() as stack:
                 env = environment(folder)
                 if words[0] == "torchrun":  # the processes that it starts are forked as well
                     commands = stack.enter_context(forked_commands(folder))
                     env["PYTHON_EXEC"] = str(commands / Path(sys.executable).name)
-                done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=env)
+                done = forked.run(*FORKED[words[0]], *words[1:], timeout_s=100.0, cwd=folder, env=env)
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

@@ -25,15 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the benchmarks read /proc")
 
 
-def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run a benchmark here, where the processes that it starts can be forked; its exit status and its summary."""
-
+@pytest.fixture(autouse=True)
+def _workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(words: list[str], *, text: bool, **options: Any) -> subprocess.Popen[str]:
         assert text
         return forked.start(*words[1:], **options)
 
+    monkeypatch.setattr(_processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+
+
+def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a benchmark; its exit status and its summary."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
-        patch.setattr(_processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
         patch.setattr("sys.argv", [name, "--json", *arguments])
         code = importlib.import_module(f"benchmarks.{name}").main()
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
