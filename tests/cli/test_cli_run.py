@@ -21,14 +21,12 @@ from safetensors.torch import save_file
 from minga import cli
 from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
-from minga.core.wheel import own_wheel
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import KnownAddresses
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
-from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 
@@ -40,16 +38,11 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_host_join_status(spec: str, tmp_path: Path) -> None:
-    """The trainer is what a user has who installed the wheel."""
-    wheel = own_wheel()
-    assert wheel is not None
-    (tmp_path / wheel.name).write_bytes(wheel.data)
-    python = installed_wheel.install(tmp_path / wheel.name, tmp_path / "environment")
     with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
         link = host.wait_for("link")
         assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
         joining = ("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate")
-        with Running(*joining, python=python) as trainer:
+        with Running(*joining) as trainer:
             assert trainer.wait_for("ready")["micro_batch"] == 16
             assert trainer.wait_for("evaluation")["heldout_mlm_loss"] > 0.0, "it has figures of its own while it trains"
             step = trainer.wait_for("step.applied")["step"]
@@ -62,7 +55,7 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
             assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
-            last = trainer.latest_step() + 25
+            last = trainer.latest_step() + 10
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
         assert mine["step"] == theirs["step"] == last
@@ -183,7 +176,7 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
             a.wait_for("round.begun", members=2)
             seen = run("status", link, *LOCAL, "--directory", str(tmp_path / "a"), "--json")
             assert last_json(seen.stdout)["averages"], "a folder of this machine leads there; the link's host is gone"
-            last = max(step, a.latest_step()) + 20
+            last = max(step, a.latest_step()) + 8
             a.end_at(last)
             assert b.finish(last)["digest"] == a.summary()["digest"]
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.promise("reproducible-optimizers")
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 200
 FEW_STEPS = 8
-THREADS = (1, 2, 4)
+THREADS = (1, 3)
 WIDTHS = ("default", "avx2", "avx512")
 OURS = [name for name in OPTIMIZERS if name != CONTROL]
 

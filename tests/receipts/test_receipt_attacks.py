@@ -40,7 +40,7 @@ from tests.worlds.swarm_tools import offences, virtually
 
 pytestmark = pytest.mark.promise("receipts")
 
-STEPS = 30
+STEPS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ async def test_a_colluding_third_gets_nothing_attested_and_takes_little_from_the
     for number, peer in enumerate(peers[:2]):
         inflate(peer, 2)
         lead_badly(peer, friends, equivocate=number == 1)
-    await swarm.run_until_step(30)
+    await swarm.run_until_step(STEPS)
     await sign_all(swarm)
     totals = totals_at(swarm, "peer-3")
     for name in ("peer-0", "peer-1"):

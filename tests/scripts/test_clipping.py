@@ -56,7 +56,7 @@ def test_clipping_before_the_step_is_told_once(
     assert len(words) <= 2  # one from each peer
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_the_elements_of_the_averaged_gradient_are_clipped(tmp_path: Path, count: int) -> None:
     found = run_scripts(
         spec_of(4 if count == 1 else 12, STEPS), [script(max_grad_value=0.02, max_grad_norm=0.05)] * count, tmp_path

@@ -51,7 +51,7 @@ class ScheduleFree(torch.optim.Optimizer):
                 z.sub_(p.grad, alpha=group["lr"])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_peers_evaluate_when_they_like_and_train_at_one_point(tmp_path: Path, count: int) -> None:
     def train(machine: Machine) -> Any:
         model = network()

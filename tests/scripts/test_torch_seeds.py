@@ -13,10 +13,9 @@ import minga
 from tests.worlds.script_peers import Machine, network, run_scripts, spec_of
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("seeded_by", ["1337", "peer.seed"])
 def test_peers_that_draw_the_same_samples_are_told_what_to_add(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, seeded_by: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seeded_by: str
 ) -> None:
     def train(machine: Machine) -> Any:
         model = network()
@@ -32,11 +31,11 @@ def test_peers_that_draw_the_same_samples_are_told_what_to_add(
         return told.count("training.twin"), optimizer.digest()
 
     with caplog.at_level(logging.WARNING, "minga"):
-        found = run_scripts(spec_of(4 * count, 6), [train] * count, tmp_path)
+        found = run_scripts(spec_of(12, 6), [train] * 3, tmp_path)
     assert len({digest for _, digest in found}) == 1
     words = [each.getMessage() for each in caplog.records if "computes what another one does" in each.getMessage()]
     if seeded_by == "peer.seed":
-        assert (words, [twins for twins, _ in found]) == ([], [0] * count)
+        assert (words, [twins for twins, _ in found]) == ([], [0] * 3)
     else:
         assert [twins for twins, _ in found].count(1) >= 2  # a third may have found no room in the first steps
         assert all("torch.manual_seed(peer.seed)" in each for each in words)

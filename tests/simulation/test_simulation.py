@@ -171,9 +171,9 @@ def test_slow_processors_apply_slowly() -> None:
     assert outcome.phases_s["apply"] == pytest.approx(0.35, rel=0.1)
 
 
-def test_latency_between_regions_makes_rounds_longer() -> None:
+def test_latency_between_regions_makes_rounds_longer(small: tuple[Outcome, Path]) -> None:
+    near = small[0].steps[-1]
     far = SMALL.replace('name = "home"\n', 'name = "home"\nregion = "here"\n')
-    near = simulate(far).steps[-1]
     far += '[[peers]]\nname = "far"\nregion = "there"\nsamples_per_second = 10\n'
     far += '[[paths]]\nbetween = ["here", "there"]\nlatency = "400ms"\n'
     steps = simulate(far, "stop.steps=9").steps

@@ -1,4 +1,4 @@
-"""Swarms whose members come and go, fall behind, are split, and die altogether (rows S4 and S5 of the specs)."""
+"""Swarms whose members come and go, fall behind, and die altogether; of splits see `test_partitions`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ SILENCE_S = 1.75
 
 STALL_BOUND_S = 3 * SILENCE_S + 3.0
 """A leader that dies, its successor, and an aggregator in the round that follows; three seconds are the step."""
-
-
-def cut_between(swarm: Swarm, one: list[str], other: list[str], *, heal: bool = False) -> None:
-    for first in one:
-        for second in other:
-            (swarm.internet.restore if heal else swarm.internet.cut)(first, second)
 
 
 async def churn(
@@ -85,7 +79,7 @@ async def churned(
 @pytest.mark.promise("any-peer-may-die")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
-    swarm, live = virtually(churned)(seed, 16.0)
+    swarm, live = virtually(churned)(seed, 10.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
     assert offences(swarm) == []
     for groups in rounds(swarm, "round.reduced").values():
@@ -166,60 +160,6 @@ def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
             while not any(newcomer.name in m for g in rounds(swarm, "round.reduced").values() for m in g.values()):
                 await asyncio.sleep(0.1)
                 assert asyncio.get_running_loop().time() - joined < 15.0
-            await assert_equal_states(swarm)
-        finally:
-            await swarm.close()
-
-    main()
-
-
-@pytest.mark.parametrize("seed", seeds(1, of=3))
-def test_the_smaller_side_of_a_split_waits_and_comes_back(seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(24), seed=seed)
-        grow(swarm, 5, random.Random(seed))
-        try:
-            await swarm.run_until_step(3, limit_s=60)
-            large, small = ["peer-0", "peer-2", "peer-4"], ["peer-1", "peer-3"]
-            cut_between(swarm, large, small)
-            before = {name: swarm.peers[name].replica.step for name in small}
-            await swarm.run_until_step(max(before.values()) + 6, limit_s=60, peers=large)
-            await asyncio.sleep(10.0)
-            assert all(swarm.peers[name].replica.step <= before[name] + 1 for name in small)
-            waiting = {logged.peer for logged in swarm.log.of("group.minority")}
-            assert waiting
-            assert waiting <= set(small)
-            cut_between(swarm, large, small, heal=True)
-            await asyncio.sleep(8.0)
-            await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
-            await assert_equal_states(swarm)
-            last = rounds(swarm)[max(rounds(swarm, "round.reduced"))]
-            assert [len(members) for members in last.values()] == [5]
-        finally:
-            await swarm.close()
-
-    main()
-
-
-@pytest.mark.parametrize("seed", seeds(1, of=3))
-def test_of_two_equal_halves_at_most_one_goes_on(seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(24), seed=seed)
-        grow(swarm, 4, random.Random(seed))
-        try:
-            await swarm.run_until_step(3, limit_s=60)
-            await same_step(swarm)
-            halves = [["peer-0", "peer-1"], ["peer-2", "peer-3"]]
-            cut_between(swarm, *halves)
-            await asyncio.sleep(15.0)
-            reached = sorted(max(swarm.peers[name].replica.step for name in half) for half in halves)
-            assert reached[0] <= 5  # the step under way may have ended
-            assert reached[1] >= 8
-            cut_between(swarm, *halves, heal=True)
-            await asyncio.sleep(8.0)
-            await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
             await assert_equal_states(swarm)
         finally:
             await swarm.close()
@@ -312,9 +252,9 @@ def test_a_stopped_leader_costs_two_seconds_more_than_a_step(seed: int, is_after
 
     @virtually
     async def main() -> None:
-        swarm = Swarm(make_spec(80), seed=seed, make_replica=vector_replica(200_000), gradient=pull)
+        swarm = Swarm(make_spec(80), seed=seed, make_replica=vector_replica(50_000), gradient=pull)
         for index in range(4):
-            line = HostSettings(3e6, 3e6, latency_s=0.0002, dialable=index < 3)
+            line = HostSettings(7.5e5, 7.5e5, latency_s=0.0002, dialable=index < 3)
             swarm.add(line, TrainerSettings(4, 0.2 * (1 + 0.01 * index), jitter=0.05))
         await swarm.run_until_step(6)
         await same_step(swarm)

@@ -17,7 +17,7 @@ from tests.worlds.swarm_tools import assert_equal_states, make_spec, rounds, vec
 
 PEERS, BATCH, MICRO_BATCH_S = 4, 80, 0.2
 COMPUTE_S = BATCH / PEERS / 2 * MICRO_BATCH_S
-NUMEL = 200_000
+NUMEL = 100_000
 SENT_BYTES = 4 * NUMEL * (1 + (PEERS - 2) / PEERS)
 
 

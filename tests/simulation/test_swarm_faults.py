@@ -1,4 +1,4 @@
-"""One fault, and two at once, at every kind of peer and in every phase of a step (row S11 of the specs)."""
+"""One fault at every kind of peer and in every phase of a step; of two at a time see `test_seeded_faults`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
 from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmListener
-from tests.worlds.seeds import seeds, soaked
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     grow,
@@ -151,17 +151,6 @@ def test_one_fault_in_every_phase(fault: str, role: str, phase: str) -> None:
         assert sorted(finished) == list(range(len(finished)))
         assert all(len(groups) == 1 for groups in finished.values())
         assert scene.swarm.log.of("round.aborted") == []
-
-
-@pytest.mark.parametrize("block", seeds(1, of=14))
-def test_two_faults_at_once(block: int) -> None:
-    for seed in range(1000 + 3 * block, 1003 + 3 * block):
-        rng = random.Random(seed)
-        mishaps = [
-            Mishap(rng.choice(FAULTS), rng.choice(ROLES), rng.choice(list(PHASES)), rng.uniform(0.0, 1.0))
-            for _ in range(2)
-        ]
-        check(play(seed, mishaps))
 
 
 @pytest.mark.soak

@@ -84,7 +84,7 @@ def test_the_realised_batch_is_close_to_the_target(peers: int, delay_s: float, s
         for trainer in trainers:
             swarm.add(HostSettings(latency_s=delay_s / 2 * rng.uniform(0.8, 1.2)), trainer)
         try:
-            await swarm.run_until_step(14 if delay_s < 1.0 else 9, limit_s=3000)
+            await swarm.run_until_step(9, limit_s=3000)
         finally:
             await swarm.close()
         return swarm

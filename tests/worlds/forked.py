@@ -29,16 +29,23 @@ import time
 import traceback
 import types
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from minga.core.wheel import own_wheel
+
 SET_SUBREAPER = 36
 """The number of PR_SET_CHILD_SUBREAPER: orphans among the descendants become children of this process."""
 MOST_BYTES = 2**20
-HEAVIEST = "minga.recipes.albert.recipe"
+USUAL = ("minga.recipes.albert.recipe", "minga.cli.taking_part.host", "minga.cli.taking_part.join")
 """What most programs need, if no test has imported it: the server waits with this for the first request."""
+FRAMEWORKS = ("transformers.trainer", "minga.integrations.transformers", "minga.integrations.accelerate")
+"""What only programs of training frameworks need: the server imports it when the first one comes. Without Lightning,
+which writes to the stream that is the error output when it is imported.
+"""
 
 OTHER_HASHES = "99"
 """PYTHONHASHSEED of the second server."""
@@ -47,10 +54,13 @@ _servers: list[socket.socket] = []
 _others: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
-def start(*words: str, **options: Any) -> subprocess.Popen[str]:
-    """Run `python WORDS` (a script, `-c CODE` or `-m MODULE` with arguments); the options are those of Popen."""
+def start(*words: str, needs: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+    """Run `python WORDS` (a script, `-c CODE` or `-m MODULE` with arguments); the options are those of Popen.
+
+    The modules that it `needs` are imported once for all processes to come.
+    """
     if _servers:
-        return _Forked(words, text=True, encoding="utf-8", server=_servers[0], **options)
+        return _Forked(words, text=True, encoding="utf-8", server=_servers[0], needs=needs, **options)
     return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
 
 
@@ -63,7 +73,7 @@ def run(*words: str, timeout_s: float = 50.0, **options: Any) -> subprocess.Comp
 def run_with_other_hashes(*words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` as with PYTHONHASHSEED=99 to its end, and keep what it says.
 
-    What it imports beyond `HEAVIEST` it imports by itself, as nothing of the tests' process is in it.
+    What it imports beyond `USUAL` it imports by itself, as nothing of the tests' process is in it.
     """
     env = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES}
     pipe = subprocess.PIPE
@@ -144,8 +154,8 @@ def open_server() -> None:
 class _Forked(subprocess.Popen[str]):
     """A process that a server forks, as a child of this process."""
 
-    def __init__(self, *words: Any, server: socket.socket, **options: Any) -> None:
-        self._server = server
+    def __init__(self, *words: Any, server: socket.socket, needs: Sequence[str] = (), **options: Any) -> None:
+        self._server, self._needs = server, list(needs)
         super().__init__(*words, **options)
 
     def _execute_child(self, args: Any, *others: Any) -> None:
@@ -153,6 +163,7 @@ class _Forked(subprocess.Popen[str]):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = others[9:15]
         given = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
+            "needs": self._needs,
             "words": args,
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
@@ -182,7 +193,11 @@ def _serve(requests: socket.socket) -> None:
         data, streams, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not data:
             os._exit(0)
-        importlib.import_module(HEAVIEST)
+        request = json.loads(data)
+        for name in (*USUAL, *request.pop("needs")):
+            with contextlib.suppress(ImportError):  # then the program says so
+                importlib.import_module(name)
+        own_wheel()  # which each host of a run would make anew
         told, tell = os.pipe()
         if not (between := os.fork()):
             between = os.getpid()
@@ -193,7 +208,7 @@ def _serve(requests: socket.socket) -> None:
                 os.dup2(nothing, end, inheritable=False)
             while os.getppid() == between:  # the end of a parent has consequences for what asked to be told of it
                 time.sleep(0.001)
-            _become(streams, **json.loads(data))
+            _become(streams, **request)
         os.waitpid(between, 0)
         requests.send(os.read(told, 100))
         for end in (told, tell, *streams):

@@ -43,31 +43,6 @@ def test_the_second_peer_takes_part_however_small_the_batch() -> None:
     assert all(64 <= sum(step.values()) < 64 + 4 for step in steps.values())
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", soaked("delayed")])
-def test_a_peer_twenty_times_slower_does_not_slow_the_others_and_is_told(strategy: str) -> None:
-    def taken(*, slow: bool) -> tuple[Swarm, float]:
-        @virtually
-        async def main() -> Swarm:
-            swarm = Swarm(make_spec(128, training={"strategy": strategy}), seed=2)
-            for _ in range(3):
-                swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
-            if slow:
-                swarm.add(NEAR, TrainerSettings(4, 5.0, jitter=0.05), name="slow")
-            await swarm.run_until_step(12, limit_s=600, peers=["peer-0", "peer-1", "peer-2"])
-            await swarm.close()
-            return swarm
-
-        swarm = main()
-        return swarm, seconds_between(swarm, 5, 12)
-
-    swarm, seconds = taken(slow=True)
-    assert seconds <= 1.05 * taken(slow=False)[1]
-    (told,) = swarm.log.of("training.too_slow")
-    assert told.peer == "slow"
-    assert "smaller micro-batches would count" in str(told.event.fields["why"])
-    assert swarm.peers["slow"].replica.step >= 11, "it has the state, and could serve it"
-
-
 def test_a_slow_peer_counts_again_when_steps_become_long_enough() -> None:
     @virtually
     async def main() -> Swarm:
@@ -126,13 +101,13 @@ def test_a_peer_that_did_something_else_for_a_while_goes_on_as_before() -> None:
 
 
 def test_a_peer_that_was_too_slow_for_a_while_comes_back() -> None:
-    given = _with_slow_times(dict.fromkeys(range(20, 32), 4.0), 40)
+    given = _with_slow_times(dict.fromkeys(range(12, 22), 4.0), 28)
     assert 0 in given
     assert all(given[-5:])
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", soaked("delayed")])
-def test_slow_peers_cost_the_others_nothing_in_the_long_run_and_fetch_no_state(strategy: str) -> None:
+def test_slow_peers_cost_the_others_nothing_fetch_no_state_and_are_told(strategy: str) -> None:
     def taken(slow: int) -> tuple[Swarm, float]:
         @virtually
         async def main() -> Swarm:
@@ -141,16 +116,20 @@ def test_slow_peers_cost_the_others_nothing_in_the_long_run_and_fetch_no_state(s
                 swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
             for number in range(slow):
                 swarm.add(NEAR, TrainerSettings(4, 4.0 + 2 * number, jitter=0.05), name=f"slow-{number}")
-            await swarm.run_until_step(60, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
+            await swarm.run_until_step(40, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
             await swarm.close()
             return swarm
 
         swarm = main()
-        return swarm, seconds_between(swarm, 20, 60)
+        return swarm, seconds_between(swarm, 12, 40)
 
     swarm, seconds = taken(2)
     assert seconds <= 1.02 * taken(0)[1]
     assert not [e for e in swarm.log.of("sync.finished") if e.event.time > 30.0]
+    told = swarm.log.of("training.too_slow")
+    assert {each.peer for each in told} == {"slow-0", "slow-1"}
+    assert all("smaller micro-batches would count" in str(each.event.fields["why"]) for each in told)
+    assert all(swarm.peers[each.peer].replica.step >= 39 for each in told), "it has the state, and could serve it"
 
 
 def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batch() -> None:
@@ -159,11 +138,11 @@ def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batc
         swarm = Swarm(make_spec(16), seed=7)
         for _ in range(8):
             swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.02))
-        await swarm.run_until_step(24, limit_s=600)
+        await swarm.run_until_step(14, limit_s=600)
         await swarm.close()
         return swarm
 
-    assert all(16 <= sum(step.values()) < 16 + 4 for step in batches(main(), 3, 23).values())
+    assert all(16 <= sum(step.values()) < 16 + 4 for step in batches(main(), 3, 13).values())
 
 
 def test_newcomers_make_the_next_step() -> None:
@@ -173,17 +152,17 @@ def test_newcomers_make_the_next_step() -> None:
         for _ in range(3):
             swarm.add(NEAR, TrainerSettings(2, 0.1, jitter=0.05))
         entered = []
-        for number in range(3):
+        for number in range(2):
             await swarm.run_until_step(5 * number + 5, limit_s=600)
             entered.append(5 * number + 5)
             swarm.add(FAR, TrainerSettings(2, 0.1, jitter=0.05), name=f"new-{number}")
-        await swarm.run_until_step(22, limit_s=600)
+        await swarm.run_until_step(17, limit_s=600)
         await swarm.close()
         return swarm, entered
 
     swarm, entered = main()
-    steps = batches(swarm, 1, 21)
+    steps = batches(swarm, 1, 16)
     for number, step in enumerate(entered):
         assert any(f"new-{number}" in steps[later] for later in range(step, step + 3)), "it fetched the state in time"
-        assert all(steps[later].get(f"new-{number}") for later in range(step + 4, 21)), "and counts from then on"
+        assert all(steps[later].get(f"new-{number}") for later in range(step + 4, 16)), "and counts from then on"
     assert all(64 <= sum(step.values()) <= 70 for step in steps.values())

@@ -63,9 +63,8 @@ def with_loudest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
-@pytest.mark.parametrize("codec", ["float32", "loudest"])
-def test_two_vectors_take_turns(strategy: str, codec: str, with_loudest: None) -> None:
+@pytest.mark.parametrize(("codec", "strategy"), [("float32", "delayed"), ("loudest", "synchronous")])
+def test_two_vectors_take_turns(codec: str, strategy: str, with_loudest: None) -> None:
     """One member dies in the middle of a round, and a newcomer arrives; all end in one state, both halves trained."""
 
     @virtually

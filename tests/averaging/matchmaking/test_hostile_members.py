@@ -1,7 +1,4 @@
-"""Members and strangers that misbehave while a group forms: no step is stopped, and no leader ends.
-
-Each has the control beside it in which the same peers behave.
-"""
+"""Members and strangers that misbehave while a group forms: no step is stopped, and no leader ends."""
 
 from __future__ import annotations
 
@@ -54,18 +51,18 @@ async def steps_of(
     return steps
 
 
-@pytest.mark.parametrize("above", [(0, 0), (900, 1800)])
-def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int]) -> None:
+def test_numbers_that_nobody_can_be_raised_to_stop_no_step() -> None:
     """The first raises the leader's own promise by 900: the second one's 1,800 must not count for that."""
 
     @virtually
     async def main() -> None:
         camp = Camp(5, batch=100)
+        above = (900, 1800)
         liars = [camp.stranger() for _ in above]
 
         def join(liar: Party, victim: Member, more: int) -> Join:
             promised = victim.formation.position.promised  # `Prepare` tells it to members with a low number
-            return join_of(liar, step=victim.step, ballot=promised + more if more else 0)
+            return join_of(liar, step=victim.step, ballot=promised + more)
 
         def misbehave(member: Member) -> list[Act]:
             pairs = zip(liars, above, strict=True)
@@ -76,8 +73,7 @@ def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int
     main()
 
 
-@pytest.mark.parametrize("stalled_s", [0.0, 1.1])
-def test_machines_that_stall_by_turns_do_not_stop_the_others(stalled_s: float) -> None:
+def test_machines_that_stall_by_turns_do_not_stop_the_others() -> None:
     """At each moment one of them is quiet, as among many overloaded machines one always may be."""
 
     @virtually
@@ -90,17 +86,16 @@ def test_machines_that_stall_by_turns_do_not_stop_the_others(stalled_s: float) -
             try:
                 while True:
                     camp.internet.stall(guest.network)
-                    await asyncio.sleep(stalled_s)
+                    await asyncio.sleep(1.1)
                     camp.internet.resume(guest.network)
-                    await asyncio.sleep(1.5 - stalled_s)
+                    await asyncio.sleep(0.4)
             finally:
                 camp.internet.resume(guest.network)
 
         def misbehave(member: Member) -> list[Act]:
             return [(guest, sit_in(guest, member, lambda g=guest: join_of(g, step=member.step))) for guest in guests]
 
-        turns = enumerate(guests if stalled_s else [])
-        stalling = [asyncio.ensure_future(stall(guest, 5.0 + 0.5 * number)) for number, guest in turns]
+        stalling = [asyncio.ensure_future(stall(guest, 5.0 + 0.5 * number)) for number, guest in enumerate(guests)]
         steps = await steps_of(camp, misbehave, stalling)
         assert min(steps) > 6, steps
 
@@ -120,8 +115,7 @@ async def call_away(liar: Party, victim: Member, seats: int) -> None:
             await liar.node.call(victim.party.peer_id, PROBE, join_of(liar, step=victim.step, seats=seats), Redirect)
 
 
-@pytest.mark.parametrize("seats", [-1, 999])
-def test_a_stranger_that_says_it_leads_many_stops_no_step(seats: int) -> None:
+def test_a_stranger_that_says_it_leads_many_stops_no_step() -> None:
     """It takes all in that are sent to it, lives, and closes no group."""
 
     @virtually
@@ -129,13 +123,13 @@ def test_a_stranger_that_says_it_leads_many_stops_no_step(seats: int) -> None:
         camp = Camp(5, batch=100)
         liar = camp.stranger()
         liar.node.serve(JOIN, take_in)
-        steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, seats))])
+        steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, 999))])
         assert min(steps) > 13, steps
 
     main()
 
 
-@pytest.mark.parametrize("micro_batch_s", [1.0, 1e-300, 5e-324])
+@pytest.mark.parametrize("micro_batch_s", [1e-300, 5e-324])
 def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
     """Micro-batches that take no time made numbers that have no floor, or that no message can hold."""
     report = Report(samples=1, rate=1.0, micro_batch=1000, busy_s=0.1, micro_batch_s=micro_batch_s)

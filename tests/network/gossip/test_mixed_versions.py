@@ -81,7 +81,7 @@ def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[Simulate
     return sent
 
 
-@pytest.mark.parametrize("steps", [20, soaked(50)])
+@pytest.mark.parametrize("steps", [10, soaked(50)])
 def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     @virtually
     async def main() -> None:

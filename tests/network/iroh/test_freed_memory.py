@@ -85,8 +85,8 @@ async def talk(here: Node, there: Node, number: Number) -> None:
 
 async def settled(*kinds: type, most: int = 1) -> dict[str, int]:
     """How many there are when what goes on in the background has ended; whoever accepts them holds the last one."""
-    for _ in range(100):
-        await asyncio.sleep(0.02)
+    for _ in range(20):
+        await asyncio.sleep(0.1)
         if max(count(*kinds).values()) <= most:
             break
     return count(*kinds)

@@ -188,7 +188,7 @@ def test_gradients_that_are_not_finite_never_leave_their_machine(strategy: str) 
     main()
 
 
-@pytest.mark.parametrize("codec", ["float16", "bfloat16", "int8", "adaptive"])
+@pytest.mark.parametrize("codec", ["int8", "adaptive"])
 def test_states_stay_equal_with_every_codec(codec: str) -> None:
     @virtually
     async def main() -> None:

@@ -42,7 +42,7 @@ def takes_part(swarm: Swarm, name: str) -> bool:
     return any(name in members for groups in rounds(swarm, "round.reduced").values() for members in groups.values())
 
 
-@pytest.mark.parametrize("sync_s", [1.0, 3.0, 5.0, 8.0])
+@pytest.mark.parametrize("sync_s", [1.0, 5.0])
 def test_whoever_misses_the_step_that_was_held_gets_into_a_later_one(sync_s: float) -> None:
     @virtually
     async def main() -> None:

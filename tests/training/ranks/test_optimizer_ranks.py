@@ -80,14 +80,12 @@ if role == "host":
 
 
 def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen[str]:
-    """One process. Who joins synchronous steps is a fresh interpreter, which hashes in another way than the ranks."""
+    """One process."""
     environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     words = ("-c", SCRIPT, str(folder), role, kind)
     pipe = subprocess.PIPE
-    if role == "join" and "synchronous" in (folder / "run.toml").read_text():
-        return subprocess.Popen([sys.executable, *words], env=environment, stdout=pipe, stderr=pipe, text=True)
     return forked.start(*words, env=environment, stdout=pipe, stderr=pipe)
 
 

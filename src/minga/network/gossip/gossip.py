@@ -31,7 +31,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -250,12 +250,12 @@ class Gossip:
     def _begin_exchange(self, peer: PeerId, *, full: bool = False) -> None:
         if peer not in self._exchanging:
             self._exchanging.add(peer)
-            self._node.spawn(self._quietly(peer, self.synchronise(peer, full=full)))
+            self._node.spawn(self._exchange(peer, full=full))
 
-    async def _quietly(self, peer: PeerId, exchange: Awaitable[None]) -> None:
+    async def _exchange(self, peer: PeerId, *, full: bool) -> None:
         try:
             async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
-                await exchange
+                await self.synchronise(peer, full=full)
         except (RemoteError, TimeoutError) as error:
             logger.debug("exchange with %s failed: %s", peer[:10], error)
         finally:
