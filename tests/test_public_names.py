@@ -11,6 +11,7 @@ import minga.simulation
 NAMES = [
     "ClosedError",
     "ConfigurationError",
+    "Credentials",
     "Event",
     "IdentityError",
     "Link",

@@ -32,6 +32,7 @@ from minga.core.events.bus import Event
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
     from minga.identity.links.links import Link
+    from minga.login.credentials import Credentials
     from minga.training.host import host
     from minga.training.join import PeerOptions, join
     from minga.training.optimizer import Optimizer
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ClosedError",
     "ConfigurationError",
+    "Credentials",
     "Event",
     "IdentityError",
     "Link",
@@ -67,6 +69,7 @@ __all__ = [
 ]
 
 _LATE = {  # what takes long to import, torch above all, is imported when it is first asked for
+    "Credentials": "minga.login.credentials",
     "Link": "minga.identity.links.links",
     "Optimizer": "minga.training.optimizer",
     "Peer": "minga.training.peer",

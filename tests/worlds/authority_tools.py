@@ -11,17 +11,17 @@ from typing import Any
 
 import httpx2
 
-from minga.authority.client.client import AuthorityClient
-from minga.authority.server.allow_list import AllowFile
-from minga.authority.server.codes import hashed
-from minga.authority.server.issuer import Issuer
-from minga.authority.server.providers import FileProvider, IdentityProvider
-from minga.authority.server.roster import RosterFile
-from minga.authority.server.service import Authority
+from minga.authority.allow_list import AllowFile
+from minga.authority.codes import hashed
+from minga.authority.issuer import Issuer
+from minga.authority.providers import FileProvider, IdentityProvider
+from minga.authority.roster import RosterFile
+from minga.authority.service import Authority
 from minga.identity.access.ledger import AccessLedger, Organisers
 from minga.identity.access.orders import Grant
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link, LinkAccess
+from minga.login.client import AuthorityClient
 
 RUN = "ab" * 32
 ORGANISER, INVITATION, PEER, OTHER = (Identity.from_seed(bytes([i]) * 32) for i in range(101, 105))

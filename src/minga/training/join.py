@@ -21,12 +21,13 @@ from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
 from minga.keeping.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
+from minga.login.credentials import Credentials, LoginUser
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.run_clock import RunClock
 from minga.training.bridge.loop_thread import LoopThread
-from minga.training.own_access import Obtain, RunAccess
+from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import Consider, look
@@ -124,9 +125,9 @@ class PeerOptions:
 def join(
     link: Link | str,
     options: PeerOptions | None = None,
+    person: LoginUser | None = None,
     *,
     with_files: bool = True,
-    obtain: Obtain | None = None,
     consider: Consider | None = None,
     probes: bool = True,
 ) -> Peer:
@@ -137,16 +138,22 @@ def join(
     later still, when an optimizer begins to take part. With `probes` the peer then fills its line now and then, for
     less than a second in each direction, to learn what it carries; without, rounds alone tell.
 
-    A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
-    `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
-    before. A trainer that has a checkpoint of the run goes on alone if no peer answers any more. Raises `LinkError` for
-    a damaged link, and `RemoteError` if no peer in it answers or admits this one. Raises `ConfigurationError` if this
-    version of minga cannot follow the run spec, or lacks a package that it names.
+    A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members the
+    link admits the peer, or the token that it showed before. If the link names an authority, the peer logs in there,
+    and keeps its access renewed: `person` is asked where its key is not enough; without one (`Credentials()`) it has to
+    be, and a monitor does not log in. A trainer that has a checkpoint of the run goes on alone if no peer answers any
+    more.
+
+    Raises `LinkError` for a damaged link, `RemoteError` if no peer in it answers or admits this one, or the authority
+    does not, and `ConfigurationError` if `person` cannot say what the authority needs, or if this version of minga
+    cannot follow the run spec, or lacks a package that it names.
     """
     link, options = read_link(link), checked_options(options)
     entries = [Address(PeerId(e.peer_id), e.direct, e.relay) for e in link.entries]
     relays = tuple(dict.fromkeys(e.relay for e in link.entries if e.relay is not None))
     network = network_settings(options, relays or "none")
+    if person is None and options.role != "monitor":
+        person = Credentials()
     needs_plugins = options.role != "monitor"
 
     async def fetch(session: Session, spec: RunSpec, own: Path | None) -> dict[str, Path]:
@@ -167,7 +174,7 @@ def join(
         vouches = options.role == "monitor" and options.ephemeral
         vouchers = _stored(_path(options.voucher)) if vouches else []
         access = RunAccess(
-            AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain
+            AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, person=person
         )
 
         def find() -> tuple[SignedRunSpec, RunSpec]:
@@ -316,10 +323,11 @@ def enter(
         return session
 
     try:
-        access.obtain(identity)
+        access.log_in(identity)
         token = access.token(identity.peer_id, time.time())
         started = thread.call(start())
         access.keep_token(started)  # a person who logged in, and takes part later, does not log in again
+        thread.ask(lambda: access.keep_renewed(started))  # now: its owner may think long, and files take long
         signed, spec = thread.ask(door.find)
         own = None
         if door.consider is not None:

@@ -2,37 +2,54 @@
 
 A run's spec says whether it is open or for members. A peer that hosted the run, or was in it before, knows the spec. A
 newcomer asks the first peer that it meets, and verifies the spec against the link.
+
+If the link names an authority, the peer gets its token there. It asks for the next one when a third of the present
+one's life is left, so an authority may be down for long without any effect. Members learn of the new token by gossip,
+and newcomers see it in handshakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import math
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from minga.access.access_files import AccessFiles
-from minga.core.errors import LinkError, UnreachableError
+from minga.core.aio import Backoff
+from minga.core.errors import LinkError, LocalError, RejectedError, RemoteError, UnreachableError
+from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.login.client import AuthorityClient
+from minga.login.credentials import LogIn, LoginUser, check_clock
 from minga.network.interface import PeerId
 from minga.training.session import Session
 from minga.training.transfer.run_files import fetch_run_spec
 
+T = TypeVar("T")
+
 WATCH_S = 12 * 3600
 """For how long, in seconds, a key of this machine vouches for a monitor."""
 
-Obtain = Callable[[Identity, Token | None], Token | None]
-"""Gets a token for a peer's key; it is given the one that this peer showed before, and may return that."""
+LEFT_OF_LIFE = 1.0 / 3.0
+LOOK_S = 20.0
+"""Seconds between looks at the clock, which goes on while a machine sleeps."""
+
+MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 600.0
 
 
 class RunAccess:
     """What one peer knows when it enters: the `link` (None for the host), perhaps the spec, and the contents of
     `files`.
 
-    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them; `obtain`
-    gets a token from elsewhere.
+    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them; `person`
+    logs in at the authority that the link names (None: nobody does).
     """
 
     def __init__(
@@ -43,14 +60,14 @@ class RunAccess:
         *,
         keeps: bool,
         vouchers: Sequence[Identity] = (),
-        obtain: Obtain | None = None,
+        person: LoginUser | None = None,
     ) -> None:
         self.known = known
         """The signed run spec, and what it says."""
         self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
         self._of_before = files.known() if keeps else None  # read here, since the loop must not wait for it
-        self._obtain = obtain
-        self._obtained: Token | None = None
+        self._person = person
+        self._issued: Token | None = None
 
     def spec(self) -> tuple[SignedRunSpec, RunSpec]:
         """The signed run spec, and its contents. Raises `UnreachableError` if no peer could send it."""
@@ -58,10 +75,28 @@ class RunAccess:
             raise UnreachableError("nobody was there to send the run spec", phase="run spec")
         return self.known
 
-    def obtain(self, identity: Identity) -> None:
-        """Get a token for this peer's key from elsewhere, if there is such a way."""
-        if self._obtain is not None:
-            self._obtained = self._obtain(identity, self._files.token(identity.peer_id))
+    def log_in(self, identity: Identity) -> None:
+        """Get a token for this peer's key from the authority, if it has to log in there. Blocks.
+
+        Raises what `LogIn.obtain` raises.
+        """
+        if (log_in := self._login(identity, is_waited_for=True)) is not None:
+            self._issued = _completed(_obtain(log_in, identity, self._files.token(identity.peer_id)))
+
+    def keep_renewed(self, session: Session) -> None:
+        """Renew the authority's token for as long as the session lives; called on its loop."""
+        if (log_in := self._login(session.identity, is_waited_for=False)) is not None:
+            session.node.spawn(_renew(session, log_in))
+
+    def _login(self, identity: Identity, *, is_waited_for: bool) -> LogIn | None:
+        """A way to log in, whose person hears of pauses if it `is_waited_for`; None where there is no need, as for the
+        organiser.
+        """
+        link, person = self._link, self._person
+        if link is None or link.authority is None or person is None or identity.peer_id == link.organiser:
+            return None
+        client = AuthorityClient(link.authority, link.run_id, on_pause=person.wait if is_waited_for else None)
+        return LogIn(client, person, asyncio.sleep)
 
     def token(self, peer_id: str, now_s: float) -> Token | None:
         """The credential of this peer: that of the link or the one that it showed before, whichever was issued later;
@@ -90,8 +125,8 @@ class RunAccess:
         return Token.for_watcher(run_id, self._vouchers[0], None, peer_id, expires)
 
     def _own(self, peer_id: str) -> Token | None:
-        if self._obtained is not None:
-            return self._obtained
+        if self._issued is not None:
+            return self._issued
         kept = self._files.token(peer_id)
         if self._link is None or self._link.access is None:
             return kept
@@ -132,3 +167,74 @@ class RunAccess:
 def _age(token: Token) -> tuple[int, int, int]:
     """Greater for what was issued later."""
     return (0, 0, 0) if token.grant is None else (token.grant.version, token.grant.expires, token.expires or 0)
+
+
+def _completed(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where a loop runs already, as in notebooks."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+async def _obtain(log_in: LogIn, identity: Identity, kept: Token | None) -> Token:
+    try:
+        return await log_in.obtain(identity, kept)
+    finally:
+        await log_in.client.close()
+
+
+async def _renew(session: Session, log_in: LogIn) -> None:
+    try:
+        await keep_renewed(session, log_in)
+    finally:
+        await log_in.client.close()
+
+
+async def keep_renewed(session: Session, log_in: LogIn) -> None:
+    """Renew until the authority says no, or gives no longer access; at once done with access that no login gave.
+
+    Tells `access.renewed` and `access.not_renewed`.
+    """
+    ends_s = _ends_s(session.admission.token)
+    if math.isinf(ends_s):
+        return
+    while True:
+        now_s = session.node.clock.now()
+        await _sleep_until(session, ends_s - LEFT_OF_LIFE * max(0.0, ends_s - now_s))
+        token = await _next(session, log_in, ends_s)
+        if token is None:
+            return
+        session.show_token(token)
+        session.events.emit(AccessRenewed(expires=token.expires))
+        if _ends_s(token) <= ends_s:
+            return  # the person's time, or the invitation, ends then
+        ends_s = _ends_s(token)
+
+
+async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
+    """The next token, however long that takes; None once the answer is no, or if it means nothing by this clock."""
+    backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
+    while True:
+        try:
+            token = await log_in.renew(session.identity)
+            check_clock(token, session.node.clock.now())
+            return token
+        except (RemoteError, LocalError) as error:
+            is_final = isinstance(error, RejectedError | LocalError)
+            session.events.emit(AccessNotRenewed(why=str(error), expires=int(ends_s), tries_again=not is_final))
+            if is_final:
+                return None
+        await asyncio.sleep(backoff.next_s())
+
+
+async def _sleep_until(session: Session, due_s: float) -> None:
+    while (left_s := due_s - session.node.clock.now()) > 0.0:
+        await asyncio.sleep(min(LOOK_S, left_s))
+
+
+def _ends_s(token: Token | None) -> float:
+    """Unix seconds; infinite for one that needs no renewal, such as an organiser's."""
+    return float("inf") if token is None or token.login is None else float(token.expires or 0)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-import minga.authority
+import minga.training.join
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _Joining
@@ -109,7 +109,7 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
         said.append("joined")
         yield SimpleNamespace(spec=None, directory=tmp_path)
 
-    monkeypatch.setattr(minga.authority, "join", join)
+    monkeypatch.setattr(minga.training.join, "join", join)
     monkeypatch.setattr(joining, "wait_until_available", wait)
 
     def ask(*_: object, **__: object) -> object:

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from minga.authority.server.codes import hashed, new_code
+from minga.authority.codes import hashed, new_code
 from minga.cli.commands import AuthorityCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
@@ -19,6 +19,14 @@ from minga.identity.access.token import LOGIN_NAME
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 
+try:
+    from minga.authority.app import AuthorityServer, AuthoritySettings, barring
+    from minga.authority.service import Handout
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"the authority needs the package {error.name}: python -m pip install starlette uvicorn"
+    ) from error
+
 MAX_INPUT_CHARACTERS = 100_000
 
 
@@ -28,14 +36,6 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
     if options.new_code is not None or link is None or allow is None:
         _new_code(str(options.new_code), context)
         return
-    try:
-        from minga.authority.server.app import AuthorityServer, AuthoritySettings
-        from minga.authority.server.revocation import barring
-        from minga.authority.server.service import Handout
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the authority needs the package {error.name}: pip install starlette uvicorn"
-        ) from error
     output = context.output
     parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
     host, port = parse_listen(options.listen, "127.0.0.1:8470")
@@ -65,7 +65,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
 
     server = AuthorityServer(settings, bar, tell)
     try:
-        server.handouts = tuple(Handout(*each) for each in _handouts(server.url, server.link))
+        server.handouts = _handouts(server.url, server.link)
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
         output.say("Anyone who has this link can try to log in; who is on the list joins by\n")
         output.say_whole(f"minga join {server.link}")
@@ -79,14 +79,14 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
     output.summary(ok=True)
 
 
-def _handouts(url: str, link: Link) -> list[tuple[str, bytes, str]]:
-    """The page for newcomers and the wheel, each with its path and media type."""
+def _handouts(url: str, link: Link) -> tuple[Handout, ...]:
+    """The page for newcomers, and the wheel."""
     wheel, base = own_wheel(), f"{url.rstrip('/')}/"
     rows = {"Open to": "the people on its list, who log in", "Run": link.run_id, "Organiser's key": link.organiser}
     facts = JoinFacts("A run for members", str(link), f"minga join {link}", rows)
     page = JoinPage(facts, Source.of(None, base, wheel), address=base).html().encode()
-    handouts = [("/", page, "text/html")]
-    return handouts if wheel is None else [*handouts, (f"/{wheel.name}", wheel.data, "application/octet-stream")]
+    handouts = (Handout("/", page, "text/html"),)
+    return handouts if wheel is None else (*handouts, Handout(f"/{wheel.name}", wheel.data, "application/octet-stream"))
 
 
 def _new_code(name: str, context: Context) -> None:

@@ -97,7 +97,7 @@ async def check_authority(link: Link) -> AsyncIterator[Check]:
     """Ask the authority that the link names, if it names one, how people log in there."""
     if link.authority is None:
         return
-    from minga.authority.client.client import AuthorityClient
+    from minga.login.client import AuthorityClient
 
     client = AuthorityClient(link.authority, link.run_id, attempts=1)
     try:

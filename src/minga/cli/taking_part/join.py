@@ -63,7 +63,7 @@ SHARE_STEPS = 20
 
 def run_join(options: JoinCommand, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
-    from minga.authority import join
+    from minga.training.join import join
 
     link = options.link
     if link is None:

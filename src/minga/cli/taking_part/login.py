@@ -16,7 +16,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import read_line
 
 if TYPE_CHECKING:
-    from minga.authority.messages import DeviceCode
+    from minga.login.messages import DeviceCode
 
 MAX_SECRET_CHARACTERS = 1000
 

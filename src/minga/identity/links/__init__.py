@@ -6,5 +6,5 @@
 Read: links (the word and its checksum, its body in as few bytes as possible, the grant that a link for members carries,
 and from where a link leads into the run), signed_spec (a run spec with its organiser's signature).
 
-Called by training (join, host), authority/client and cli. It opens no connection itself.
+Called by training (join, host), authority and cli. It opens no connection itself.
 """

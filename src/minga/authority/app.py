@@ -1,30 +1,48 @@
-"""Runs an authority: its files, its web server, and the watch over its list."""
+"""Runs an authority: its files, its web server, and the watch over its list.
+
+People who were taken off the list lose their access. Without an organiser's key nothing can be taken back: their tokens
+are not renewed, and end within hours. With one, their peers are barred by an organiser's order, like `minga ban`, and
+go at the end of the step.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from minga.authority.server.allow_list import AllowFile
-from minga.authority.server.issuer import Issuer
-from minga.authority.server.oauth import make_provider
-from minga.authority.server.revocation import Bar, watch_list
-from minga.authority.server.roster import RosterFile
-from minga.authority.server.service import Authority, Handout, Tell
-from minga.core.errors import ConfigurationError
+from minga.authority.allow_list import AllowFile
+from minga.authority.issuer import Issuer
+from minga.authority.providers import make_provider
+from minga.authority.roster import RosterFile
+from minga.authority.service import Authority, Handout, Tell
+from minga.core.aio import Backoff
+from minga.core.errors import ConfigurationError, MingaError
 from minga.core.urls import is_safe_url, reachable_hosts
 from minga.identity.links.links import Link
+from minga.training.join import PeerOptions
+from minga.training.organiser import organiser_desk
 
 MAX_CONNECTIONS = 200
 KEEP_ALIVE_S = 5
 GOODBYE_S = 1
+
+LOOK_S = 1.0
+REASON = "no longer on the authority's list"
+FIRST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0
+
+Bar = Callable[[Sequence[str]], None]
+"""Bars peers; blocks, and raises `MingaError` if that cannot be."""
+
+logger = logging.getLogger("minga.authority")
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,39 @@ class AuthorityServer:
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if self._settings.certificate is None else "https"
         return f"{scheme}://{reachable_hosts(host)[0]}:{port}"
+
+
+def barring(link: Link, options: PeerOptions, identity: Path) -> Bar:
+    """Bars peers with the organiser's key in the file `identity`, entering the run for a moment to tell the others."""
+
+    def bar(peers: Sequence[str]) -> None:
+        with organiser_desk(link, options, identity, lambda _: None) as desk:
+            for peer in peers:
+                desk.bar(peer, REASON)
+
+    return bar
+
+
+async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: Tell) -> None:
+    """Check every second whether a person was taken off the list, until cancelled."""
+    told: set[str] = set()
+    backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
+    while True:
+        overdue = issuer.overdue()
+        for peer, name in overdue:
+            if peer not in told:
+                tell("authority.removed", peer=peer, name=name, barred=bar is not None)
+        told = {peer for peer, _ in overdue}
+        if overdue and bar is not None:
+            try:
+                await asyncio.to_thread(bar, [peer for peer, _ in overdue])
+                for peer, _ in overdue:
+                    roster.bar(peer)
+                backoff.overcome()
+            except MingaError as error:
+                logger.warning("%d peers could not be barred yet: %s", len(overdue), error)
+                await asyncio.sleep(backoff.next_s())
+        await asyncio.sleep(LOOK_S)
 
 
 def _check_certificate(settings: AuthoritySettings) -> None:

@@ -1,8 +1,9 @@
-"""Logins by OAuth 2.0: in the browser, by the device authorization grant (RFC 8628), or with an access token.
+"""Identity providers: they identify the people that log in, by codes or by OAuth 2.0.
 
-The authority itself asks the provider for a device code, in the name of its own OAuth application, and shows the person
-only where to go. So the resulting access token never reaches the person's machine. It gives no more than the
-application asked for (the name), and is forgotten here as soon as the name is known.
+Logins in the browser go by the device authorization grant (RFC 8628). The authority itself asks the provider for a
+device code, in the name of its own OAuth application, and shows the person only where to go. So the resulting access
+token never reaches the person's machine. It gives no more than the application asked for (the name), and is forgotten
+here as soon as the name is known.
 
 An access token that a person hands over is worth more than that, and a server that got it for another purpose could use
 it here. Only Hugging Face logins take one, for machines without a browser.
@@ -10,24 +11,27 @@ it here. Only Hugging Face logins take one, for machines without a browser.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import httpx2
 import msgspec
 
-from minga.authority.http import HttpAnswer, NoAnswer, ask, make_client
-from minga.authority.messages import ByAccessToken, ByDevice, DeviceCode, LoginWay, Pending, Way
-from minga.authority.server.allow_list import AllowFile, Provider
-from minga.authority.server.providers import FileProvider, IdentityProvider, Person, refused_way
-from minga.authority.server.refusals import Refused, provider_down, wrong_login
+from minga.authority import codes
+from minga.authority.allow_list import AllowFile, Provider
+from minga.authority.refusals import Refused
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.urls import is_safe_url
 from minga.identity.access.token import LOGIN_NAME
+from minga.login.http import HttpAnswer, NoAnswer, ask, make_client
+from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, LoginWay, Pending, Way
+
+WRONG_CODE = "the name or the code is wrong"
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 MAX_ANSWER_BYTES = 1 << 20
@@ -38,6 +42,71 @@ _NAME = re.compile(LOGIN_NAME)
 
 T = TypeVar("T")
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
+
+
+@dataclass(frozen=True)
+class Person:
+    """A person that a provider identified, with the organisations to which they belong."""
+
+    name: str
+    organisations: frozenset[str] = frozenset()
+
+
+class IdentityProvider(Protocol):
+    """Identifies a person; the list decides whether they may take part."""
+
+    label: str
+    """Its name for people."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways to log in, the best first."""
+
+    async def identify(self, login: LoginWay) -> Person | Pending:
+        """The person, or `Pending` while the browser is waited for. Raises `Refused`."""
+
+    async def begin_device(self) -> DeviceCode:
+        """Begin a login in the browser. Raises `Refused`."""
+
+    async def close(self) -> None:
+        """Let its connections go."""
+
+
+class FileProvider:
+    """People with secret codes, whose hashes stand in the allow-list; needs no other service."""
+
+    label = "codes from the organiser"
+    ways: tuple[Way, ...] = ("code",)
+
+    def __init__(self, allowed: AllowFile) -> None:
+        self._allowed = allowed
+        self._at_a_time = asyncio.Semaphore(2)
+        self._nobodys = codes.hashed(codes.new_code())
+
+    async def identify(self, login: LoginWay) -> Person:
+        """See `IdentityProvider`. An unknown name takes as long as a wrong code."""
+        if not isinstance(login, ByCode):
+            raise refused_way(login, self.ways)
+        person = self._allowed.current().people.get(login.name)
+        stored = self._nobodys if person is None or person.code is None else person.code
+        async with self._at_a_time:
+            fits = await asyncio.to_thread(codes.fits, login.code, stored)
+        if not fits:
+            raise Refused("login", WRONG_CODE)
+        return Person(login.name)
+
+    async def begin_device(self) -> DeviceCode:
+        """See `IdentityProvider`."""
+        raise Refused("login", "here people log in with codes, not in the browser")
+
+    async def close(self) -> None:
+        """See `IdentityProvider`."""
+
+
+def refused_way(login: LoginWay, ways: tuple[Way, ...]) -> Exception:
+    """The refusal of a way to log in that this authority does not offer."""
+    tried = "key" if isinstance(login, ByKey) else type(login).__struct_config__.tag
+    return Refused("login", f"this authority does not know the way {tried!r}; it offers: {', '.join(ways)}")
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True):
@@ -126,15 +195,15 @@ class OAuthProvider:
     async def begin_device(self) -> DeviceCode:
         """See `IdentityProvider`."""
         if "device" not in self.ways:
-            raise wrong_login("here people log in with an access token, not in the browser")
+            raise Refused("login", "here people log in with an access token, not in the browser")
         url = self._settings.device_url or f"{self._settings.endpoint}/oauth/device"
         form = {"client_id": str(self._settings.client_id), "scope": self._settings.scope}
         answer = await self._ask("POST", url, form=form)
         if answer.status != 200:
-            raise provider_down(f"{self.label} begins no login (HTTP status {answer.status})")
+            raise Refused("provider", f"{self.label} begins no login (HTTP status {answer.status})")
         begun = self._read(answer, DeviceAnswer)
         if not is_safe_url(begun.verification_uri):
-            raise provider_down(f"{self.label} names no https:// address to log in at")
+            raise Refused("provider", f"{self.label} names no https:// address to log in at")
         while len(self._devices) >= MAX_DEVICES:
             del self._devices[next(iter(self._devices))]
         name, now_s = secrets.token_urlsafe(24), self._clock()
@@ -147,7 +216,7 @@ class OAuthProvider:
         device, now_s = self._devices.get(name), self._clock()
         if device is None or now_s > device.expires_s:
             self._devices.pop(name, None)
-            raise wrong_login("this login is over, or was never begun; begin again")
+            raise Refused("login", "this login is over, or was never begun; begin again")
         if device.access_token is not None:
             return device.access_token
         if now_s < device.next_s:
@@ -166,7 +235,7 @@ class OAuthProvider:
         elif granted.error != "authorization_pending":
             self._devices.pop(name, None)
             why = {"access_denied": "the login was declined in the browser", "expired_token": "the login took too long"}
-            raise wrong_login(why.get(granted.error or "", f"{self.label} refused the login"))
+            raise Refused("login", why.get(granted.error or "", f"{self.label} refused the login"))
         return Pending(device.interval_s)
 
     # ---- whose token it is
@@ -174,22 +243,26 @@ class OAuthProvider:
     async def _whose(self, access_token: str) -> Person:
         url = f"{self._settings.endpoint}/api/whoami-v2" if self._is_hub else str(self._settings.user_url)
         if not access_token.isascii() or not access_token.isprintable():
-            raise wrong_login(f"this is no access token of {self.label}")
+            raise Refused("login", f"this is no access token of {self.label}")
         answer = await self._ask("GET", url, headers={"Authorization": f"Bearer {access_token}"})
         if answer.status in (401, 403):
-            raise wrong_login(f"{self.label} does not accept the access token; it is wrong, expired or lacks rights")
+            raise Refused(
+                "login", f"{self.label} does not accept the access token; it is wrong, expired or lacks rights"
+            )
         if answer.status != 200:
-            raise provider_down(f"{self.label} does not say who it is (HTTP status {answer.status}); try again later")
+            raise Refused(
+                "provider", f"{self.label} does not say who it is (HTTP status {answer.status}); try again later"
+            )
         if not self._is_hub:
             return Person(self._checked(self._read(answer, dict[str, Any]).get(self._settings.name_field)))
         who = self._read(answer, WhoAmI)
         if who.type != "user":
-            raise wrong_login(f"this access token belongs to an {who.type[:20]!r}, not to a person")
+            raise Refused("login", f"this access token belongs to an {who.type[:20]!r}, not to a person")
         return Person(self._checked(who.name), frozenset(organisation.name for organisation in who.orgs))
 
     def _checked(self, name: object) -> str:
         if not isinstance(name, str) or not _NAME.match(name):
-            raise wrong_login(f"{self.label} gives a name that cannot be used here")
+            raise Refused("login", f"{self.label} gives a name that cannot be used here")
         return name
 
     async def _ask(self, method: str, url: str, **what: Any) -> HttpAnswer:
@@ -197,18 +270,18 @@ class OAuthProvider:
         try:
             answer = await ask(self._http, method, url, max_bytes=MAX_ANSWER_BYTES, headers=headers, **what)
         except NoAnswer as error:
-            raise provider_down(f"{self.label} does not answer; try again later") from error
+            raise Refused("provider", f"{self.label} does not answer; try again later") from error
         if answer.status == 429:
-            raise Refused(429, "busy", f"{self.label} is asked too often; try again in a minute")
+            raise Refused("busy", f"{self.label} is asked too often; try again in a minute")
         if answer.status >= 500:
-            raise provider_down(f"{self.label} is out of order (HTTP status {answer.status}); try again later")
+            raise Refused("provider", f"{self.label} is out of order (HTTP status {answer.status}); try again later")
         return answer
 
     def _read(self, answer: HttpAnswer, kind: type[T]) -> T:
         try:
             return decode_json(answer.body, kind)
         except DECODING_ERRORS as error:
-            raise provider_down(f"{self.label} answers something else than expected") from error
+            raise Refused("provider", f"{self.label} answers something else than expected") from error
 
 
 def make_provider(allowed: AllowFile) -> IdentityProvider:

@@ -19,7 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from minga.authority.messages import (
+from minga.authority.issuer import Issuer
+from minga.authority.providers import IdentityProvider
+from minga.authority.refusals import Refused
+from minga.core.errors import StorageError
+from minga.core.files import in_pieces
+from minga.login.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
     NONCE_BYTES,
@@ -35,11 +40,6 @@ from minga.authority.messages import (
     TokenAnswer,
     decode,
 )
-from minga.authority.server.issuer import Issuer
-from minga.authority.server.providers import IdentityProvider
-from minga.authority.server.refusals import Refused
-from minga.core.errors import StorageError
-from minga.core.files import in_pieces
 
 BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
@@ -101,9 +101,9 @@ class Authority:
         try:
             asked = decode(await _body(request), SignedRequest).open()
         except ValueError as error:
-            raise Refused(400, "bad_request", str(error)[:300]) from error
+            raise Refused("bad_request", str(error)[:300]) from error
         if asked.run != self._run:
-            raise Refused(400, "bad_request", "this authority is for another run")
+            raise Refused("bad_request", "this authority is for another run")
         self._nonces.use(asked.nonce)
         peer = asked.peer.hex()
         issued: Issued | Pending
@@ -131,7 +131,7 @@ class Authority:
             address = request.client.host if request.client is not None else ""
             try:
                 if (wait_s := self._rate.wait_s(address)) > 0.0:
-                    raise Refused(429, "busy", "too many requests from this address; wait a little")
+                    raise Refused("busy", "too many requests from this address; wait a little")
                 answer = await handler(request)
                 return answer if isinstance(answer, Response) else _response(answer)
             except Refused as refused:
@@ -160,11 +160,11 @@ async def _body(request: Request) -> bytes:
             async for piece in request.stream():
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
-                    raise Refused(413, "too_large", f"a request has at most {MAX_BODY_BYTES} bytes")
+                    raise Refused("too_large", f"a request has at most {MAX_BODY_BYTES} bytes")
     except TimeoutError as error:
-        raise Refused(408, "slow", "the request took too long to arrive") from error
+        raise Refused("slow", "the request took too long to arrive") from error
     except ClientDisconnect as error:
-        raise Refused(400, "bad_request", "the request broke off") from error
+        raise Refused("bad_request", "the request broke off") from error
     return body
 
 
@@ -197,7 +197,7 @@ class Nonces:
         """Raises `Refused` unless this is the first use of a nonce that was given out within the last minute."""
         given_s = self._given.pop(nonce, None)
         if given_s is None or self._clock() - given_s > NONCE_S:
-            raise Refused(409, "nonce", "the nonce was used before, has expired or was never given; ask for another")
+            raise Refused("nonce", "the nonce was used before, has expired or was never given; ask for another")
 
 
 class RateLimit:

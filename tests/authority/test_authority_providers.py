@@ -9,13 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from minga.authority.client.client import LoginNeeded
-from minga.authority.client.login import LogIn
-from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
-from minga.authority.server.allow_list import AllowFile
-from minga.authority.server.oauth import OAuthProvider
-from minga.authority.server.providers import Person as Known
+from minga.authority.allow_list import AllowFile
+from minga.authority.providers import OAuthProvider
+from minga.authority.providers import Person as Known
 from minga.core.errors import RejectedError, UnreachableError
+from minga.login.client import LoginNeeded
+from minga.login.credentials import LogIn
+from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
 from tests.worlds.authority_tools import OTHER, PEER, Place, StandIn, asynchronously, raw
 
 pytestmark = pytest.mark.promise("who-may-take-part")

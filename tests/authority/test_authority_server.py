@@ -19,16 +19,22 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from minga.authority.client.client import AuthorityClient
-from minga.authority.messages import ByCode
-from minga.authority.server import service
-from minga.authority.server.app import AuthorityServer, AuthoritySettings
+import minga
+from minga.authority import service
+from minga.authority.app import AuthorityServer, AuthoritySettings
 from minga.cli.diagnosing.hops import check_authority
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from tests.worlds.authority_tools import CODES, PEER, RUN, asynchronously, invitation_link, people
+from minga.login.client import AuthorityClient
+from minga.login.credentials import LogIn
+from minga.login.messages import ByCode
+from minga.training import own_access
+from minga.training.organiser import desk_in
+from minga.training.own_access import keep_renewed
+from minga.training.session import Session
+from tests.worlds.authority_tools import CODES, HOUR_S, PEER, RUN, asynchronously, invitation_link, people
 
 
 def certify(folder: Path) -> tuple[Path, Path]:
@@ -87,7 +93,7 @@ async def test_a_server_with_its_own_certificate(tmp_path: Path) -> None:
 
 
 def test_the_link_names_an_address_by_which_others_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minga.authority.server.app.reachable_hosts", lambda host: ["192.0.2.7"])
+    monkeypatch.setattr("minga.authority.app.reachable_hosts", lambda host: ["192.0.2.7"])
     certificate, key = certify(tmp_path)
     chosen = settings(tmp_path, host="0.0.0.0", certificate=certificate, key=key)
     with contextlib.closing(AuthorityServer(chosen, None, lambda *_, **__: None)) as server:
@@ -114,6 +120,53 @@ async def test_the_doctor_asks_the_authority(tmp_path: Path) -> None:
         assert [ok async for _, ok, detail, _ in check_authority(other) if "another run" in detail] == [False]
     assert [ok async for _, ok, _, _ in check_authority(server.link)] == [False]
     assert [hop async for hop in check_authority(invitation_link())] == []
+
+
+@asynchronously
+async def test_a_program_joins_by_the_key_that_logged_in_once_and_renews(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "allow.toml").write_text(people("alice"))
+    told, renewing = asyncio.Queue[tuple[Any, Any]](), list[str]()
+
+    def tell(kind: str, **fields: Any) -> None:
+        if kind == "authority.issued":
+            told.put_nowait((fields["peer"], fields["renewed"]))
+
+    async def renew(session: Session, log_in: LogIn) -> None:
+        renewing.append(session.peer_id)
+        await keep_renewed(session, log_in)
+
+    monkeypatch.setattr(own_access, "LEFT_OF_LIFE", 1.0)  # the next token is due at once
+    monkeypatch.setattr(own_access, "keep_renewed", renew)
+
+    def options(name: str, **more: Any) -> minga.PeerOptions:
+        files = {} if more else {"identity": tmp_path / f"{name}.json"}
+        return minga.PeerOptions(host="127.0.0.1", directory=tmp_path / name, **files, **more)
+
+    def join(chosen: minga.PeerOptions, person: minga.Credentials | None = None) -> minga.Peer:
+        return minga.join(server.link, chosen, person)
+
+    spec = {"name": "kept", "model": {"recipe": "custom"}, "security": {"admission": "members"}}
+    with contextlib.ExitStack() as held:
+        host = held.enter_context(minga.host(minga.RunSpec.from_mapping(spec), options("host")))
+        invitation = desk_in(host, None).invite(9, HOUR_S)
+        chosen = AuthoritySettings(invitation, tmp_path / "allow.toml", tmp_path / "roster.json", port=0)
+        server = held.enter_context(contextlib.closing(AuthorityServer(chosen, None, tell)))
+        running = asyncio.create_task(server.run())
+        with pytest.raises(ConfigurationError, match="no name was given"):
+            await asyncio.to_thread(join, options("guest"))
+        alice = minga.Credentials("alice", CODES["alice"])
+        with await asyncio.to_thread(join, options("guest"), alice) as first:
+            me = first.peer_id
+            assert [await told.get(), await told.get()] == [(me, False), (me, True)]
+        with await asyncio.to_thread(join, options("guest")):
+            assert renewing == [me, me]
+        watching = options("guest", role="monitor", ephemeral=True, voucher=tmp_path / "guest.json")
+        with await asyncio.to_thread(join, watching) as monitor:  # its word is that of a key which is known
+            assert (monitor.spec.name, renewing) == ("kept", [me, me])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def test_where_an_authority_may_not_be(tmp_path: Path) -> None:

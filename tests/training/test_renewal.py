@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from minga.access.admission import Admission
-from minga.authority.client.renewal import keep_renewed
 from minga.core.errors import RejectedError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -21,6 +20,7 @@ from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import EPOCH_S, HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.own_access import keep_renewed
 from minga.training.session import Session, SessionSettings
 from tests.identity.access.test_members import ORGANISER, ended, grant, make_swarm, members_spec, train_on
 from tests.worlds.swarm_tools import virtually as virtually_for

@@ -14,17 +14,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from minga.authority.client.client import LoginNeeded
-from minga.authority.client.join import _completed
-from minga.authority.client.login import Credentials, LogIn
-from minga.authority.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
-from minga.authority.server.allow_list import AllowList
-from minga.authority.server.codes import HASH_PATTERN, fits, hashed, new_code
-from minga.authority.server.issuer import Issuer
-from minga.authority.server.refusals import Refused
-from minga.authority.server.revocation import watch_list
-from minga.authority.server.roster import IssuedToken, RosterFile
-from minga.authority.server.service import BURST, RateLimit
+from minga.authority.allow_list import AllowList
+from minga.authority.app import watch_list
+from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
+from minga.authority.issuer import Issuer
+from minga.authority.refusals import Refused
+from minga.authority.roster import IssuedToken, RosterFile
+from minga.authority.service import BURST, RateLimit
 from minga.core.errors import (
     ConfigurationError,
     LocalError,
@@ -39,6 +35,10 @@ from minga.identity.access.orders import Revocation
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
+from minga.login.client import LoginNeeded
+from minga.login.credentials import Credentials, LogIn
+from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
+from minga.training.own_access import _completed
 from tests.worlds.authority_tools import (
     CODES,
     HOUR_S,

@@ -9,8 +9,13 @@ from typing import TypeVar
 import httpx2
 import msgspec
 
-from minga.authority.http import HttpAnswer, NoAnswer, ask, make_client
-from minga.authority.messages import (
+from minga.core.errors import ProtocolError, RejectedError, UnreachableError
+from minga.core.refusal_code import RefusalCode
+from minga.core.urls import is_safe_url
+from minga.identity.access.token import Token
+from minga.identity.keys.keys import Identity
+from minga.login.http import HttpAnswer, NoAnswer, ask, make_client
+from minga.login.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
     OFFER_PATH,
@@ -27,11 +32,6 @@ from minga.authority.messages import (
     TokenRequest,
     decode,
 )
-from minga.core.errors import ProtocolError, RejectedError, UnreachableError
-from minga.core.refusal_code import RefusalCode
-from minga.core.urls import is_safe_url
-from minga.identity.access.token import Token
-from minga.identity.keys.keys import Identity
 
 PHASE = "login"
 ATTEMPTS = 6
@@ -62,7 +62,7 @@ class AuthorityClient:
         transport: httpx2.AsyncBaseTransport | None = None,
         attempts: int = ATTEMPTS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        on_pause: Callable[[str, float], None] = lambda _why, _seconds: None,
+        on_pause: Callable[[str, float], None] | None = None,
     ) -> None:
         self.url, self._run_id = url.rstrip("/"), run_id
         self._http, self._attempts, self._sleep, self._on_pause = make_client(transport), attempts, sleep, on_pause
@@ -129,7 +129,8 @@ class AuthorityClient:
                         phase=PHASE,
                     ) from again
                 wait_s = min(MOST_PAUSE_S, max(pause_s, again.after_s or 0.0))
-                self._on_pause(str(again), wait_s)
+                if self._on_pause is not None:
+                    self._on_pause(str(again), wait_s)
                 await self._sleep(wait_s)
                 pause_s *= 2.0
         raise AssertionError("the last attempt returns or raises")

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from minga.authority.client.client import PHASE, AuthorityClient, LoginNeeded
-from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, LoginOffer, Pending
 from minga.core.errors import ConfigurationError, LocalError, RejectedError, RemoteError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.core.units import format_duration
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
+from minga.login.client import PHASE, AuthorityClient, LoginNeeded
+from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, LoginOffer, Pending
 
 MOST_POLL_S = 60.0
 
@@ -43,7 +43,7 @@ class LoginUser(Protocol):
 
 @dataclass(frozen=True)
 class Credentials:
-    """A `LoginUser` without a person at the machine: a name, and a code or an access token, as far as they are given.
+    """What a program logs in with at an authority: a name, and a code or an access token, as far as they are given.
 
     Without them the peer's key has to be enough, as it is on a machine where a person has logged in before.
     """
@@ -58,13 +58,16 @@ class Credentials:
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
         if not self.login:
-            raise ConfigurationError(f"the run is for people who log in ({provider}), and no name was given")
+            raise ConfigurationError(
+                f"the run is for people who log in ({provider}), and no name was given. Run `minga join LINK` with "
+                "this key file once, or give minga.join your minga.Credentials"
+            )
         return self.login
 
     def secret(self, what: str, url: str) -> str:
         """See `LoginUser`."""
         if not self.code:
-            raise ConfigurationError(f"{url} wants the {what}, which was not given")
+            raise ConfigurationError(f"{url} wants the {what}, which was not given; minga.Credentials takes it")
         return self.code
 
     def open_browser(self, device: DeviceCode) -> None:

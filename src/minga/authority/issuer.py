@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from minga.authority.messages import Issued
-from minga.authority.server.allow_list import AllowFile, AllowList
-from minga.authority.server.providers import Person
-from minga.authority.server.refusals import login_needed, not_allowed
-from minga.authority.server.roster import IssuedToken, RosterFile
+from minga.authority.allow_list import AllowFile, AllowList
+from minga.authority.providers import Person
+from minga.authority.refusals import Refused
+from minga.authority.roster import IssuedToken, RosterFile
 from minga.core.errors import ConfigurationError
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
+from minga.login.messages import Issued
 
 
 class Issuer:
@@ -64,24 +64,26 @@ class Issuer:
         """The next token for a peer that had one. Raises `Refused` and `StorageError`."""
         issued, allowed = self._roster.issued(peer), self._allowed.current()
         if issued is None or issued.provider != allowed.provider.source:
-            raise login_needed("this key has no access yet: log in")
+            raise Refused("login_needed", "this key has no access yet: log in")
         if self._wall_time() > issued.logged_in + allowed.login_s:
-            raise login_needed(f"the last login of {issued.name} was too long ago: log in again")
+            raise Refused("login_needed", f"the last login of {issued.name} was too long ago: log in again")
         return self._sign(peer, issued, allowed)
 
     def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:
         now_s = self._wall_time()
         allowance = allowed.allowance(issued.name, issued.organisation, now_s)
         if allowance is None:
-            raise not_allowed(f"{issued.name} is not on the list of people that may take part; ask the organiser")
+            raise Refused(
+                "not_allowed", f"{issued.name} is not on the list of people that may take part; ask the organiser"
+            )
         before = self._roster.issued(peer)
         if before is not None and before.barred:
-            raise not_allowed("the organisers barred this peer's key; ask them")
+            raise Refused("not_allowed", "the organisers barred this peer's key; ask them")
         ends = [now_s + allowed.token_s, float(self._grant.expires)]
         ends += [allowance.until_s] if allowance.until_s is not None else []
         expires = int(min(ends))
         if expires <= now_s:
-            raise not_allowed("the authority's invitation has ended; its organiser has to give it a new one")
+            raise Refused("not_allowed", "the authority's invitation has ended; its organiser has to give it a new one")
         taken = msgspec.structs.replace(issued, invitation=self.invitation, expires=float(expires))
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
         token = Token.by_login(self._grant, self._key, peer, Login(issued.name, expires))

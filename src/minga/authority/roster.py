@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from minga.authority.server.refusals import Refused, not_allowed
+from minga.authority.refusals import Refused
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import store
@@ -90,13 +90,14 @@ class RosterFile:
         living = [key for key, other in others if other.person == issued.person and _lives(other, now_s)]
         if len(living) >= most_peers:
             raise Refused(
-                403,
                 "full",
                 f"{issued.name} may have {most_peers} {'peer' if most_peers == 1 else 'peers'} at a time and has them: "
                 f"{', '.join(key[:10] for key in living[:5])}. A place is free some hours after its peer has left",
             )
         if sum(other.invitation == issued.invitation for _, other in others) >= uses:
-            raise not_allowed("the authority's invitation is used up; its organiser has to give it a new one")
+            raise Refused(
+                "not_allowed", "the authority's invitation is used up; its organiser has to give it a new one"
+            )
         self._keep({**self._issued, peer: issued})
 
     def bar(self, peer: str) -> None:

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from minga.authority.server.codes import HASH_PATTERN
+from minga.authority.codes import HASH_PATTERN
 from minga.core.errors import ConfigurationError
 from minga.core.files import read_toml
 from minga.core.spec.problems import explain
