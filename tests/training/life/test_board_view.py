@@ -38,7 +38,9 @@ def assert_equal(view: BoardView, step: int) -> None:
     active = {peer: p for peer, p in known.items() if p.status not in ("syncing", "finished")}
     settled = {peer: p for peer, p in known.items() if p.status != "syncing"}
     last = view.last_step
-    reached = {peer: (p.status == "finished" and last is not None and p.step >= last, p.step) for peer, p in settled.items()}
+    reached = {
+        peer: (p.status == "finished" and last is not None and p.step >= last, p.step) for peer, p in settled.items()
+    }
     own = max((False, step), *((True, step) for each in reached.values() if each == (True, step)), (False, 0))
     members = [reached[peer] for peer, p in settled.items() if not p.client]
     past = sum(each > own for each in members)
