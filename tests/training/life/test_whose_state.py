@@ -15,7 +15,10 @@ import torch
 from torch import nn
 
 import minga
+from minga.access.standing_orders import STOP
 from minga.training.life import catching_up
+from minga.training.lineage import Lineage
+from minga.training.organiser import desk_in
 from minga.training.state.checkpoints import CheckpointStore
 
 pytestmark = pytest.mark.promise("whose-state-is-the-runs")
@@ -62,6 +65,10 @@ class Trainer:
     @property
     def step(self) -> int:
         return 0 if self.optimizer is None else self.optimizer.global_step
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage() if self.optimizer is None else self.optimizer._replica.lineage
 
     @property
     def weight(self) -> float:
@@ -219,3 +226,45 @@ def test_a_complete_run_stays_complete(tmp_path: Path, caplog: pytest.LogCapture
         assert (last.step, last.weight) == (0, NEAR)
         last.end()
     assert not list((tmp_path / "m").rglob("genesis-*")), "who only looks on leaves nothing behind"
+
+
+def test_a_peer_that_is_through_does_not_hold_a_run_that_the_organiser_prolonged(tmp_path: Path) -> None:
+    """Its program is still busy with the model after the loop, so it shows the state that was the last one."""
+    spec = {**SPEC, "training": {"target_batch_size": 8, "stop_after_steps": 4}}
+    organiser = minga.host(spec, options(tmp_path, "host"))
+    host = Trainer(organiser, FAR)
+    other = Trainer(minga.join(organiser.link, options(tmp_path, "other")), NEAR)
+    until(lambda: all(each.optimizer is not None and each.optimizer.finished for each in (host, other)))
+    desk = desk_in(organiser, None)
+    desk.put_in_force(desk.amend({STOP: 8}, 0))
+    host.end()
+    host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), NEAR)
+    until(lambda: host.optimizer is not None and host.optimizer.finished)
+    assert (host.step, host.weight, other.step) == (8, FAR, 4)
+    other.end()
+    host.end()
+
+
+def test_a_history_that_was_given_up_does_not_come_back_from_the_disk(tmp_path: Path) -> None:
+    """The host went on alone to a later step than the one at which it finds the others, and is killed there."""
+    spec = {**SPEC, "state": {"digest_every": 5}}
+    organiser = minga.host(spec, options(tmp_path, "host"))
+    host, link = Trainer(organiser, FAR), organiser.link
+    other = Trainer(minga.join(link, options(tmp_path, "other")), NEAR)
+    until(lambda: other.step >= 4)
+    other.end()
+    until(lambda: host.step >= 60)
+    host.end()
+    alone = host.step
+    other = Trainer(minga.join(link, options(tmp_path, "other")), NEAR)
+    third = Trainer(minga.join(other.peer.link, options(tmp_path, "third")), NEAR)
+    until(lambda: other.lineage.standing(other.step, None).shared > host.lineage.standing(alone, None).shared)
+    host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), NEAR)
+    until(lambda: host.step > 0 and host.lineage.solo == other.lineage.solo)
+    until(lambda: CheckpointStore(organiser.directory / "checkpoints").steps()[-1] <= host.step < alone)
+    host.vanish()
+    kept = CheckpointStore(organiser.directory / "checkpoints").load()
+    assert kept is not None
+    assert kept.snapshot.lineage.solo == other.lineage.solo
+    for each in (other, third):
+        each.end()

@@ -110,6 +110,7 @@ class BoardView:
         self._alive: list[PeerId] | None = None
         self._standings = Counter[tuple[Standing, bool]]()  # how many of the settled stand there, clients apart
         self._lineage = Lineage()
+        self._last_step: int | None = None
         self._random = random.Random(f"minga donors {node.peer_id}")
         board.observe(self._note)
 
@@ -129,6 +130,18 @@ class BoardView:
         before, self._lineage = self._lineage, lineage
         if (before.founding, before.epoch) != (lineage.founding, lineage.epoch):
             self._changed = None
+
+    @property
+    def last_step(self) -> int | None:
+        """After which step the run ends, as this peer knows it. Who finished it earlier has no final state of it: that
+        peer has not heard yet that the organisers let the run go on, or says what is not true.
+        """
+        return self._last_step
+
+    @last_step.setter
+    def last_step(self, step: int | None) -> None:
+        if step != self._last_step:
+            self._last_step, self._settled = step, None
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -308,7 +321,8 @@ class BoardView:
         return len(foundings) <= 1 and lineage.epoch == self._lineage.epoch
 
     def _standing_of(self, progress: Progress) -> Standing:
-        return progress.lineage.standing(progress.step, self._organiser, final=progress.status == "finished")
+        is_final = progress.status == "finished" and self._last_step is not None and progress.step >= self._last_step
+        return progress.lineage.standing(progress.step, self._organiser, final=is_final)
 
     def _reachable(self, peer: PeerId) -> bool:
         if self._node.is_connected(peer):

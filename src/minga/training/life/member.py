@@ -535,6 +535,7 @@ class Member:
         """Whether this peer has the last step, and compared it with the others of the last round, and with those that
         may have taken it by themselves.
         """
+        self.swarm_view.last_step = self.amended.last_step(self.step)
         deadline = asyncio.get_running_loop().time() + FAREWELL_S
         while self._is_finished() and asyncio.get_running_loop().time() < deadline:
             await self._tell_last_state()

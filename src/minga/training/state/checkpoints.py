@@ -399,6 +399,14 @@ class CheckpointStore:
             )
         return None
 
+    def give_up_after(self, step: int) -> None:
+        """Remove what is there of later steps: it is of a history that this peer gave up for one that is at `step`. It
+        would count as the newest, and what follows now would be taken for old.
+        """
+        for each, path in complete_checkpoints(self.directory):
+            if each > step:
+                self._remove(path)
+
     def _prune(self, just_saved: Path, *, is_new: bool = True) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store wrote of
         the same step before, which this peer gave up for the state of others. What is not `is_new` another peer may
@@ -410,19 +418,19 @@ class CheckpointStore:
         if before in steps and before != just_saved and steps[before] == steps.get(just_saved):
             doomed.append(before)
         for path in dict.fromkeys(doomed):
-            if path == just_saved:
-                continue
-            try:
-                self._discard(path)
-            except FileNotFoundError:
-                continue  # another peer of this machine keeps checkpoints here, too, and was faster
-            except OSError as error:
-                logger.warning("the old checkpoint %s could not be removed: %s", path, error)
+            if path != just_saved:
+                self._remove(path)
 
-    def _discard(self, path: Path) -> None:
+    def _remove(self, path: Path) -> None:
         """Remove a complete checkpoint so that it is never seen half-removed."""
         doomed = self.directory / f"{_PARTIAL}{secrets.token_hex(8)}"
-        path.rename(doomed)
+        try:
+            path.rename(doomed)
+        except FileNotFoundError:
+            return  # another peer of this machine keeps checkpoints here, too, and was faster
+        except OSError as error:
+            logger.warning("the old checkpoint %s could not be removed: %s", path, error)
+            return
         shutil.rmtree(doomed, ignore_errors=True)
 
     def _set_aside(self, path: Path) -> None:
