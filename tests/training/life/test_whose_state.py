@@ -19,7 +19,7 @@ from minga.access.standing_orders import STOP
 from minga.training.life import catching_up
 from minga.training.lineage import Lineage
 from minga.training.organiser import desk_in
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.checkpoints import CheckpointStore, read_checkpoint
 
 pytestmark = pytest.mark.promise("whose-state-is-the-runs")
 
@@ -266,5 +266,7 @@ def test_a_history_that_was_given_up_does_not_come_back_from_the_disk(tmp_path: 
     kept = CheckpointStore(organiser.directory / "checkpoints").load()
     assert kept is not None
     assert kept.snapshot.lineage.solo == other.lineage.solo
+    (given_up,) = (organiser.directory / "checkpoints").glob("given-up-*")
+    assert read_checkpoint(given_up).snapshot.step >= alone, "not lost either"
     for each in (other, third):
         each.end()

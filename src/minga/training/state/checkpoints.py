@@ -7,7 +7,7 @@ drops when its process dies, lies beside each unfinished folder: a process that 
 live lock removes it.
 
 On reading, everything is verified against hashes. A damaged checkpoint is set aside under a name that begins with
-`damaged-`, and the next older one is used.
+`damaged-`, and the next older one is used. What this peer gave up for the history of others is `given-up-`.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def flush_folder(folder: Path) -> None:
 # ---- All checkpoints of a run on this machine.
 
 
-_PARTIAL, _DAMAGED = ".partial-", "damaged-"
+_PARTIAL, _DAMAGED, _GIVEN_UP = ".partial-", "damaged-", "given-up-"
 
 logger = logging.getLogger("minga.training")
 
@@ -337,7 +337,7 @@ class CheckpointStore:
             if _lineage_of(final) == snapshot.lineage:  # the same state, saved before or by another peer
                 self._prune(final, is_new=False)
                 return final
-            self._set_aside(final)
+            self._set_aside(final, _DAMAGED)
         partial, lock, is_new = None, None, True
         try:
             partial, lock = _reserve(self.directory)
@@ -382,7 +382,7 @@ class CheckpointStore:
                     waiting = complete_checkpoints(self.directory)
                     continue
                 problems[path] = f"the checkpoint of step {step} is damaged ({error})"
-                self._set_aside(path)
+                self._set_aside(path, _DAMAGED)
                 continue
             except OSError as error:
                 problems[path] = f"the checkpoint of step {step} cannot be read ({error})"
@@ -400,12 +400,23 @@ class CheckpointStore:
         return None
 
     def give_up_after(self, step: int) -> None:
-        """Remove what is there of later steps: it is of a history that this peer gave up for one that is at `step`. It
-        would count as the newest, and what follows now would be taken for old.
+        """Set aside what is there of later steps: it is of a history that this peer gave up for one that is at `step`.
+        It would count as the newest, and what follows now would be taken for old. The last of it is kept, and told.
         """
-        for each, path in complete_checkpoints(self.directory):
-            if each > step:
+        later = [path for each, path in complete_checkpoints(self.directory) if each > step]
+        if not later:
+            return
+        kept = self._set_aside(later[-1], _GIVEN_UP)
+        for path in [*later[:-1], *self.directory.glob(f"{_GIVEN_UP}*")]:
+            if path != kept:
                 self._remove(path)
+        if kept is not None:
+            logger.warning(
+                "this machine went on from step %d of the others, and gave up what it had at a later one; the last "
+                "checkpoint of that is kept in %s, and nothing uses it",
+                step,
+                kept,
+            )
 
     def _prune(self, just_saved: Path, *, is_new: bool = True) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store wrote of
@@ -433,9 +444,11 @@ class CheckpointStore:
             return
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, why: str) -> Path | None:
+        """Give the checkpoint a name by which nobody takes it for one; returns its new path, None if that failed."""
         with contextlib.suppress(OSError):
-            path.rename(path.with_name(f"{_DAMAGED}{path.name}-{secrets.token_hex(4)}"))
+            return path.rename(path.with_name(f"{why}{path.name}-{secrets.token_hex(4)}"))
+        return None
 
     def _remove_leftovers(self) -> None:
         for path in self.directory.glob(f"{_PARTIAL}*"):
