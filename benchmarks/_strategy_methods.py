@@ -177,7 +177,7 @@ def method_of(name: str) -> Method:
     settings |= {"weight": "batch"} if said["weight"] else {}
     spec = {**_strategy("local", way.codec, **settings), **(MUON if said["muon"] else {})}
     half = {"strategy": {"local": {"outer_learning_rate": settings["outer_learning_rate"] / 2}}}
-    usual = not any(said[word] for word in ("rate", "momentum", "weight", "muon", "warm"))
+    usual = not any(said[word] for word in ("rate", "momentum", "weight", "muon", "factor", "warm"))
     return Method(
         name, spec, batches, half, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual
     )

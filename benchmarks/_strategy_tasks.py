@@ -74,7 +74,7 @@ TASKS: Final = {
             124_400_000,
         ),
         Task(
-            "mini",  # a sequence costs a tenth of one of the GPT: for series of many runs
+            "mini",  # a sequence costs a fraction of one of the GPT: for series of many runs
             "causal-lm",
             {
                 "architecture": "gpt2",
