@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, LATENCY_S, MBIT, Clock
-from benchmarks._strategy_methods import METHODS, REFERENCE, known_as
+from benchmarks._strategy_methods import DILOCO, REFERENCE, known_as, method_of
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Task
 from minga.core.files import write_atomically
 from minga.core.spec.sections import OptimizerSection
@@ -33,16 +33,16 @@ Row = dict[str, Any]
 
 def write_gaps(rows: Sequence[Row], path: Path = PATH) -> int:
     """Put the gaps of these rows, of peers of equal speed, into the table, whose other rows stay; how many rows are
-    measured now. Runs count that are long enough for a result; of several methods that plans know alike, the first.
+    measured now. Runs count that are long enough for a result, with the settings that plans mean.
     """
     table = json.loads(path.read_text("utf-8"))
-    known = {*{str(method.choice): name for name, method in reversed(METHODS.items())}.values()} - {REFERENCE}
-    good = [row for row in rows if row["method"] in known and not row["too_short"]]
+    good = [row for row in rows if row["method"] not in (REFERENCE, DILOCO.name) and not row["too_short"]]
+    good = [row for row in good if method_of(row["method"]).usual]
     for task, name in dict.fromkeys((row["task"], row["method"]) for row in good if row["budget"] == 1):
         ours = [row for row in good if (row["task"], row["method"]) == (task, name)]
         once = [row for row in ours if row["budget"] == 1]
         values, seeds = [gap for row in once for gap in row["gap_percent"]], max(row["seeds"] for row in once)
-        line = {**METHODS[name].choice, "percent": [min(values), max(values)], "basis": "measured", "task": task}
+        line = {**method_of(name).choice, "percent": [min(values), max(values)], "basis": "measured", "task": task}
         arrives = any(row["targets"][TARGET]["samples"] is not None for row in ours)
         line |= {"seeds": seeds, **({} if arrives else {"arrives": False})}
         table["rows"] = [each for each in table["rows"] if not _is_replaced(each, line)] + [line]
@@ -62,17 +62,21 @@ def _key(line: Row) -> Row:
 
 def auto_rows(rows: Sequence[Row], peers: int) -> list[Row]:
     """For each task and kappa, with peers of equal speed: the method that "auto" chooses, its share of the reference's
-    time to the target, the best method's, and the ratio of both; None where it was not run or never comes there.
+    time to the target, that of the best method with the same optimizer, and the ratio of both; None where it was not
+    run or never comes there.
     """
     found = []
     for task, kappa in dict.fromkeys((row["task"], row["kappa"]) for row in rows):
         shares: dict[str, float] = {}
         for row in rows:
             share = row["targets"][TARGET]["share_of_reference"]
-            if (row["task"], row["kappa"]) == (task, kappa) and share is not None:
+            is_same = (row["task"], row["kappa"]) == (task, kappa) and "muon" not in row["method"]
+            if is_same and share is not None:
                 shares[row["method"]] = min(share[0], shares.get(row["method"], share[0]))
         way = choose(_planned(TASKS[task], kappa, peers)).compared.way
-        method = next((name for name, each in METHODS.items() if each.choice == known_as(way)), None)
+        run = [row["method"] for row in rows if row["method"] != DILOCO.name]
+        alike = [name for name in run if (each := method_of(name)).usual and each.choice == known_as(way)]
+        method = alike[0] if alike else None
         mine, best = shares.get(method or ""), min(shares, key=lambda name: shares[name])
         where = {"task": task, "kappa": kappa, "chosen": f"{way.name}, {way.codec}", "method": method}
         figures = {"share_of_reference": mine, "best": best, "best_share": shares[best]}

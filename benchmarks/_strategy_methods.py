@@ -1,7 +1,8 @@
-"""The methods that `benchmarks.strategies` compares: one line each, and what the formulas say about their bytes."""
+"""The methods that `benchmarks.strategies` compares, by their names, and what the formulas say about their bytes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, run_spec
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, facts_of
-from minga.planner.ways import TrainingWay
+from minga.planner.ways import TrainingWay, local_way
 
 Tables = Mapping[str, Any]
 TUNED_FACTORS: Final = (0.5, 1.0, 2.0)
@@ -27,7 +28,9 @@ BITS: Final = {
 class Method:
     """A way to train: tables of a run spec, and global batches a round (H inner steps, where peers take these).
 
-    `variant` has what tuning tries instead of some settings. With `is_plain` it is a loop of plain torch.
+    Its learning rate is `rate` times the task's. It begins with synchronous steps for the share `warm` of the samples.
+    `variant` has what tuning tries instead of some settings. With `is_plain` it is a loop of plain torch. A method is
+    `usual` with the settings that plans mean.
     """
 
     name: str
@@ -35,6 +38,9 @@ class Method:
     batches: int = 1
     variant: Tables = field(default_factory=dict)
     is_plain: bool = False
+    rate: float = 1.0
+    warm: float = 0.0
+    usual: bool = True
 
     @cached_property
     def facts(self) -> StrategyFacts:
@@ -60,14 +66,17 @@ class Method:
         choice = StrategyChoice(strategy, self.spec.get("strategy", {}).get(strategy, {}))
         return known_as(TrainingWay(choice, averaging["codec"], averaging.get("download_codec"), self.batches))
 
-    def trials(self, learning_rate: float) -> list[Method]:
+    def tables(self, warm_samples: int) -> Tables:
+        """What it says in a run spec, with so many samples before its strategy begins."""
+        if not warm_samples:
+            return self.spec
+        warm = {"synchronous_for": warm_samples, "synchronous_batch": GLOBAL_BATCH}
+        return _laid_over(self.spec, {"strategy": {self.choice["strategy"]: warm}})
+
+    def trials(self) -> list[Method]:
         """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
         tried = [self.spec, *([_laid_over(self.spec, self.variant)] if self.variant else [])]
-        return [
-            replace(self, spec=_laid_over(spec, {"optimizer": {"learning_rate": factor * learning_rate}}))
-            for factor in TUNED_FACTORS
-            for spec in tried
-        ]
+        return [replace(self, spec=spec, rate=factor) for factor in TUNED_FACTORS for spec in tried]
 
 
 def known_as(way: TrainingWay) -> dict[str, Any]:
@@ -96,20 +105,14 @@ def _strategy(name: str, codec: str = "float16", **settings: Any) -> Tables:
     return {**tables, "strategy": {name: settings}} if settings else tables
 
 
-def _local(name: str, batches: int, rate: float, momentum: float = 0.9, codec: str = "float16", **more: Any) -> Method:
-    """Local steps, an outer step every so many global batches. Tuning tries half of the outer rate, too."""
-    spec = _strategy("local", codec, outer_learning_rate=rate, outer_momentum=momentum, **more)
-    return Method(name, spec, batches, {"strategy": {"local": {"outer_learning_rate": rate / 2}}})
-
-
-def _with_muon(method: Method) -> Method:
-    """The same with Muon for the inner steps, as MuLoCo has it."""
-    spec = _laid_over(method.spec, {"optimizer": {"name": "muon", "momentum": 0.95}})
-    return replace(method, name=f"{method.name}-muon", spec=spec)
-
-
-HALF_RATE: Final = {"optimizer": {"learning_rate": 1e-3}}
-"""Half of the tasks' rate: what trials found for gradients that come late."""
+_LOCAL: Final = re.compile(
+    r"local-(?P<batches>\d+)(-(?P<codec>float32|int8|int4))?(-r(?P<rate>[\d.]+))?(-m(?P<momentum>[\d.]+))?"
+    r"(-(?P<weight>batch))?(-(?P<overlap>overlap))?(-f(?P<fragments>\d+))?(-(?P<muon>muon))?(-x(?P<factor>[\d.]+))?"
+    r"(-warm(?P<warm>\d+))?"
+)
+MUON: Final = {"optimizer": {"name": "muon", "momentum": 0.95}}
+HALF: Final = 0.5
+"""Of the tasks' rate: what trials found for gradients that come late."""
 SPARSE: Final = _averaging("topk(k=64, values=2bit)", download_codec="gtopk", residual_decay=0.95)
 DEMO: Final = {
     "training": {"strategy": "demo"},
@@ -119,11 +122,8 @@ DEMO: Final = {
 REFERENCE: Final = "float16"
 QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
 """What is compared in a few minutes."""
-OURS = _local("local-20-float32", 20, 0.6, 0.5, "float32")
-DILOCO = replace(OURS, name="diloco", is_plain=True)
-"""The same without minga."""
 
-METHODS: Final = {
+OTHERS: Final = {
     method.name: method
     for method in (
         Method(REFERENCE, _averaging("float16")),
@@ -131,37 +131,58 @@ METHODS: Final = {
         Method("int8", _averaging("int8")),
         Method("int4", _averaging("int4")),
         Method("adaptive", _averaging("adaptive")),
-        Method("delayed", {**_strategy("delayed"), **HALF_RATE}),
-        Method("delayed-int8", {**_strategy("delayed", "int8"), **HALF_RATE}),
+        Method("float16-muon", {**_averaging("float16"), **MUON}, usual=False),
+        Method("int4-muon", {**_averaging("int4"), **MUON}, usual=False),
+        Method("delayed", _strategy("delayed"), rate=HALF),
+        Method("delayed-int8", _strategy("delayed", "int8"), rate=HALF),
         Method(
             "topk",
-            {**_averaging("topk(k=41)", download_codec="gtopk"), **HALF_RATE},
+            _averaging("topk(k=41)", download_codec="gtopk"),
             variant=_averaging("topk(k=82)"),
+            rate=HALF,
         ),
         Method("powersgd", _averaging("float16", sketch="powersgd(rank=4, start={tenth})")),
         Method("demo", DEMO),
         Method("leader", _strategy("leader"), 64, {"strategy": {"leader": {"pull": 0.2}}}),
         Method("elastic", _strategy("elastic"), 20, {"strategy": {"elastic": {"beta": 0.9}}}),
-        _local("local-20", 20, 0.6, 0.5),
-        _local("local-100", 100, 0.8),
-        _local("local-100-int4", 100, 0.8, codec="int4"),
-        _local("local-30-int4", 30, 0.7, 0.5, "int4"),
-        _with_muon(_local("local-30-int4", 30, 0.7, 0.5, "int4")),
-        _local("local-30-int4-overlap", 30, 0.7, 0.5, "int4", overlap=True),
-        _local("streaming-100-int4", 100, 0.8, codec="int4", fragments=2, overlap=True),
         Method(
             "sparseloco-30",
             {**_strategy("local", outer_learning_rate=1.0, outer_momentum=0.0), **SPARSE},
             30,
             {"strategy": {"local": {"outer_learning_rate": 4.0}}},
         ),
-        # One change at a time, which shows what a gap is made of: of `local-20` or of `local-30-int4`.
-        _local("local-20-m9", 20, 0.6, 0.9),
-        _local("local-20-batch", 20, 0.6, 0.5, weight="batch"),
-        _local("local-10", 10, 0.6, 0.5),
-        _local("local-30", 30, 0.7, 0.5),
-        _local("local-30-int4-mean", 30, 1.0, 0.0, "int4"),
-        _local("local-30-int4-half", 30, 0.35, 0.5, "int4"),
-        OURS,
     )
 }
+LOCAL: Final = ("local-20", "local-100", "local-30-int4", "local-100-int4", "local-30-int4-overlap")
+"""Those with local steps that are compared where nobody names methods; see `method_of` for others."""
+
+
+def method_of(name: str) -> Method:
+    """The method called `name`: one of `OTHERS`, or local steps, whose name says what they are.
+
+    `local-30-int4-r1-m0.5-muon-warm5` has 30 global batches a round, the codec int4 (else float16), an outer rate of 1
+    and a momentum of 0.5 (else those that plans take for so many steps), Muon for the inner steps, and begins with 5 %
+    of the samples in synchronous steps. Before `muon` stand `batch`, `overlap` and `f2`, for the weights, rounds beside
+    computing, and 2 fragments; after it `x0.5`, for half the task's learning rate. Raises `KeyError` for another name.
+    """
+    if (said := _LOCAL.fullmatch(name)) is None:
+        return OTHERS[name]
+    batches, rate, momentum = int(said["batches"]), said["rate"], said["momentum"]
+    way = local_way(
+        batches, said["codec"] or "float16", overlap=bool(said["overlap"]), fragments=int(said["fragments"] or 1)
+    )
+    settings = dict(way.strategy.table)
+    settings |= {"outer_learning_rate": float(rate)} if rate else {}
+    settings |= {"outer_momentum": float(momentum)} if momentum else {}
+    settings |= {"weight": "batch"} if said["weight"] else {}
+    spec = {**_strategy("local", way.codec, **settings), **(MUON if said["muon"] else {})}
+    half = {"strategy": {"local": {"outer_learning_rate": settings["outer_learning_rate"] / 2}}}
+    usual = not any(said[word] for word in ("rate", "momentum", "weight", "muon", "factor", "warm"))
+    return Method(
+        name, spec, batches, half, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual
+    )
+
+
+OURS = method_of("local-20-float32-r0.6-m0.5")
+DILOCO = replace(OURS, name="diloco", is_plain=True)
+"""The same without minga."""

@@ -25,6 +25,7 @@ from torch import nn
 from benchmarks._strategy_clock import CHUNK_BYTES, Clock, codec_cost, round_id
 from benchmarks._strategy_methods import Method
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Subject, run_spec
+from minga import RunSpec
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySettings, Residual, RoundVectors
@@ -59,16 +60,21 @@ class Cell:
         return GLOBAL_BATCH * self.method.batches // self.method.facts.fragments
 
     @property
+    def warm_samples(self) -> int:
+        """Those of the first, synchronous steps."""
+        return round(self.method.warm * self.samples / GLOBAL_BATCH) * GLOBAL_BATCH
+
+    @property
     def rounds(self) -> int:
         """Rounds of the whole run."""
-        return math.ceil(self.samples / self.batch)
+        return self.warm_samples // GLOBAL_BATCH + math.ceil((self.samples - self.warm_samples) / self.batch)
 
     def subject(self, folder: Path) -> Subject:
         """The task with this run's spec; `folder` keeps the files of all tasks."""
-        task, batch = TASKS[self.task], GLOBAL_BATCH * self.method.batches
-        return Subject(
-            task, run_spec(task, self.seed, self.rounds, batch, self.method.spec), folder / f"data-{task.name}"
-        )
+        task, rounds = TASKS[self.task], math.ceil(self.samples / self.batch)
+        tables = self.method.tables(self.warm_samples)
+        spec = run_spec(task, self.seed, rounds, GLOBAL_BATCH * self.method.batches, tables, self.method.rate)
+        return Subject(task, spec, folder / f"data-{task.name}")
 
 
 class Run(ABC):
@@ -125,18 +131,21 @@ class BenchPeer:
     def __init__(self, subject: Subject, name: str, speed: float, micro_batch: int) -> None:
         self.name, self.speed, self.micro_batch, self.samples = name, speed, micro_batch, 0
         self.recipe, self.model = subject.recipe, subject.new_model()
-        replica = self.replica = subject.replica_of(self.model)
-        choice = StrategyChoice.of(subject.spec)
-        unit, _ = round_batch_range(subject.spec)
+        self.replica = subject.replica_of(self.model)
+        self._batches: Iterator[Batch] = subject.batches(name, micro_batch)
+        self.begin(subject.spec)
+
+    def begin(self, spec: RunSpec) -> None:
+        """Have the strategy of this round begin, or go on from parameters that all share; see `GradientPort.change`."""
+        replica, averaging = self.replica, spec.averaging
+        unit, _ = round_batch_range(spec)
+        choice = StrategyChoice.of(spec.at(self.round))
         self.strategy: Strategy = choice.kind(threading.Condition(), unit=unit, settings=choice.settings)
-        self.facts = self.strategy.facts
-        averaging = subject.spec.averaging
+        kept = self.strategy.facts.keeps_uncounted
+        replica.hand_over(choice.name, keeps_uncounted=kept)
         self.strategy.begin(replica)
         lossy = LossySettings(averaging.residual_decay, averaging.warmup_rounds)
-        self.vectors = RoundVectors(
-            replica.layout_of, replica.vector.new, lossy, keeps_uncounted=self.facts.keeps_uncounted
-        )
-        self._batches: Iterator[Batch] = subject.batches(name, micro_batch)
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, lossy, keeps_uncounted=kept)
 
     @property
     def round(self) -> int:
@@ -257,7 +266,7 @@ class SwarmRun(Run):
         self.peers = [BenchPeer(self.subject, f"peer {i}", *each) for i, each in enumerate(pace)]
         first, last = self.peers[0], cell.rounds - 1
         cost = codec_cost(first.replica, first.vectors.layout_of(last), last)
-        self.facts, self.clock = first.facts, replace(self.clock, cost=cost)
+        self.clock = replace(self.clock, cost=cost)
 
     def _evaluated(self, rounds: int) -> Record:
         shared = self.peers[0].strategy.shared_tensors()
@@ -266,12 +275,17 @@ class SwarmRun(Run):
 
     def rounds(self) -> Iterator[Record]:
         """See `Run`."""
-        return self._overlapped() if self.facts.max_in_flight else self._waiting()
+        if warm := self.cell.warm_samples:
+            yield from self._waiting(GLOBAL_BATCH, warm)
+            for peer in self.peers:
+                peer.begin(self.subject.spec)
+        whole = self._waiting(self.cell.batch, self.cell.samples)
+        yield from self._overlapped() if self.cell.method.is_overlapped else whole
 
-    def _waiting(self) -> Iterator[Record]:
+    def _waiting(self, batch: int, until: int) -> Iterator[Record]:
         """Rounds one after the other; compute time is noted in global batches."""
-        quotas = self.clock.quotas(self.cell.batch, self.sizes)
-        while self.samples < self.cell.samples:
+        quotas = self.clock.quotas(batch, self.sizes)
+        while self.samples < until:
             for peer, samples in zip(self.peers, quotas.samples, strict=True):
                 peer.compute(samples // peer.micro_batch)
             flight = self._fly(0.0)
@@ -280,7 +294,9 @@ class SwarmRun(Run):
             yield flight.record(batches=quotas.seconds / self.clock.batch_s)
 
     def _overlapped(self) -> Iterator[Record]:
-        """Rounds beside computing, by a clock of events: the ends of micro-batches, and arrivals of means."""
+        """Rounds beside computing, by a clock of events: the ends of micro-batches, and arrivals of means. It begins at
+        0 with the first of them.
+        """
         peers, batch, now = self.peers, self.cell.batch, 0.0
         limits = self.clock.quotas(batch, self.sizes).samples
         ends: list[float | None] = [peer.micro_batch / peer.speed for peer in peers]
@@ -312,12 +328,12 @@ class SwarmRun(Run):
     def _fly(self, now: float) -> Flight:
         """All peers give, or the one with the best score, but in the last round."""
         best: str | None = None
-        step = self.peers[0].round
+        step, facts = self.peers[0].round, self.peers[0].strategy.facts
         is_last = self.samples + self.cell.batch >= self.cell.samples
-        if self.facts.contributors == "best" and not is_last:
+        if facts.contributors == "best" and not is_last:
             scores = {PeerId(peer.name): peer.strategy.score for peer in self.peers}
             best = best_contributor(self.subject.spec.run_id, step, scores)
-        equal = best is not None or self.facts.weights == "equal"
+        equal = best is not None or facts.weights == "equal"
         given = [peer.seal(gives=best in (None, peer.name), equal=equal) for peer in self.peers]
         result = reduce(self.peers[0].vectors.layout_of(step), step, given)
         return Flight(given, result, now + self.clock.round_s(result.up_bytes, result.down_bytes))

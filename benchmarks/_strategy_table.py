@@ -35,12 +35,13 @@ class Timeline:
         numel, parameters = record["numel"], TASKS[cell.task].parameters
         clock = self.clock = Clock(cell.speeds, kappa, numel, parameters, CodecCost(*record["cost"]))
         self.seconds, self.samples, self.up, self.down = [0.0], [0.0], [0.0], [0.0]
+        waited_s = 0.0
         for each in record["rounds"]:
-            end_s = each.get("at_s")
-            if end_s is None:
-                busy_s = each["batches"] * clock.batch_s
-                end_s = self.seconds[-1] + busy_s + clock.round_s(each["up"], each["down"])
-            self.seconds.append(end_s)
+            if "at_s" in each:
+                self.seconds.append(waited_s + each["at_s"])
+            else:
+                waited_s = self.seconds[-1] + each["batches"] * clock.batch_s + clock.round_s(each["up"], each["down"])
+                self.seconds.append(waited_s)
             self.samples.append(self.samples[-1] + each["samples"])
             self.up.append(self.up[-1] + parameters / numel * fmean(each["up"]))
             self.down.append(self.down[-1] + parameters / numel * each["down"])

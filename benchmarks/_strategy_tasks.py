@@ -16,7 +16,6 @@ from typing import Any, Final
 from torch import nn
 
 from minga import RunSpec
-from minga.averaging.strategy_choice import steps_alike
 from minga.core.files import write_atomically
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe, StreamPosition
@@ -74,6 +73,22 @@ TASKS: Final = {
             "GPT-2 124M",
             124_400_000,
         ),
+        Task(
+            "mini",  # a sequence costs a fraction of one of the GPT: for series of many runs
+            "causal-lm",
+            {
+                "architecture": "gpt2",
+                "size": "tiny",
+                "overrides": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+                "max_length": 64,
+                "vocabulary_size": 258,
+                "data": {"source": "bible", "heldout_fraction": 0.0025},
+            },
+            {"name": "adamw", "learning_rate": 4e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+            "heldout_loss",
+            "GPT-2 124M",
+            124_400_000,
+        ),
     )
 }
 
@@ -94,9 +109,7 @@ class Subject:
 
     def replica_of(self, model: nn.Module) -> Replica:
         """A model with its optimizer and schedule, as peers have them."""
-        optimizer, scheduler = build_optimizer(
-            self.spec.optimizer, model, self.recipe.decayed, exact=steps_alike(self.spec)
-        )
+        optimizer, scheduler = build_optimizer(self.spec.optimizer, model, self.recipe.decayed, run=self.spec)
         norm = self.spec.optimizer.max_grad_norm
         return Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
 
@@ -127,11 +140,13 @@ def tensors_of(name: str) -> tuple[int, ...]:
     return load_recipe(run_spec(TASKS[name], 0, 1, GLOBAL_BATCH, {})).facts().tensors
 
 
-def run_spec(task: Task, seed: int, rounds: int, batch: int, changes: Mapping[str, Mapping[str, Any]]) -> RunSpec:
-    """The run spec of so many rounds of `batch` samples; `changes` are tables of the method. In their texts {tenth} is
-    the tenth part of the rounds.
+def run_spec(
+    task: Task, seed: int, rounds: int, batch: int, changes: Mapping[str, Mapping[str, Any]], factor: float = 1.0
+) -> RunSpec:
+    """The run spec of so many rounds of `batch` samples; `changes` are tables of the method, and `factor` scales the
+    learning rate. In texts {tenth} is the tenth part of the rounds.
     """
-    rate = float(changes.get("optimizer", {}).get("learning_rate", task.optimizer["learning_rate"]))
+    rate = factor * float(changes.get("optimizer", {}).get("learning_rate", task.optimizer["learning_rate"]))
     tables: dict[str, Any] = {
         "name": f"strategies {task.name}",
         "model": {"recipe": task.recipe},
@@ -148,4 +163,5 @@ def run_spec(task: Task, seed: int, rounds: int, batch: int, changes: Mapping[st
     for name, table in changes.items():
         said = {key: each.format(tenth=rounds // 10) if isinstance(each, str) else each for key, each in table.items()}
         tables[name] = {**tables.get(name, {}), **said}
+    tables["optimizer"]["learning_rate"] = rate
     return RunSpec.from_mapping(tables)

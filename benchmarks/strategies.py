@@ -1,17 +1,18 @@
 """How long strategies and codecs take to come to a loss, over the links that people have at home.
 
     python -m benchmarks.strategies --quick --json       # one seed, four methods; 12 minutes of CPU time
-    python -m benchmarks.strategies --results FOLDER --methods float16,int8 --seeds 1,2,3 --json
+    python -m benchmarks.strategies --results FOLDER --methods int8,local-30-int4-r1-m0-warm5 --seeds 1,2,3 --json
     python -m benchmarks.strategies --results FOLDER --only-report --plots docs --write-gaps
     python -m benchmarks.strategies --against diloco --task gpt --samples 1920 --kappa 10
 
-Two small language models learn from the World English Bible, by 8 or 16 peers in turn in one process: gradients,
+Small language models learn from the World English Bible, by 8 or 16 peers in turn in one process: gradients,
 strategies, codecs, residuals and their bytes are real, and time is virtual. A peer's speed is set; the transfer of a
 round is what the planner predicts for its bytes on lines of 20 Mbit/s up and 100 Mbit/s down, with one auxiliary peer
 at 1 Gbit/s; to it are added the time of the codecs, measured alone on one thread of this machine, and fixed costs of
 0.32 s. Lines are slowed down as much as the model is smaller than the one that it stands for (ALBERT-large, GPT-2
 124M), so seconds and bytes are that model's. kappa is the transfer of a float16 round divided by the computing of a
-global batch of 32 sequences. All runs begin with equal parameters and have equal samples in equal order.
+global batch of 32 sequences. All runs begin with equal parameters and have equal samples in equal order. The name of
+local steps says their settings (`_strategy_methods.method_of`), so that one of them can be changed at a time.
 
 Each run is kept in the folder of `--results` and not repeated, so a long series can be cut into pieces. `rows` has for
 each task, kappa and method, as mean, least and most of the seeds:
@@ -51,7 +52,7 @@ from blake3 import blake3
 
 from benchmarks._report import emit, finish, note, parser
 from benchmarks._strategy_gaps import auto_rows, write_gaps
-from benchmarks._strategy_methods import DILOCO, METHODS, OURS, QUICK, REFERENCE, Method
+from benchmarks._strategy_methods import DILOCO, LOCAL, OTHERS, OURS, QUICK, REFERENCE, Method, method_of
 from benchmarks._strategy_run import EVALUATIONS, Cell, Record, run_cell
 from benchmarks._strategy_table import Row, Timeline, bytes_row, over_seeds, text, write_plots
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS
@@ -103,10 +104,10 @@ class Results:
         note(f"{cell.task} {cell.method.name} seed {cell.seed} kappa {cell.kappa}: {seconds:.0f} s of computing")
 
     def _path(self, cell: Cell) -> Path:
-        method = {"spec": cell.method.spec, "batches": cell.method.batches, "plain": cell.method.is_plain}
-        said = json.dumps([VERSION, {**asdict(cell), "method": method}, asdict(TASKS[cell.task])], sort_keys=True)
-        known = blake3(said.encode()).hexdigest(length=6)
-        return self.folder / f"{cell.task}-{cell.method.name}-{cell.samples}-seed{cell.seed}-{known}.json"
+        known = {name: getattr(cell.method, name) for name in ("spec", "batches", "is_plain", "rate", "warm")}
+        said = json.dumps([VERSION, {**asdict(cell), "method": known}, asdict(TASKS[cell.task])], sort_keys=True)
+        mark = blake3(said.encode()).hexdigest(length=6)
+        return self.folder / f"{cell.task}-{cell.method.name}-{cell.samples}-seed{cell.seed}-{mark}.json"
 
 
 def _timed(cell: Cell, folder: Path) -> tuple[Record, float]:
@@ -163,11 +164,10 @@ class Series:
         told: list[Row] = []
         equal = (1.0,) * len(self.speeds)
         for task in self.tasks:
-            rate = float(TASKS[task].optimizer["learning_rate"])
             tried = [
                 [
                     Cell(task, trial, TUNING_SEED, equal, samples, 1.0 if trial.is_overlapped else None, evaluations=1)
-                    for trial in method.trials(rate)
+                    for trial in method.trials()
                 ]
                 for method in self.methods
             ]
@@ -175,8 +175,8 @@ class Series:
             losses = {cell: self._final_loss(cell) for cells in tried for cell in cells}
             best = chosen[task] = [min(cells, key=losses.__getitem__).method for cells in tried]
             told += [
-                {"task": task, "method": cell.method.name, "spec": cell.method.spec, "loss": loss}
-                | {"chosen": cell.method in best}
+                {"task": task, "method": cell.method.name, "spec": cell.method.spec, "rate": cell.method.rate}
+                | {"loss": loss, "chosen": cell.method in best}
                 for cell, loss in losses.items()
             ]
         return chosen, told
@@ -236,7 +236,7 @@ def _options() -> Any:
     given = options.parse_args()
     if given.quick:
         given.task, given.seeds, given.kappa = "albert", "1", "1"
-    usual = REFERENCE if given.against else ",".join(QUICK if given.quick else METHODS)
+    usual = REFERENCE if given.against else ",".join(QUICK if given.quick else (*OTHERS, *LOCAL))
     given.task, given.methods = given.task.split(","), (given.methods or usual).split(",")
     given.against = (OURS, DILOCO) if given.against else ()
     given.samples = given.samples or (QUICK_SAMPLES if given.quick or given.against else FULL_SAMPLES)
@@ -244,9 +244,12 @@ def _options() -> Any:
     most = EVALUATIONS * GLOBAL_BATCH * OURS.batches
     if given.against and given.samples * max(given.budgets) > most:
         options.error(f"both loops are compared after their first round, before rounding grows: at most {most} samples")
-    for known, asked in ((TASKS, given.task), (METHODS, given.methods)):
-        if unknown := set(asked) - set(known):
-            options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if unknown := set(given.task) - set(TASKS):
+        options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}")
+    try:
+        given.methods = [method_of(name) for name in dict.fromkeys([REFERENCE, *given.methods])]
+    except KeyError as error:
+        options.error(f"there is no {error}; there are {', '.join((*OTHERS, *LOCAL))}, and others like the last ones")
     if given.write_gaps and given.speeds != "equal":
         options.error("the table of `minga plan` is of peers of equal speed: leave --speeds out")
     if given.tune and given.against:
@@ -260,7 +263,7 @@ def main() -> int:
         series = Series(
             Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes),
             options.task,
-            list(dict.fromkeys([*(METHODS[name] for name in [REFERENCE, *options.methods]), *options.against])),
+            [*options.methods, *options.against],
             [int(seed) for seed in options.seeds.split(",")],
             [float(kappa) for kappa in options.kappa.split(",")],
             speeds_of(options.speeds, options.peers),

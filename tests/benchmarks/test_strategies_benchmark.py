@@ -13,7 +13,7 @@ import torch
 from benchmarks import _strategy_tasks
 from benchmarks._strategy_clock import FIXED_S, Clock
 from benchmarks._strategy_gaps import auto_rows, write_gaps
-from benchmarks._strategy_methods import DILOCO, METHODS, OURS, REFERENCE, Method
+from benchmarks._strategy_methods import DILOCO, OURS, REFERENCE, Method, method_of
 from benchmarks._strategy_run import Cell, Record, Sealed, SwarmRun, reduce, run_cell
 from benchmarks._strategy_table import Timeline, bytes_row
 from benchmarks._strategy_tasks import Task
@@ -94,7 +94,7 @@ def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: st
 @pytest.mark.parametrize("name", ["float16", "float32", "int8", "int4", "topk"])
 def test_encoded_bytes_and_times_are_those_of_the_formulas(name: str) -> None:
     """Of gradients that differ from peer to peer, as independent ones do; times without fixed costs and codecs."""
-    layout, bits = layout_of(METHODS[name]), METHODS[name].bits
+    layout, bits = layout_of(method_of(name)), method_of(name).bits
     assert bits is not None
     result = reduce(layout, 0, given(layout, [f"{i}" for i in range(8)]))
     assert 8 * max(result.up_bytes) / NUMEL == pytest.approx(bits[0], rel=0.01)
@@ -108,7 +108,7 @@ def test_encoded_bytes_and_times_are_those_of_the_formulas(name: str) -> None:
 def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: None, tmp_path: Path) -> None:
     results = Results(tmp_path)
     reference, delayed = (
-        Cell("tiny", METHODS[name], 1, EIGHT, 256, kappa, evaluations=4)
+        Cell("tiny", method_of(name), 1, EIGHT, 256, kappa, evaluations=4)
         for name, kappa in ((REFERENCE, None), ("delayed", 10.0))
     )
     results.fill([reference, delayed])
@@ -146,8 +146,8 @@ def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path)
     results = Results(tmp_path, processes=0)
     for name, seed in ((REFERENCE, 1), (REFERENCE, 2), ("int8", 1), ("int8", 2)):
         last = {REFERENCE: 2.0, "int8": 2.0 + 0.02 * seed}[name]
-        results.keep(Cell("albert", METHODS[name], seed, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
-    methods = [METHODS[REFERENCE], METHODS["int8"]]
+        results.keep(Cell("albert", method_of(name), seed, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
+    methods = [method_of(REFERENCE), method_of("int8")]
     series = Series(results, ["albert"], methods, [1, 2], [0.1, 1.0], (1.0, 1.0), 32 * 30)
     rows = [row for row, _ in series.run({"albert": methods})]
     assert [row["gap_percent"] for row in rows] == 2 * [[0.0] * 3, [1.5, 1.0, 2.0]]
@@ -159,7 +159,7 @@ def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path)
 
 
 def test_a_loss_that_is_never_reached_is_a_result() -> None:
-    cells = [Cell("albert", METHODS[name], 1, (1.0, 1.0), 960) for name in ("int8", REFERENCE)]
+    cells = [Cell("albert", method_of(name), 1, (1.0, 1.0), 960) for name in ("int8", REFERENCE)]
     runs = [Timeline(cell, made_up((4.0, last)), 1.0) for cell, last in zip(cells, (3.5, 2.0), strict=True)]
     targets = runs[0].row(runs[1])["targets"]
     assert [targets[share]["loss"] for share in ("60%", "80%", "95%")] == [2.8, 2.4, 2.1]
@@ -171,11 +171,22 @@ def test_a_loss_that_is_never_reached_is_a_result() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["streaming-100-int4", "local-20-batch", "sparseloco-30", "demo", "powersgd", "leader", "float16"]
+    "name",
+    [
+        "local-100-int4-overlap-f2",
+        "local-100-overlap-muon-warm30",
+        "local-20-batch",
+        "local-30-int4-r1-m0-warm30",
+        "sparseloco-30",
+        "demo",
+        "powersgd",
+        "leader",
+        "float16",
+    ],
 )
 def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: Path, name: str) -> None:
-    """Overlapped or not, whole or in fragments, with residuals and sketches, of all peers or of the best."""
-    method = dataclasses.replace(METHODS[name], batches=2)
+    """Overlapped or not, in fragments, warm or cold, with residuals and sketches, of all peers or of the best."""
+    method = dataclasses.replace(method_of(name), batches=2)
     kappa = 1.0 if method.is_overlapped else None
     run = SwarmRun(Cell("tiny", method, 1, (1.0, 1.0, 2.0), 320, kappa, evaluations=1), tmp_path)
     curve = run.train()["curve"]
@@ -184,8 +195,23 @@ def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: P
     assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
 
 
+def test_a_warm_start_is_synchronous_and_then_local(tiny: None, tmp_path: Path) -> None:
+    """As the engine has it: a third of the samples in synchronous steps, then rounds of local ones."""
+    run = SwarmRun(Cell("tiny", method_of("local-2-float32-warm33"), 1, EIGHT, 384, evaluations=1), tmp_path)
+    sizes, payloads = [], []
+    for each in run.rounds():
+        run.samples += each["samples"]
+        sizes.append(each["samples"])
+        payloads.append({peer.strategy.facts.payload for peer in run.peers})
+        values = [peer.replica.read_values() for peer in run.peers]
+        assert all(torch.equal(values[0], other) for other in values[1:])
+    assert sizes == [32] * 4 + [64] * 4
+    assert payloads == [{"gradient"}] * 4 + [{"pseudo-gradient"}] * 4
+    assert {peer.round for peer in run.peers} == {run.cell.rounds}
+
+
 def test_fast_peers_compute_more(tiny: None, tmp_path: Path) -> None:
-    run = SwarmRun(Cell("tiny", METHODS["int8"], 1, speeds_of("mixed", 8), 32, evaluations=1), tmp_path)
+    run = SwarmRun(Cell("tiny", method_of("int8"), 1, speeds_of("mixed", 8), 32, evaluations=1), tmp_path)
     assert run.clock.quotas(32, run.sizes).samples == (2, 2, 2, 2, 4, 4, 8, 8)
 
 

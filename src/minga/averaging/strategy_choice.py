@@ -15,6 +15,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
 from minga.core.spec.plugins import Registry
 from minga.core.spec.problems import explain
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import TrainingSection
 
 Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
@@ -166,6 +167,12 @@ def steps_alike(run: StrategyUser) -> bool:
 def largest_strategy(run: StrategyUser) -> StrategyChoice:
     """Of all strategies that a run has one after the other, the one that holds most vectors."""
     return max((StrategyChoice.of(run, name) for name in run.training.strategies), key=lambda each: each.facts.vectors)
+
+
+def samples_of_rounds(run: RunSpec) -> list[tuple[int, int]]:
+    """From which step on rounds close with how many samples, as the run spec plans it."""
+    starts = (0, *(change.from_step for change in run.training.strategy_changes))
+    return [(start, round_batch_range(phase)[0]) for start, phase in zip(starts, run.phases, strict=True)]
 
 
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:

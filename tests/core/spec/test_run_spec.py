@@ -571,6 +571,12 @@ def test_a_warm_start_is_a_planned_change_from_synchronous_steps() -> None:
     assert RunSpec.from_toml(warm.to_toml()) == RunSpec.from_canonical(warm.canonical_bytes()) == warm
     found = [warm.training.phase_at(step) for step in (0, 20, 21)]
     assert found == ["synchronous up to step 21, then local"] * 2 + ["local since step 21"]
+    scheduled = spec(
+        training={"strategy": "local", "target_batch_size": 4800},
+        strategy={"local": {"synchronous_for": 1000, "synchronous_batch": 48, "fragments": 2}},
+        optimizer={"warmup_steps": 10, "total_steps": 1000},
+    )
+    assert (scheduled.optimizer.warmup_steps, scheduled.optimizer.total_steps) == (500, 50_000), "of 2400 samples"
     usual = spec(training={"strategy": "local"}, strategy={"local": {"synchronous_for": 4097}})
     assert [each.from_step for each in usual.training.strategy_changes] == [2]
     assert usual.strategy == {}

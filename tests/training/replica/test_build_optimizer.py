@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, LARS, SGD, AdamW, Muon
 from minga.training.replica.build_optimizer import build_optimizer, schedule
@@ -71,6 +72,26 @@ def test_schedules_that_begin_and_end_above_zero():
         factor = schedule(OptimizerSection(schedule=kind, warmup_steps=10, total_steps=110, **rates))
         assert [factor(step) * 4.8 for step in (0, 4, 9)] == pytest.approx([0.3 + 0.45, 0.3 + 2.25, 4.8])
         assert [factor(60), factor(110), factor(10**6)] == pytest.approx([middle, 0.1, 0.1])
+
+
+def test_a_warm_start_of_small_steps_leaves_the_schedule_to_the_rounds_after_it():
+    """In samples the rate is that of a run whose rounds are all large."""
+    tables = {"training": {"strategy": "local", "target_batch_size": 640}}
+    tables["optimizer"] = {"learning_rate": 1.0, "warmup_steps": 2, "total_steps": 12}
+    rounds = OptimizerSection(**tables["optimizer"])
+    warm = {"strategy": {"local": {"synchronous_for": 2560, "synchronous_batch": 64}}}
+    spec = RunSpec.from_mapping({"name": "warm", **tables, **warm})
+    assert spec.training.strategy_changes[0].from_step == 40
+    assert (spec.optimizer.warmup_steps, spec.optimizer.total_steps) == (20, 120)
+    _, scheduler = build_optimizer(spec.optimizer, _model(), run=spec)
+    cold = schedule(rounds)
+    rate = scheduler.lr_lambdas[0]
+    assert [rate(step) for step in (0, 9, 19)] == pytest.approx([0.05, 0.5, 1.0]), "each step is a tenth of a round"
+    assert [rate(20 + 10 * i) for i in (0, 1, 2)] == pytest.approx([cold(2 + i) for i in (0, 1, 2)])
+    assert [rate(40 + i) for i in range(10)] == pytest.approx([cold(4 + i) for i in range(10)])
+    plain = RunSpec.from_mapping({"name": "cold", **tables})
+    rate = build_optimizer(plain.optimizer, _model(), run=plain)[1].lr_lambdas[0]
+    assert [rate(step) for step in range(20)] == [cold(step) for step in range(20)]
 
 
 def test_the_cosine_has_a_series_of_its_own():

@@ -87,8 +87,12 @@ and of each of its steps.
 """
 
 
+_SCHEDULE: Final = ("warmup_steps", "total_steps")
+
+
 def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it.
+    """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it,
+    and the schedule of the learning rate counts the steps of that, as many as it had rounds in samples.
 
     Raises `ValueError` where the samples of a step are not fixed, or changes are planned besides.
     """
@@ -113,7 +117,16 @@ def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
     warm = {"strategy": "synchronous", "target_batch_size": step, "strategy_changes": [change]}
     rest = {key: value for key, value in table.items() if key not in (WARM_START, WARM_BATCH)}
     others = {key: value for key, value in tables.items() if key != name}
-    return {**values, "training": {**training, **warm}, "strategy": {**others, **({name: rest} if rest else {})}}
+    found = {**values, "training": {**training, **warm}, "strategy": {**others, **({name: rest} if rest else {})}}
+    optimizer = values.get("optimizer")
+    if isinstance(optimizer, OptimizerSection):
+        optimizer = optimizer.model_dump(mode="json", exclude_unset=True)
+    if isinstance(optimizer, Mapping):
+        fragments = table.get("fragments", 1)
+        unit = step * (fragments if _is_whole(fragments) else 1)
+        longer = {key: optimizer[key] for key in _SCHEDULE if _is_whole(optimizer.get(key))}
+        found["optimizer"] = {**optimizer, **{key: max(1, round(n * batch / unit)) for key, n in longer.items()}}
+    return found
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from minga.averaging.strategy_choice import round_batch_range, steps_alike
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import CUDA_WHEELS
@@ -135,7 +135,7 @@ class RecipeRun:
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(work)
-        inner, scheduler = build_optimizer(spec.optimizer, self.model, self.recipe.decayed, exact=steps_alike(spec))
+        inner, scheduler = build_optimizer(spec.optimizer, self.model, self.recipe.decayed, run=spec)
         meet()
         self.optimizer = Optimizer(
             inner,
@@ -276,7 +276,7 @@ def begin_run(peer: Peer) -> None:
     """As the organiser's peer, which does not train: have the run begin with the state that its recipe gives all."""
     spec, recipe = peer.spec, load_recipe(peer.spec)
     model = first_model(recipe, peer.files)
-    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, exact=steps_alike(spec))
+    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, run=spec)
     clipping, base = spec.optimizer.max_grad_norm, given_base(model, peer.files)
     peer.begin_with(
         Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe, base=base)

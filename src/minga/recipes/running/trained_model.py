@@ -51,7 +51,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     if not all(each.requires_grad for each in model.parameters()):
         load_initial(model, files)  # no state holds what is frozen
         base = given_base(model, files)
-    optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
+    optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, run=spec)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler, base=base, reads=True)
     replica.restore(state(replica))
     return TrainedModel(recipe, model, files, replica.step, replica.lineage)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LRScheduler
 
-from minga.averaging.strategy_choice import steps_alike
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.build_optimizer import build_optimizer
 
@@ -56,7 +55,7 @@ class Classification:
             nn.Linear(INPUTS, HIDDEN), nn.GELU(), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.GELU(),
             nn.Linear(HIDDEN, CLASSES),
         )  # fmt: skip
-        made = build_optimizer(self.spec.optimizer, self.model, exact=steps_alike(self.spec))
+        made = build_optimizer(self.spec.optimizer, self.model, run=self.spec)
         self.optimizer: torch.optim.Optimizer = made[0]
         self.scheduler: LRScheduler = made[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -14,7 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from minga.averaging.strategy_choice import samples_of_rounds, steps_alike
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon
 from minga.optim.muon import hidden_matrices
@@ -31,13 +33,14 @@ def is_matrix(name: str, parameter: Tensor) -> bool:  # noqa: ARG001
 
 
 def build_optimizer(
-    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix, *, exact: bool = True
+    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix, *, run: RunSpec | None = None
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
-    LARS does not scale the gradients of parameters that are not `decayed`. Muon gives equal bits on all devices if it
-    is `exact`, which costs time and is needed where all peers take the same steps. Gradient clipping is not the
-    optimizer's: it comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
+    LARS does not scale the gradients of parameters that are not `decayed`. `run` says what else counts: Muon gives
+    equal bits on all devices, which costs time, unless the run's peers take steps of their own; and the schedule goes
+    by samples where rounds have more of them in a later phase. Gradient clipping is not the optimizer's: it comes after
+    averaging. Raises `ConfigurationError` if the model has nothing to train.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
@@ -60,8 +63,9 @@ def build_optimizer(
             for use_muon in (True, False)
             for group in groups
         ]
+    exact, sizes = (True, ()) if run is None else (steps_alike(run), samples_of_rounds(run))
     optimizer = _optimizer(settings, [group for group in groups if group["params"]], exact=exact)
-    return optimizer, LambdaLR(optimizer, schedule(settings))
+    return optimizer, LambdaLR(optimizer, schedule(settings, sizes))
 
 
 def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]], *, exact: bool) -> Optimizer:
@@ -98,8 +102,11 @@ def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]], *, exac
             return SGD(groups, lr=rate, momentum=settings.momentum)
 
 
-def schedule(settings: OptimizerSection) -> Callable[[int], float]:
+def schedule(settings: OptimizerSection, sizes: Sequence[tuple[int, int]] = ()) -> Callable[[int], float]:
     """The learning rate's factor of update number `step` (from 0), a function of the global step alone.
+
+    Where `sizes` plan rounds of several sizes (see `samples_of_rounds`), the settings count those of the first size,
+    and a larger one is as many of them: the rate goes by samples.
 
     It rises linearly from `warmup_learning_rate` over the warm-up, of which the last update has the full rate (the
     first is not wasted on a rate of 0). Then it falls to `final_learning_rate` at `total_steps`, linearly or along half
@@ -111,14 +118,24 @@ def schedule(settings: OptimizerSection) -> Callable[[int], float]:
     last = settings.final_learning_rate / settings.learning_rate
 
     def factor(step: int) -> float:
-        if step < warmup:
-            return lowest + (1.0 - lowest) * ((step + 1) / warmup)
+        done, next_done = (_rounds_before(each, sizes) for each in (step, step + 1))
+        if done < warmup:
+            return lowest + (1.0 - lowest) * min(1.0, next_done / warmup)
         if kind == "constant":
             return 1.0
-        left = max(0.0, (total - step) / max(1, total - warmup))
+        left = max(0.0, (total - done) / max(1, total - warmup))
         return last + (1.0 - last) * (left if kind == "linear" else _half_cosine(left))
 
     return factor
+
+
+def _rounds_before(step: int, sizes: Sequence[tuple[int, int]]) -> float:
+    """The samples of all steps before `step`, in rounds of the first size; without phases these are as many steps."""
+    if len(sizes) < 2:
+        return step
+    ends = [*(start for start, _ in sizes[1:]), step]
+    samples = [size * max(0, min(end, step) - start) for (start, size), end in zip(sizes, ends, strict=True)]
+    return sum(samples) / sizes[0][1]
 
 
 def _half_cosine(left: float) -> float:
