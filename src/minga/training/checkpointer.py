@@ -152,13 +152,14 @@ class Checkpointer:
         self._kept = snapshot.step
         self.wait()
         goes_back, self._goes_back = self._goes_back, False
-        self._saving = threading.Thread(
+        saving = threading.Thread(
             target=self._write,
             args=(snapshot, self._files(), own),
             kwargs={"goes_back": goes_back, "tells": wait or self._is_over(snapshot.step)},
             name="minga-checkpoint",
         )
-        self._saving.start()
+        saving.start()
+        self._saving = saving  # not before: nobody can wait for a thread that has not begun
         if wait:
             self.wait()
 
