@@ -63,7 +63,7 @@ class Checkpointer:
         self._copy: OwnState | None = None
         self._kept: int | None = None  # the step whose state, as the replica has it, was given to `save`
         self._written: int | None = None  # and whose is on the disk
-        self._goes_back = False  # whether what is on the disk of later steps was given up for the state of others
+        self._latest = -1  # the step of the last one that this peer wrote or went on from
         self._saving: threading.Thread | None = None
         self._causes: dict[str, str] = {}  # why each kind of file could not be written the last time
 
@@ -81,7 +81,7 @@ class Checkpointer:
         checkpoint = self._store.load()
         if checkpoint is None:
             return None
-        self._kept = self._written = checkpoint.snapshot.step
+        self._kept = self._written = self._latest = checkpoint.snapshot.step
         return checkpoint.snapshot
 
     def genesis(self, organiser: str) -> Genesis | None:
@@ -137,11 +137,8 @@ class Checkpointer:
         """Whether the state that the replica has, of `step`, was saved, or comes from a checkpoint."""
         return self._kept == step
 
-    def forget(self, step: int) -> None:
-        """The replica has taken the state of others, of `step`: what was kept of its step may have been another one,
-        and what was kept of later steps counts no more.
-        """
-        self._goes_back = self._goes_back or (self._kept is not None and self._kept > step)
+    def forget(self) -> None:
+        """The replica has taken the state of others: what was kept of its step may have been another one."""
         self._kept, self._written, self._copy, self._judged = None, None, None, (-1, False)
 
     def save(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
@@ -151,11 +148,10 @@ class Checkpointer:
             own = None
         self._kept = snapshot.step
         self.wait()
-        goes_back, self._goes_back = self._goes_back, False
         saving = threading.Thread(
             target=self._write,
             args=(snapshot, self._files(), own),
-            kwargs={"goes_back": goes_back, "tells": wait or self._is_over(snapshot.step)},
+            kwargs={"tells": wait or self._is_over(snapshot.step)},
             name="minga-checkpoint",
         )
         saving.start()
@@ -187,7 +183,7 @@ class Checkpointer:
         every = self._session.spec.checkpoints.every_steps
         is_free = self._saving is None or not self._saving.is_alive()
         is_due = self._is_over(step) or self._is_for_good(step) or (every > 0 and step % every == 0 and is_free)
-        is_due = is_due or (self._goes_back and self._kept is None)  # a kill is not to bring back what was given up
+        is_due = is_due or (self._latest > step and self._kept is None)  # a kill must not bring back what was given up
         self._judged = step, is_due
         return is_due
 
@@ -213,23 +209,14 @@ class Checkpointer:
 
     # ---- on the thread that writes
 
-    def _write(
-        self,
-        snapshot: StateSnapshot,
-        files: Mapping[str, bytes],
-        own: OwnState | None,
-        *,
-        goes_back: bool,
-        tells: bool,
-    ) -> None:
+    def _write(self, snapshot: StateSnapshot, files: Mapping[str, bytes], own: OwnState | None, *, tells: bool) -> None:
         step, manifest = snapshot.step, build_manifest(snapshot)
         try:
             self._store.keep = self._session.spec.checkpoints.keep
             path = self._store.save(snapshot, manifest, files=files)
-            if goes_back:
-                self._store.give_up_after(step)
+            self._store.give_up_after(step)
+            self._latest = step
         except (StorageError, OSError) as error:
-            self._goes_back = self._goes_back or goes_back
             newest: int | None = None
             with contextlib.suppress(StorageError, OSError):
                 newest = self.newest_step()

@@ -32,8 +32,8 @@ ShortDigest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 class Standing(NamedTuple):
     """How far a history got. Of two histories the one with the higher standing goes on, and the other gives way.
 
-    A `final` one is that of a peer which finished the run, and whose trainer has left: it stays as it is. Else the
-    rounds count that two or more peers took together. Of as many, the history counts that the organiser carried on
+    A `final` one is that of a peer which finished the run, at its last step by the orders that the reader knows. Else
+    the rounds count that two or more peers took together. Of as many, the history counts that the organiser carried on
     alone, then one that another peer carried on, then one that nobody did. Then the later `step` counts, and in the end
     the id of the peer that was alone.
     """

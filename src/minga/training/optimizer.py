@@ -466,7 +466,7 @@ class Optimizer(torch.optim.Optimizer):
             if isinstance(work, ThreadTask):
                 self._port.finish(work)
                 if work.name == "restore" and self.peer is not None:
-                    self.peer.checkpointer.forget(self._replica.step)
+                    self.peer.checkpointer.forget()
                 elif work.name == FOUNDED and self.peer is not None:  # no other peer could begin the run again
                     self._keep(self.peer)
                 self._after_step()

@@ -499,8 +499,7 @@ class IrohConnection(Connection):
 
     def _ask(self) -> None:
         """Send what iroh's threads at the other end acknowledge, whatever Python does there, and nobody heeds."""
-        with contextlib.suppress(*BINDING_ERRORS):
-            self._outgoing.send_datagram(b"\0")
+        self._outgoing.send_datagram(b"\0")
 
     async def _drop_datagrams(self) -> None:
         with contextlib.suppress(*BINDING_ERRORS):
@@ -508,7 +507,8 @@ class IrohConnection(Connection):
                 await self._incoming.read_datagram()
 
     def _sample_round_trip(self, left: int) -> None:
-        self._ask()
+        with contextlib.suppress(*BINDING_ERRORS):
+            self._ask()
         if left > 1:
             self._sampling = asyncio.get_running_loop().call_later(SAMPLE_PAUSE_S, self._sample_round_trip, left - 1)
 
@@ -522,7 +522,8 @@ class IrohConnection(Connection):
         if now - self._path_time < PATH_AGE_S:
             return
         self._path_time = now
-        self._ask()  # for the next time
+        with contextlib.suppress(*BINDING_ERRORS):
+            self._ask()  # for the next time
         if (path := self._path()) is not None:
             kind: Literal["relayed", "direct"] = "relayed" if path.is_relay else "direct"
             self._facts = replace(self._facts, round_trip_s=max(path.rtt_ms, 0.5) / 1e3, path=kind)

@@ -133,8 +133,9 @@ class BoardView:
 
     @property
     def last_step(self) -> int | None:
-        """After which step the run ends, as this peer knows it. Who finished it earlier has no final state of it: that
-        peer has not heard yet that the organisers let the run go on, or says what is not true.
+        """After which step the run ends by the orders that this peer knows; None if no end is set. A peer that says it
+        finished the run at an earlier step has no final state: it has not heard yet that the organisers let the run go
+        on, or it does not tell the truth. Where no end is set nobody has one.
         """
         return self._last_step
 

@@ -247,6 +247,7 @@ class Member:
         self._node.events.emit(RunPaused(step=self.step, paused=True))
         while self._orders.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
             await asyncio.sleep(PAUSE_LOOK_S)
+            self.swarm_view.last_step = self.amended.last_step(self.step)
             if (regroup := self._orders.regroup(self.epoch)) is not None:
                 await self._follow_regroup(regroup)
                 return

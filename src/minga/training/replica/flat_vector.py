@@ -31,7 +31,7 @@ from minga.training.state.sketch import Sketch, length, sketch_of
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
-LOOKED_AT = 1 << 18
+LOOKED_AT = 1 << 22
 """Elements of a piece of which something is found out that takes copies of it."""
 
 SAMPLED = 256

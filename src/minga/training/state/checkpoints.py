@@ -310,6 +310,10 @@ class CheckpointStore:
             raise ConfigurationError(f"keep = {keep}: at least one checkpoint must be kept")
         self.directory, self.keep = directory, keep
         self._last_saved: Path | None = None  # that this store wrote
+        self._own: set[Path] = (
+            set()
+        )  # what it wrote, and what lay there when it was read: no other peer of this machine
+        self._given_up: Path | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -362,6 +366,8 @@ class CheckpointStore:
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
                 _unlock_beside(partial, lock)
+        if is_new:
+            self._own.add(final)
         self._prune(final, is_new=is_new)
         return final
 
@@ -373,6 +379,7 @@ class CheckpointStore:
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
+        self._own.update(path for _, path in waiting)
         while waiting:
             step, path = waiting.pop()
             try:
@@ -400,23 +407,24 @@ class CheckpointStore:
         return None
 
     def give_up_after(self, step: int) -> None:
-        """Set aside what is there of later steps: it is of a history that this peer gave up for one that is at `step`.
-        It would count as the newest, and what follows now would be taken for old. The last of it is kept, and told.
+        """Set aside what this peer has of later steps, if it has any: it is of a history that was given up for one that
+        is at `step`. It would count as the newest, and what follows now would be taken for old. The last of it is kept,
+        and told.
         """
-        later = [path for each, path in complete_checkpoints(self.directory) if each > step]
+        there = complete_checkpoints(self.directory)
+        self._own.intersection_update(path for _, path in there)
+        later = [path for each, path in there if each > step and path in self._own]
         if not later:
             return
-        kept = self._set_aside(later[-1], _GIVEN_UP)
-        for path in [*later[:-1], *self.directory.glob(f"{_GIVEN_UP}*")]:
-            if path != kept:
-                self._remove(path)
-        if kept is not None:
-            logger.warning(
-                "this machine went on from step %d of the others, and gave up what it had at a later one; the last "
-                "checkpoint of that is kept in %s, and nothing uses it",
-                step,
-                kept,
-            )
+        before, self._given_up = self._given_up, self._set_aside(later.pop(), _GIVEN_UP)
+        for path in later if before is None else [*later, before]:
+            self._remove(path)
+        logger.warning(
+            "this machine went on from step %d of the others, and gave up what it had at a later one; the last "
+            "checkpoint of that is kept in %s, and nothing uses it",
+            step,
+            self._given_up or self.directory,
+        )
 
     def _prune(self, just_saved: Path, *, is_new: bool = True) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store wrote of
