@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
-from minga.core.spec.sections import FileEntry
+from minga.core.spec.sections import FileEntry, OptimizerSection
 from minga.recipes.registry import RECIPES
 from minga.simulation.scenario.scenario import read_scenario
 
@@ -565,21 +565,63 @@ def test_a_warm_start_is_a_planned_change_from_synchronous_steps() -> None:
         strategy={"local": {"synchronous_for": 1000, "synchronous_batch": 48, **rates}},
     )
     change = {"from_step": 21, "strategy": "local", "target_batch_size": 4800}
-    plain = spec(training={"target_batch_size": 48, "strategy_changes": [change]}, strategy={"local": rates})
+    plain = spec(
+        training={"target_batch_size": 48, "strategy_changes": [change]},
+        strategy={"local": rates},
+        optimizer={"warmup_steps": 500_000, "total_steps": 12_500_000},
+    )
     assert warm == plain
     assert warm.run_id == plain.run_id
     assert RunSpec.from_toml(warm.to_toml()) == RunSpec.from_canonical(warm.canonical_bytes()) == warm
     found = [warm.training.phase_at(step) for step in (0, 20, 21)]
     assert found == ["synchronous up to step 21, then local"] * 2 + ["local since step 21"]
-    scheduled = spec(
-        training={"strategy": "local", "target_batch_size": 4800},
-        strategy={"local": {"synchronous_for": 1000, "synchronous_batch": 48, "fragments": 2}},
-        optimizer={"warmup_steps": 10, "total_steps": 1000},
-    )
-    assert (scheduled.optimizer.warmup_steps, scheduled.optimizer.total_steps) == (500, 50_000), "of 2400 samples"
     usual = spec(training={"strategy": "local"}, strategy={"local": {"synchronous_for": 4097}})
     assert [each.from_step for each in usual.training.strategy_changes] == [2]
     assert usual.strategy == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rounds"),
+    [
+        ({}, (5000, 125_000)),
+        ({"warmup_steps": 10, "total_steps": 1000}, (10, 1000)),
+        ({"total_steps": 200_000}, (5000, 200_000)),
+        ({"warmup_steps": 0}, (0, 125_000)),
+    ],
+)
+def test_the_schedule_of_a_warm_start_counts_rounds_whether_written_or_not(
+    optimizer: dict[str, int], rounds: tuple[int, int]
+) -> None:
+    tables = {
+        "training": {"strategy": "local", "target_batch_size": 4800},
+        "strategy": {"local": {"synchronous_for": 1000, "synchronous_batch": 48, "fragments": 2}},
+    }
+    found = [
+        spec(**tables, optimizer=optimizer),
+        RunSpec(name="test", **tables, optimizer=OptimizerSection(**optimizer)),
+    ]
+    found += [spec(**tables)] if not optimizer else []
+    for each in found:
+        steps = (each.optimizer.warmup_steps, each.optimizer.total_steps)
+        assert steps == tuple(50 * count for count in rounds), "a round of a fragment has 2400 samples"
+        assert RunSpec.from_canonical(each.canonical_bytes()) == found[0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"warmup_steps": 2000, "total_steps": 1000}, r"optimizer: warmup_steps = 2000 exceeds total_steps = 1000"),
+        ({"warmup_steps": 200_000}, r"optimizer: warmup_steps = 200000 exceeds total_steps = 125000"),
+        ({"total_steps": 10_000_001}, r"synchronous_for: optimizer\.total_steps = 10000001 rounds .* lower total"),
+    ],
+)
+def test_a_schedule_that_no_warm_start_can_have_is_refused_by_the_numbers_of_the_user(
+    optimizer: dict[str, int], message: str
+) -> None:
+    training = {"strategy": "local", "target_batch_size": 4800}
+    table = {"synchronous_for": 1000, "synchronous_batch": 48}
+    with pytest.raises(ConfigurationError, match=message):
+        spec(training=training, strategy={"local": table}, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(
@@ -589,7 +631,9 @@ def test_a_warm_start_is_a_planned_change_from_synchronous_steps() -> None:
         ({}, {"synchronous_for": 0}, "whole numbers from 1 on"),
         ({}, {"synchronous_for": True}, "whole numbers from 1 on"),
         ({}, {"synchronous_for": 9, "synchronous_batch": "48"}, "whole numbers from 1 on"),
-        ({"target_batch_size": "auto"}, {"synchronous_for": 9}, "needs a number as training.target_batch_size"),
+        ({}, {"synchronous_for": 10**9 + 1, "synchronous_batch": 1}, "at most 1,000,000,000 steps"),
+        ({"target_batch_size": 10**400}, {"synchronous_for": 9}, "a number from 1 to 16,777,216"),
+        ({"target_batch_size": "auto"}, {"synchronous_for": 9}, "a number from 1 to 16,777,216 as training"),
         ({"strategy": "synchronous"}, {"synchronous_for": 9}, "synchronous steps need no warm start"),
         ({"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}, {"synchronous_for": 9}, "leave it out"),
     ],

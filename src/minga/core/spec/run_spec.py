@@ -30,10 +30,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import NOT_TEXT, decode_text
-from minga.core.spec.fields import Printable, Section, described, without_private
+from minga.core.spec.fields import MAX_STEPS, Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain, probably_meant
 from minga.core.spec.sections import (
+    MAX_BATCH,
     AveragingSection,
     CheckpointsSection,
     FileEntry,
@@ -87,14 +88,12 @@ and of each of its steps.
 """
 
 
-_SCHEDULE: Final = ("warmup_steps", "total_steps")
-
-
 def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it,
     and the schedule of the learning rate counts the steps of that, as many as it had rounds in samples.
 
-    Raises `ValueError` where the samples of a step are not fixed, or changes are planned besides.
+    Raises `ValueError` where the samples of a step are not fixed, changes are planned besides, or there are too many
+    steps.
     """
     training, tables = values.get("training", {}), values.get("strategy", {})
     training = training.model_dump(mode="json") if isinstance(training, TrainingSection) else training
@@ -109,28 +108,35 @@ def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(f"{where}: synchronous steps need no warm start")
     if training.get("strategy_changes"):
         raise ValueError(f"{where}: leave it out, and name its phase in training.strategy_changes with the others")
-    if not _is_whole(batch):
-        raise ValueError(f"{where} needs a number as training.target_batch_size")
-    if not _is_whole(samples) or not _is_whole(step):
-        raise ValueError(f"{where} and {WARM_BATCH} must be whole numbers from 1 on, and {WARM_START} has to be there")
+    if not _is_whole(batch, MAX_BATCH):
+        raise ValueError(f"{where} needs a number from 1 to {MAX_BATCH:,} as training.target_batch_size")
+    if not _is_whole(step, MAX_BATCH) or not _is_whole(samples, MAX_STEPS * step):
+        raise ValueError(
+            f"{where} and {WARM_BATCH} must be whole numbers from 1 on, and {WARM_START} has to be there; the first "
+            f"phase has at most {MAX_STEPS:,} steps of at most {MAX_BATCH:,} samples"
+        )
     change = {"from_step": -(-samples // step), "strategy": name, "target_batch_size": batch}
     warm = {"strategy": "synchronous", "target_batch_size": step, "strategy_changes": [change]}
     rest = {key: value for key, value in table.items() if key not in (WARM_START, WARM_BATCH)}
     others = {key: value for key, value in tables.items() if key != name}
     found = {**values, "training": {**training, **warm}, "strategy": {**others, **({name: rest} if rest else {})}}
-    optimizer = values.get("optimizer")
-    if isinstance(optimizer, OptimizerSection):
-        optimizer = optimizer.model_dump(mode="json", exclude_unset=True)
-    if isinstance(optimizer, Mapping):
-        fragments = table.get("fragments", 1)
-        unit = step * (fragments if _is_whole(fragments) else 1)
-        longer = {key: optimizer[key] for key in _SCHEDULE if _is_whole(optimizer.get(key))}
-        found["optimizer"] = {**optimizer, **{key: max(1, round(n * batch / unit)) for key, n in longer.items()}}
-    return found
+    try:
+        optimizer = OptimizerSection.model_validate(values.get("optimizer", {}))
+    except ValidationError:
+        return found  # it is refused when the section is read, by the numbers that the user wrote
+    fragments = table.get("fragments", 1)
+    unit = step * (fragments if _is_whole(fragments, MAX_STEPS) else 1)
+    warmup, total = (n and max(1, round(n * batch / unit)) for n in (optimizer.warmup_steps, optimizer.total_steps))
+    if total > MAX_STEPS:
+        raise ValueError(
+            f"{where}: optimizer.total_steps = {optimizer.total_steps} rounds are as many samples as {total} steps of "
+            f"the first phase, and the limit is {MAX_STEPS}; lower total_steps or raise {WARM_BATCH}"
+        )
+    return {**found, "optimizer": optimizer.model_copy(update={"warmup_steps": warmup, "total_steps": total})}
 
 
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _is_whole(value: Any, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _read_table(table: Any, where: str) -> dict[str, Any]:

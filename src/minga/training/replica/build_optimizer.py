@@ -39,8 +39,8 @@ def build_optimizer(
 
     LARS does not scale the gradients of parameters that are not `decayed`. `run` says what else counts: Muon gives
     equal bits on all devices, which costs time, unless the run's peers take steps of their own; and the schedule goes
-    by samples where rounds have more of them in a later phase. Gradient clipping is not the optimizer's: it comes after
-    averaging. Raises `ConfigurationError` if the model has nothing to train.
+    by the batch that the spec plans for each phase. Gradient clipping is not the optimizer's: it comes after averaging.
+    Raises `ConfigurationError` if the model has nothing to train.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
@@ -106,7 +106,8 @@ def schedule(settings: OptimizerSection, sizes: Sequence[tuple[int, int]] = ()) 
     """The learning rate's factor of update number `step` (from 0), a function of the global step alone.
 
     Where `sizes` plan rounds of several sizes (see `samples_of_rounds`), the settings count those of the first size,
-    and a larger one is as many of them: the rate goes by samples.
+    and a larger one is as many of them: the rate goes by the batch that the spec plans. It does not follow a batch that
+    peers measure (`target_batch_size = "auto"`) or that an amendment changes: such a round counts as it was planned.
 
     It rises linearly from `warmup_learning_rate` over the warm-up, of which the last update has the full rate (the
     first is not wasted on a rate of 0). Then it falls to `final_learning_rate` at `total_steps`, linearly or along half
