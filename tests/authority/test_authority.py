@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from minga.access.access_files import AccessFiles
 from minga.authority.allow_list import AllowList
 from minga.authority.app import watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
@@ -31,14 +32,16 @@ from minga.core.errors import (
 )
 from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
-from minga.identity.access.orders import Revocation
+from minga.identity.access.orders import Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
+from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
-from minga.training.own_access import _completed
+from minga.training.own_access import RunAccess, _completed
+from tests.identity.access.test_members import invitation, members_spec
 from tests.worlds.authority_tools import (
     CODES,
     HOUR_S,
@@ -474,7 +477,10 @@ async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) 
     kept = await token_of(place, PEER)
     place.transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
     log_in = LogIn(place.client(), Nobody(), place.sleep)  # type: ignore[arg-type]
-    assert await log_in.obtain(PEER, kept) == kept
+    access = invitation_link().access
+    assert access is not None
+    for good in (kept, access.token_for(PEER.peer_id)):
+        assert await log_in.obtain(PEER, good) == good
     with pytest.raises(UnreachableError):
         await log_in.obtain(PEER, None)
 
@@ -509,6 +515,41 @@ async def test_a_program_brings_its_credentials_or_a_key_that_is_known(tmp_path:
     await obtain(Credentials("alice", CODES["alice"]))
     await obtain(Credentials())
     assert CODES["alice"] not in repr(Credentials("alice", CODES["alice"]))
+
+
+def test_who_has_access_without_a_login_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, next_one = peers(3)
+    spec = members_spec(organisers=(first, second))
+    run = spec.run_id
+    link = Link(run, first.peer_id, (EntryPoint(first.peer_id),), authority="https://a.example")
+    files, known = AccessFiles(tmp_path), (SignedRunSpec.sign(spec, first), spec)
+    admitted = invitation(spec, first).token_for(PEER.peer_id)
+    assert admitted.expires is not None
+    files.keep_token(PEER.peer_id, admitted)
+    logged_in: list[str] = []
+
+    async def obtain(_: LogIn, peer: Identity, kept: Token | None) -> Token:
+        logged_in.append(peer.peer_id)
+        return admitted
+
+    monkeypatch.setattr(LogIn, "obtain", obtain)
+
+    def logs_in(peer: Identity, person: Credentials, *, now_s: float = 0.0, knows: bool = True) -> bool:
+        logged_in.clear()
+        access = RunAccess(files, link, known if knows else None, keeps=True, person=person)
+        access.log_in(peer, now_s)
+        return bool(logged_in)
+
+    nothing, alice = Credentials(), Credentials("alice", CODES["alice"])
+    assert not logs_in(PEER, nothing, knows=False)
+    assert logs_in(PEER, nothing, now_s=admitted.expires)
+    assert logs_in(PEER, alice), "who brings credentials wants to use them"
+    assert logs_in(OTHER, nothing)
+    assert logs_in(second, nothing, knows=False)
+    assert [logs_in(peer, alice) for peer in (first, second, next_one)] == [False, False, True]
+    handed = Transfer(bytes.fromhex(run), 0, 0, (), (bytes.fromhex(next_one.peer_id),), 1)
+    files.keep_orders([handed.signed_by(first)])
+    assert [logs_in(peer, alice) for peer in (first, second, next_one)] == [False, True, False], "in the present term"
 
 
 @asynchronously

@@ -9,8 +9,8 @@ under the name of the person, until a date that is hours away (`minga.identity.a
 organiser's key lies on a web server, members verify everything offline, and a stolen invitation can admit at most
 as many peers as it is for, until the organisers bar it.
 
-It is a program of its own: nothing but `minga authority` imports it, and a peer never does. What a peer says to it is
-in `minga.login`.
+It is a program of its own: in minga only the command `minga authority` imports it. Peers that log in do so by
+`minga.login`.
 
 Read: app (entry: files, web server, watch over the list), service (bounds on requests), issuer (decides and signs),
 providers (identify people), allow_list (the people that the authority admits), codes (secret codes), roster (the peers

@@ -103,7 +103,7 @@ class LogIn:
         except LoginNeeded:
             token = await self._log_in(peer)
         except UnreachableError:
-            if kept is None or kept.login is None or (kept.expires or 0) <= self.wall_time():
+            if kept is None or (kept.expires or 0) <= self.wall_time():
                 raise
             return kept
         check_clock(token, self.wall_time())

@@ -140,9 +140,10 @@ def join(
 
     A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members the
     link admits the peer, or the token that it showed before. If the link names an authority, the peer logs in there,
-    and keeps its access renewed: `person` is asked where its key is not enough; without one (`Credentials()`) it has to
-    be, and a monitor does not log in. A trainer that has a checkpoint of the run goes on alone if no peer answers any
-    more.
+    and keeps its access renewed: `person` is asked where its key is not enough. Without one (`Credentials()`) the key
+    has to be enough; a monitor does not log in then, nor does a peer whose token of before came without a login and
+    still lasts. Organisers need no token: a peer that is known here as one does not log in. A trainer that has a
+    checkpoint of the run goes on alone if no peer answers any more.
 
     Raises `LinkError` for a damaged link, `RemoteError` if no peer in it answers or admits this one, or the authority
     does not, and `ConfigurationError` if `person` cannot say what the authority needs, or if this version of minga
@@ -323,7 +324,7 @@ def enter(
         return session
 
     try:
-        access.log_in(identity)
+        access.log_in(identity, time.time())
         token = access.token(identity.peer_id, time.time())
         started = thread.call(start())
         access.keep_token(started)  # a person who logged in, and takes part later, does not log in again

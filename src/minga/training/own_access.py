@@ -3,14 +3,15 @@
 A run's spec says whether it is open or for members. A peer that hosted the run, or was in it before, knows the spec. A
 newcomer asks the first peer that it meets, and verifies the spec against the link.
 
-If the link names an authority, the peer gets its token there. It asks for the next one when a third of the present
-one's life is left, so an authority may be down for long without any effect. Members learn of the new token by gossip,
-and newcomers see it in handshakes.
+If the link names an authority, a peer that needs a token gets it there. It asks for the next one when a third of the
+present one's life is left, so an authority may be down for long without any effect. Members learn of the new token by
+gossip, and newcomers see it in handshakes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +22,13 @@ from minga.core.aio import Backoff
 from minga.core.errors import LinkError, LocalError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import AuthorityClient
-from minga.login.credentials import LogIn, LoginUser, check_clock
+from minga.login.credentials import Credentials, LogIn, LoginUser, check_clock
 from minga.network.interface import PeerId
 from minga.training.session import Session
 from minga.training.transfer.run_files import fetch_run_spec
@@ -75,25 +76,45 @@ class RunAccess:
             raise UnreachableError("nobody was there to send the run spec", phase="run spec")
         return self.known
 
-    def log_in(self, identity: Identity) -> None:
+    def log_in(self, identity: Identity, now_s: float) -> None:
         """Get a token for this peer's key from the authority, if it has to log in there. Blocks.
 
-        Raises what `LogIn.obtain` raises.
+        `now_s` is in Unix seconds. Raises what `LogIn.obtain` raises.
         """
-        if (log_in := self._login(identity, is_waited_for=True)) is not None:
-            self._issued = _completed(_obtain(log_in, identity, self._files.token(identity.peer_id)))
+        kept = self._files.token(identity.peer_id)
+        if self._needs_login(identity.peer_id, kept, now_s) and (log_in := self._login(is_waited_for=True)) is not None:
+            self._issued = _completed(_obtain(log_in, identity, kept))
 
     def keep_renewed(self, session: Session) -> None:
         """Renew the authority's token for as long as the session lives; called on its loop."""
-        if (log_in := self._login(session.identity, is_waited_for=False)) is not None:
+        if self._issued is not None and (log_in := self._login(is_waited_for=False)) is not None:
             session.node.spawn(_renew(session, log_in))
 
-    def _login(self, identity: Identity, *, is_waited_for: bool) -> LogIn | None:
-        """A way to log in, whose person hears of pauses if it `is_waited_for`; None where there is no need, as for the
-        organiser.
+    def _needs_login(self, peer_id: str, kept: Token | None, now_s: float) -> bool:
+        """Whether the link names an authority, and this peer cannot do without: organisers can. So can, where nothing
+        was given to log in with, a peer whose token of before lasts and came without a login: the authority may not
+        know its key.
         """
+        if self._link is None or self._link.authority is None or peer_id in self._organisers(self._link):
+            return False
+        is_admitted = kept is not None and kept.login is None and (kept.expires or 0) > now_s
+        return not is_admitted or self._person != Credentials()
+
+    def _organisers(self, link: Link) -> frozenset[str]:
+        """The keys that need no token, as far as they are known here."""
+        if self.known is None:
+            return frozenset({link.organiser})
+        signed, spec = self.known
+        ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
+        for order in () if self._of_before is None else self._of_before.orders:
+            with contextlib.suppress(InvalidOrderError):  # a damaged file costs a login at most
+                ledger.take(order)
+        return ledger.organisers.keys | {link.organiser}
+
+    def _login(self, *, is_waited_for: bool) -> LogIn | None:
+        """A way to log in, whose person hears of pauses if it `is_waited_for`; None where nobody logs in."""
         link, person = self._link, self._person
-        if link is None or link.authority is None or person is None or identity.peer_id == link.organiser:
+        if link is None or link.authority is None or person is None:
             return None
         client = AuthorityClient(link.authority, link.run_id, on_pause=person.wait if is_waited_for else None)
         return LogIn(client, person, asyncio.sleep)
@@ -115,7 +136,7 @@ class RunAccess:
         if self._link is None or not self._vouchers:
             return None
         run_id, expires = self._link.run_id, int(now_s) + WATCH_S
-        organisers = {self._link.organiser, *(self.known[1].security.organisers if self.known else ())}
+        organisers = self._organisers(self._link)
         for member in self._vouchers:
             token = self._files.token(member.peer_id)
             if token is not None or member.peer_id in organisers:

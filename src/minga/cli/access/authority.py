@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minga.authority.codes import hashed, new_code
 from minga.cli.commands import AuthorityCommand
@@ -17,15 +17,9 @@ from minga.core.wheel import own_wheel
 from minga.dashboard.joining import JoinFacts, JoinPage, Source
 from minga.identity.access.token import LOGIN_NAME
 from minga.identity.links.links import Link
-from minga.training.join import PeerOptions
 
-try:
-    from minga.authority.app import AuthorityServer, AuthoritySettings, barring
+if TYPE_CHECKING:
     from minga.authority.service import Handout
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"the authority needs the package {error.name}: python -m pip install starlette uvicorn"
-    ) from error
 
 MAX_INPUT_CHARACTERS = 100_000
 
@@ -34,8 +28,16 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
     """Serve until Ctrl-C, or make a code for a person."""
     link, allow = options.link, options.allow
     if options.new_code is not None or link is None or allow is None:
-        _new_code(str(options.new_code), context)
+        _new_code(str(options.new_code), context)  # which needs neither a web server nor torch
         return
+    try:
+        from minga.authority.app import AuthorityServer, AuthoritySettings, barring
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the authority needs the package {error.name}: python -m pip install starlette uvicorn"
+        ) from error
+    from minga.training.join import PeerOptions
+
     output = context.output
     parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
     host, port = parse_listen(options.listen, "127.0.0.1:8470")
@@ -81,6 +83,8 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
 
 def _handouts(url: str, link: Link) -> tuple[Handout, ...]:
     """The page for newcomers, and the wheel."""
+    from minga.authority.service import Handout
+
     wheel, base = own_wheel(), f"{url.rstrip('/')}/"
     rows = {"Open to": "the people on its list, who log in", "Run": link.run_id, "Organiser's key": link.organiser}
     facts = JoinFacts("A run for members", str(link), f"minga join {link}", rows)
