@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,13 @@ from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.files import Content
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
+from minga.recipes.init_from import INITIAL_FILE, given_base, initial_file, load_initial
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.running import trained_model
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL, OPTIMIZER
 from tests.worlds.cli_run import SPEC
@@ -144,6 +146,23 @@ def test_parameters_of_another_model_are_refused(
     save_file(tensors, tmp_path / INITIAL_FILE)
     with pytest.raises(ConfigurationError, match=message):
         load_initial(nn.Linear(3, 2), {INITIAL_FILE: tmp_path / INITIAL_FILE})
+
+
+def test_a_given_base_has_the_names_that_states_have_and_all_that_is_frozen(tmp_path: Path) -> None:
+    """A tied tensor went by another name than in the state, which then had it a second time."""
+    path, head = tmp_path / "model.safetensors", nn.Linear(3, 5)
+    model = nn.ModuleDict({"model": nn.Embedding(5, 3), "head": head}).requires_grad_(False)
+    head.weight = model["model"].weight  # the name that comes first in order is not the first that is listed
+    head.bias.requires_grad_(True)
+    compiled = nn.Sequential(OrderedDict(_orig_mod=model))
+    save_file({"model.weight": torch.full((5, 3), 7.0)}, path)
+    for each in (model, compiled):
+        base = given_base(each, {"base/model.safetensors": path})
+        assert base is not None
+        assert base.keys() == {"head.weight"} < ModelNames(each).parameters().keys()
+    head.bias.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=r"lack head\.bias, which is frozen here"):
+        given_base(model, {"base/model.safetensors": path})
 
 
 def content(given: Content) -> bytes:

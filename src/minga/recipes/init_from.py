@@ -29,6 +29,7 @@ from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.model_names import ModelNames
 from minga.training.state.state_dict import MODEL
 from minga.training.state.tensor_access import TensorAccess
 
@@ -123,18 +124,24 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
 
 def given_base(model: nn.Module, files: Files) -> Base | None:
     """What a state says of what is frozen in a model of a run to which the files of a base belong, by what these hold:
-    in whatever form a machine holds it, it is the same base. None in other runs.
+    in whatever form a machine holds it, it is the same base. None in other runs. Raises `ConfigurationError` if the
+    files lack a frozen parameter.
     """
     paths = [path for name, path in files.items() if name.startswith(BASE_FOLDER)]
     if not paths:
         return None
     given = _read(paths, _GIVEN)
-    names: dict[int, list[str]] = {}  # tied ones have several
+    names, places = ModelNames(model), dict[int, str]()
     for name, each in model.named_parameters(remove_duplicate=False):
-        if not each.requires_grad:
-            names.setdefault(id(each), []).append(name)
-    found = {own[0]: next(given[place] for place in map(_place, own) if place in given) for own in names.values()}
-    return hashed(found, TensorAccess())
+        if (place := _place(names.clean(name))) in given:  # files may have a tied one by any of its names
+            places.setdefault(id(each), place)
+    frozen = {name: id(each) for name, each in names.parameters().items() if not each.requires_grad}
+    if lacking := [name for name, each in frozen.items() if each not in places]:
+        raise ConfigurationError(
+            f"{_GIVEN} lack {lacking[0]}{and_others(lacking)}, which is frozen here: load the model that the run's "
+            f"files in {BASE_FOLDER} are of, and freeze nothing else"
+        )
+    return hashed({name: given[places[each]] for name, each in frozen.items()}, TensorAccess())
 
 
 def _place(name: str) -> str:

@@ -315,13 +315,18 @@ class Recipe(ABC, Generic[S]):
         file and no network, and works on the device `meta`.
         """
 
-    def model_on_base(self, files: Files, device: torch.device | None) -> nn.Module | None:  # noqa: ARG002
-        """The model with which a run begins, where the recipe loads its base in a way of its own: on the `device` where
-        it is to be trained, or on the CPU. None: it is a new one with the parameters that came with the run.
+    def load_model(self, files: Files, device: torch.device | None) -> nn.Module:
+        """The model with which a run begins, with the parameters that came with it: on the `device` where it is to be
+        trained, or on the CPU.
 
         Raises `ConfigurationError` if that cannot be.
         """
-        return None
+        from minga.recipes.init_from import load_initial
+        from minga.recipes.initial import new_model
+
+        model = new_model(self)
+        load_initial(model, files)
+        return model if device is None else model.to(device)
 
     def check_device(self, device: torch.device) -> None:
         """Raise `ConfigurationError`, with what to install or to choose, if the model cannot be trained on a device of

@@ -91,7 +91,8 @@ class Optimizer(torch.optim.Optimizer):
     offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
         parameters and gradients. In a peer of several processes it is refused.
     base: what `model` has frozen, as `minga.recipes.init_from.given_base` says it, where peers hold that in forms of
-        their own, such as in 8 bits; None looks at what is there.
+        their own, such as in 8 bits. What is there in the form that it says is compared with it; None goes by all that
+        is there.
 
     The constructor returns when this peer has the swarm's current state; learning rates and other numbers of parameter
     groups are those of the run. Raises `ConfigurationError` for arguments that disagree with the run, its spec or each

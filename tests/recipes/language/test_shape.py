@@ -16,6 +16,7 @@ from minga.cli.diagnosing.machine import model_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
+from minga.recipes.causal_lm.settings import FAMILY
 from minga.recipes.language import config_guard, shape
 from minga.recipes.language import shape as resolution
 from minga.recipes.language.config_guard import check_memory
@@ -237,3 +238,11 @@ def test_nothing_that_a_received_spec_names_is_looked_up(
     with pytest.raises(ConfigurationError, match="spell out the shape"):
         check_published(received)
     assert model_of(received) is None
+
+
+def test_members_who_verify_each_other_draw_nothing_on_any_level() -> None:
+    text = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    values = {"model_type": "gemma3", "text_config": {**text, "attention_dropout": 0.1}}
+    said = shape.published_shape(values, {}, FAMILY)
+    assert json.loads(said)["text_config"]["attention_dropout"] == 0.1
+    assert json.loads(shape.without_chance(said, FAMILY))["text_config"]["attention_dropout"] == 0.0

@@ -196,6 +196,27 @@ def test_a_base_that_changes_before_a_state_comes_is_told(caplog: pytest.LogCapt
     assert "body.2.weight is frozen in the run, and this program changed its values" in heard
 
 
+def test_a_given_base_is_compared_with_what_is_here_in_its_form(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that forgets to load the base would send gradients of another model; another form is trusted."""
+    given = replica(Body())._state.base
+    run = stepped(replica(Body(), base=given))
+    with pytest.raises(UnfitError, match=r"`body\.0\.weight` is frozen and has other values"):
+        replica(Body(seed=2), base=given)
+    model = Body()
+    model.body.bfloat16()
+    one = replica(model, base=given)
+    one.restore(run.capture())
+    assert one.digest() == run.digest()
+    assert not caplog.messages
+    with torch.no_grad():
+        model.body[2].weight += 1.0
+        run._watch._begun["body.2.bias"][0].add_(1.0)
+    for each in (one, run):
+        each.apply(torch.ones(each.vector.numel), each.step + 1)
+    heard = [message.partition(" is frozen")[0] for message in caplog.messages]
+    assert heard == ["body.2.weight", "body.2.bias"]
+
+
 def test_what_may_follow_the_trained_parameters_stays_in_the_state() -> None:
     def following() -> tuple[Body, Replica]:
         model = Body()

@@ -228,7 +228,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
             base = build(self.resolved.config, FAMILY, frozen=torch.float32 if is_small else torch.bfloat16)
         return with_adapters(base, self.settings.lora)
 
-    def model_on_base(self, files: Files, device: torch.device | None) -> nn.Module:
+    def load_model(self, files: Files, device: torch.device | None) -> nn.Module:
         """With a base that is quantised on the `device`, if it is to have so few bits; DoRA begins at the base."""
         if device is None or self.settings.base_bits >= 16:
             model = new_model(self)

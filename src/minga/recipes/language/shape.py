@@ -158,16 +158,25 @@ def without_chance(text: str, family: ModelFamily) -> str:
     """A published shape without what its model draws at random in training, such as dropout: devices draw otherwise, so
     that members who compute each other's gradients again would come to others.
     """
-    values = read_config(text)
-    drawn = [
-        name
-        for name, value in values.items()
-        if ("drop" in name or "jitter" in name) and isinstance(value, float) and value
-    ]
+    drawn: list[str] = []
+    values = _undrawn(read_config(text), drawn)
     if not drawn:
         return text
     logger.warning("members of this run verify each other, so it trains without %s", ", ".join(drawn))
-    return published_shape(values | dict.fromkeys(drawn, 0.0), {}, family)
+    return published_shape(values, {}, family)
+
+
+def _undrawn(values: Mapping[str, Any], drawn: list[str], where: str = "") -> dict[str, Any]:
+    """The configuration with 0 for what is drawn, on every level; the names of it are added to `drawn`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        is_drawn = ("drop" in name or "jitter" in name) and isinstance(value, float) and value != 0.0
+        if is_drawn:
+            drawn.append(where + name)
+        found[name] = 0.0 if is_drawn else value
+        if isinstance(value, Mapping):
+            found[name] = _undrawn(value, drawn, f"{where}{name}.")
+    return found
 
 
 def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:

@@ -1,4 +1,6 @@
-"""Held-out figures beside training: on a copy of the model, on a thread of its own, so that no round waits for them."""
+"""Held-out figures beside training: on a copy of the model, on a thread of its own, so that no round waits for them;
+where layers cannot be copied, between two steps.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,20 @@ from minga.recipes.interface import Files
 from minga.recipes.registry import load_recipe
 
 Report = Callable[[int, dict[str, float]], None]
-"""Called, on the evaluator's thread, with the global step and the figures."""
+"""Called, on the thread that evaluates, with the global step and the figures."""
 
 
 class Evaluator:
-    """Evaluates copies of `model`, one at a time. `report` gets the figures."""
+    """Evaluates copies of `model`, one at a time. `report` gets the figures.
+
+    A model with layers that a library quantised is evaluated itself, by the thread that trains it: such layers cannot
+    be copied, and two threads would change what they note from call to call.
+    """
 
     def __init__(self, spec: RunSpec, files: Files, model: nn.Module, report: Report) -> None:
         # A recipe of its own: recipes keep batches, and training uses another thread.
         self._recipe, self._files, self._report = load_recipe(spec), files, report
-        self._copy = copy.deepcopy(model, _shared(model))
+        self._copy = None if any(map(_is_quantised, model.modules())) else copy.deepcopy(model, _frozen(model))
         self._thread: threading.Thread | None = None
         self.error: MingaError | None = None
 
@@ -34,14 +40,19 @@ class Evaluator:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, model: nn.Module, step: int) -> None:
-        """Copy the model's present state and evaluate it in the background; does nothing while busy."""
+        """Copy the model's present state and evaluate it in the background; does nothing while busy. Where there is no
+        copy it returns when the figures are known.
+        """
         if self.is_busy:
+            return
+        if self._copy is None:
+            self._run(model, step)
             return
         with torch.no_grad():
             for mine, theirs in zip(_tensors(self._copy), _tensors(model), strict=True):
                 if mine is not theirs:
                     mine.copy_(theirs)
-        self._thread = threading.Thread(target=self._run, args=(step,), name="minga-evaluation", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._copy, step), name="minga-evaluation", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -51,9 +62,9 @@ class Evaluator:
         if self.error is not None:
             raise self.error
 
-    def _run(self, step: int) -> None:
+    def _run(self, model: nn.Module, step: int) -> None:
         try:
-            figures = self._recipe.evaluate(self._copy, self._files)
+            figures = self._recipe.evaluate(model, self._files)
         except MingaError as error:
             self.error = error
             return
@@ -61,17 +72,13 @@ class Evaluator:
             self._report(step, figures)
 
 
-def _shared(model: nn.Module) -> dict[int, object]:
-    """What a copy has in common with the model, by id: what is frozen, for which there may be no room twice, and layers
-    that a library quantised, which cannot be copied.
-    """
-    frozen: dict[int, object] = {id(each): each for each in model.parameters() if not each.requires_grad}
-    packed: dict[int, object] = {
-        id(module): module
-        for module in model.modules()
-        if any(not each.is_floating_point() for each in module.parameters(recurse=False))
-    }
-    return frozen | packed
+def _is_quantised(layer: nn.Module) -> bool:
+    return any(not each.is_floating_point() for each in layer.parameters(recurse=False))
+
+
+def _frozen(model: nn.Module) -> dict[int, object]:
+    """What a copy has in common with the model, by id: what is frozen, for which there may be no room twice."""
+    return {id(each): each for each in model.parameters() if not each.requires_grad}
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

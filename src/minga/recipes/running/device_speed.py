@@ -58,9 +58,16 @@ def measure_speed(
 
     Begins with what `minga join` takes, halves it until there is memory for it, then tries half of that as well, which
     is faster on some machines; a size that the run prescribes is the only one. Raises `ConfigurationError` if there is
-    no memory for a single sample, or for the prescribed size.
+    no memory for a single sample, or for the prescribed size, and for a base in fewer bits than a new model has.
     """
-    model = new_model(recipe).to(device)
+    model = new_model(recipe)
+    frozen_bytes = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
+    if 0 < recipe.facts().frozen_bytes < frozen_bytes:
+        raise ConfigurationError(
+            "a base in 8 or 4 bits is quantised from the files of a run, which a measurement has not, and with more "
+            "bits it has another speed: measure with base_bits = 16 or 32"
+        )
+    model = model.to(device)
     optimizer, _ = build_optimizer(optimizer_settings, model, recipe.decayed)
     fixed = recipe.fixed_micro_batch_size
     micro_batch = fixed or (ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH)

@@ -40,7 +40,7 @@ from minga.training.replica.schedule import UNKNOWN, LoopRates, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
-from minga.training.state.base import Base
+from minga.training.state.base import Base, check_base
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -59,7 +59,7 @@ class Replica:
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. What is frozen is the
     base, of which the state has the hashes (`training/state/base.py`); those of `base`, if it is given, where what is
-    here has another form. `rules` are followed at each update, and
+    here has another form, and the rest has to be what `base` says. `rules` are followed at each update, and
     `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates are made in RAM,
     see `host_memory.py`.
     Micro-batches are added up on an accelerator if all parameters are on one, and else in RAM.
@@ -126,7 +126,6 @@ class Replica:
             access=access,
         )
         self._record: TrainedRecord | None = None
-        self._has_given_base = base is not None
         self._state.base = base or {}
         if not reads:
             record = record_of(
@@ -141,11 +140,11 @@ class Replica:
                 base=base,
             )
             self._record = record = self._agreed(record)
+            check_base(base or {}, record.base)
             self._state.base, self._state.trains = record.base, record.written()
             self.trains = record.digest(self._state.model_entries())
         trained = trained_parameters(optimizer, model)
-        watched = {} if self._has_given_base else self._state.base  # whose hashes are not those of what is here
-        self._watch = ModelWatch(self._state.model_tensors(), trained, watched, access)
+        self._watch = ModelWatch(self._state.model_tensors(), trained, self._state.base, access)
         self._is_taken_over = False  # whether the state came from elsewhere before
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
@@ -452,7 +451,7 @@ class Replica:
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
         self._check_model()
-        if self._record is None and not self._has_given_base:
+        if self._record is None:
             self._state.read_base(state.scalars)
         self._state.check_model(state)
         if self._record is not None:

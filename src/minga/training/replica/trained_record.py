@@ -27,7 +27,7 @@ from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import and_others, counted
 from minga.optim.shards import local
 from minga.optim.together import members_of
-from minga.training.state.base import BASE, Base, base_of, hash_of, hashed, holds_others, packed_tensors
+from minga.training.state.base import BASE, Base, base_of, has_form, hash_of, hashed, holds_others, packed_tensors
 from minga.training.state.manifest import MAX_NAME_CHARACTERS
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
 from minga.training.state.snapshot import TensorEntry
@@ -243,17 +243,17 @@ def record_of(
     holds_frozen: bool = False,
     base: Base | None = None,
 ) -> TrainedRecord:
-    """The record of this program, after its base was hashed unless that is given. With `holds_frozen` frozen parameters
-    are no part of it, but of the state, if they have bytes of their own.
+    """The record of this program, after its base was hashed: where one is given, what of that is here in the form in
+    which it is given. With `holds_frozen` frozen parameters are no part of it, but of the state, if they have bytes of
+    their own.
     """
     trained = set(trained_parameters(optimizer, model))
     named, groups = named_parameters(optimizer, model), optimizer.param_groups
     names = {id(each): name for name, each in named.items()}
     frozen = {name: each for name, each in named.items() if name not in trained}
     held = {name for name, each in frozen.items() if holds_frozen and not holds_others(each)}
-    if base is None:
-        rest = frozen | ({} if model is None else packed_tensors(model))
-        base = hashed({name: each for name, each in rest.items() if name not in held}, access)
+    rest = frozen | ({} if model is None else packed_tensors(model))
+    resting = {name: each for name, each in rest.items() if name not in held and (base is None or name in base)}
     return TrainedRecord(
         unit,
         tuple(tuple(sorted({names[id(p)] for p in group["params"]} & trained)) for group in groups),
@@ -262,7 +262,7 @@ def record_of(
         "" if scheduler is None else _schedule_kind(scheduler),
         None if max_grad_norm is None else float(max_grad_norm),
         None if max_grad_value is None else float(max_grad_value),
-        {name: each for name, each in base.items() if name not in held},
+        hashed(resting, access, base),
         tuple(sorted(held)),
     )
 
@@ -299,7 +299,8 @@ class ModelWatch:
 
     No state holds the base: a target network, or an average of the weights, that the program changes in its loop is
     another one on each peer, and what an adapter is trained on if that was merged into it. A few numbers show it at
-    each step, however it was changed; where torch counts changes, the hashes show the rest when the state is read.
+    each step, however it was changed; where torch counts changes, the hashes show the rest when the state is read, but
+    of what is here in another form than `base` says.
     """
 
     def __init__(
@@ -318,7 +319,8 @@ class ModelWatch:
         self._samples = _samples(dict(islice(compared.items(), _SAMPLED_TENSORS)))
         self._versions: dict[str, tuple[int, int]] = {}
         if access.is_local:  # else all processes would have to look at the same time
-            self._versions = {name: _version(each) for name, each in compared.items()}
+            comparable = {name: each for name, each in compared.items() if has_form(each, base[name])}
+            self._versions = {name: _version(each) for name, each in comparable.items()}
 
     def look(self, resting: Collection[str]) -> None:
         """Warn, once for each, of parameters whose `requires_grad` was changed, but those that rest by rules; and of

@@ -11,7 +11,8 @@ one that has integers of at least two dimensions, other than indices (int64): no
 and belong to the buffers policy of the run.
 
 Peers may hold the same base in forms of their own, such as in 8 bits. Then the program says what it is
-(`minga.Optimizer(base=...)`), by what all of them have: the files that they loaded.
+(`minga.Optimizer(base=...)`), by what all of them have: the files that they loaded. That is taken on trust for tensors
+that are here in another form; all others are hashed and have to be what the program says.
 
 Two things make frozen parameters a part of the state instead: an `after_update`, by which they may follow the trained
 ones as an average of these does, and a run spec that says `state.share_base`, so that newcomers get them from peers.
@@ -75,14 +76,22 @@ def base_of(scalars: Mapping[str, Json]) -> dict[str, BaseTensor]:
     return base
 
 
-def hashed(tensors: Mapping[str, torch.Tensor], access: TensorAccess) -> dict[str, BaseTensor]:
+def hashed(tensors: Mapping[str, torch.Tensor], access: TensorAccess, given: Base | None = None) -> Base:
     """What a state says of these `tensors`, in the order of their names: about 0.3 s per GB and core, and the way from
-    a device.
+    a device. Of those that are here in another form than the program has `given`, it says what is given.
     """
+    given = given or {}
     return {
-        name: BaseTensor(str(each.dtype).removeprefix("torch."), tuple(each.shape), hash_of(each, access))
+        name: given[name]
+        if name in given and not has_form(each, given[name])
+        else BaseTensor(_dtype(each), tuple(each.shape), hash_of(each, access))
         for name, each in by_name(tensors.items()).items()
     }
+
+
+def has_form(tensor: torch.Tensor, said: BaseTensor) -> bool:
+    """Whether a tensor has bytes of its own, in the dtype and shape that is `said`, so that its hash is to be that."""
+    return not holds_others(tensor) and (_dtype(tensor), tuple(tensor.shape)) == (said.dtype, said.shape)
 
 
 def hash_of(tensor: torch.Tensor, access: TensorAccess) -> str:
@@ -135,6 +144,10 @@ def packed_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if packed.get(home) and isinstance(value, torch.Tensor) and name not in parameters:
             found[name] = value
     return by_name(found.items())
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:

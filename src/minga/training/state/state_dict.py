@@ -169,8 +169,10 @@ class TrainingState:
         self._check(state.tensors, state.scalars)
 
     def read_base(self, scalars: Mapping[str, Json]) -> None:
-        """Have the same base as a state with these scalars, as far as the model has such tensors."""
-        self.base = hashed(self.frozen(base_of(scalars)), self._access)
+        """Have the same base as a state with these scalars, as far as the model has such tensors; what `base` says of
+        those that are here in another form.
+        """
+        self.base = hashed(self.frozen(base_of(scalars)), self._access, self.base)
 
     def frozen(self, base: Base) -> dict[str, torch.Tensor]:
         """The tensors of a base, as far as the model has them."""
