@@ -315,18 +315,14 @@ class Recipe(ABC, Generic[S]):
         file and no network, and works on the device `meta`.
         """
 
-    def load_model(self, files: Files, device: torch.device | None) -> nn.Module:
+    def load_model(self, files: Files, device: torch.device | None) -> nn.Module | None:
         """The model with which a run begins, with the parameters that came with it: on the `device` where it is to be
-        trained, or on the CPU.
+        trained, or on the CPU. None, unless a recipe says otherwise: it is built, and the parameters are put in.
 
         Raises `ConfigurationError` if that cannot be.
         """
-        from minga.recipes.init_from import load_initial
-        from minga.recipes.initial import new_model
-
-        model = new_model(self)
-        load_initial(model, files)
-        return model if device is None else model.to(device)
+        del files, device
+        return None
 
     def check_device(self, device: torch.device) -> None:
         """Raise `ConfigurationError`, with what to install or to choose, if the model cannot be trained on a device of

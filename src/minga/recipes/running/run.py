@@ -17,7 +17,8 @@ from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import CUDA_WHEELS
-from minga.recipes.init_from import given_base
+from minga.recipes.init_from import given_base, load_initial
+from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
 from minga.recipes.running.micro_batch import (
@@ -285,6 +286,10 @@ def begin_run(peer: Peer) -> None:
 def first_model(recipe: Recipe[Any], files: Files, device: torch.device | None = None) -> nn.Module:
     """The model with which a run of this recipe begins: on the `device` where it is to be trained, or on the CPU."""
     model = recipe.load_model(files, device)
+    if model is None:
+        model = new_model(recipe)
+        load_initial(model, files)
+        model = model if device is None else model.to(device)
     recipe.constrain(model, 0)
     return model
 
