@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.fine_tune.settings import BASE_BYTES
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
@@ -55,7 +56,8 @@ hidden layers, which plans do not know apart, so two are counted for all.
 WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "muon", "lars", "larc")
 """Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
 
-BaseBits = Literal[16, 8, 4]
+PlannedBits = Literal[16, 8, 4]
+"""In which a plan holds a base: who has little memory does not take 32."""
 USUAL_RANK: Final = 16
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbtKMBT]?)", re.ASCII)
@@ -70,7 +72,7 @@ class FrozenBase:
     linear: int
     largest: int
     others: int
-    bits: BaseBits
+    bits: PlannedBits
 
     @property
     def parameters(self) -> int:
@@ -80,8 +82,6 @@ class FrozenBase:
     @property
     def size_bytes(self) -> int:
         """What it takes on a device."""
-        from minga.recipes.fine_tune.settings import BASE_BYTES
-
         return round(BASE_BYTES[self.bits] * self.linear) + 2 * self.others
 
     @property
@@ -171,7 +171,7 @@ class Decoder:
         origin = f"its published shape, {tokens} tokens"
         return ModelFacts(name, (self.linear + self.others,), operations, tokens, kept, origin)
 
-    def tuned(self, name: str, tokens: int, rank: int, bits: BaseBits) -> ModelFacts:
+    def tuned(self, name: str, tokens: int, rank: int, bits: PlannedBits) -> ModelFacts:
         """Adapters of this rank for all linear layers of the blocks, on the model with so many bits."""
         adapters = tuple(rank * side for sides in self.matrices for side in sides) * self.layers
         kept = tokens * (2.0 * self.hidden * self.layers + 41.0 * self.hidden + 10.0 * self.vocabulary)
@@ -239,7 +239,7 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     )
 
 
-def tuned_facts(text: str, tokens: int | None, rank: int, bits: BaseBits) -> ModelFacts:
+def tuned_facts(text: str, tokens: int | None, rank: int, bits: PlannedBits) -> ModelFacts:
     """Adapters on the model that `text` names. Raises `ConfigurationError` if the shape of its layers is not known."""
     if text not in DECODERS:
         raise ConfigurationError(

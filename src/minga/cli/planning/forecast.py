@@ -78,15 +78,15 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
 
 def planned_model(options: PlanCommand) -> ModelFacts:
     """What --model names, or with --fine-tune adapters on it."""
-    from minga.planner.model_facts import USUAL_RANK, BaseBits, model_facts, tuned_facts
+    from minga.planner.model_facts import USUAL_RANK, PlannedBits, model_facts, tuned_facts
 
     name = str(options.model)
     if not options.fine_tune:
         return model_facts(name, options.tokens)
     bits = 4 if options.base_bits is None else options.base_bits
-    if bits not in get_args(BaseBits):
+    if bits not in get_args(PlannedBits):
         raise ConfigurationError(f"--base-bits {bits}: it must be 16, 8 or 4")
-    return tuned_facts(name, options.tokens, options.rank or USUAL_RANK, cast("BaseBits", bits))
+    return tuned_facts(name, options.tokens, options.rank or USUAL_RANK, cast("PlannedBits", bits))
 
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:

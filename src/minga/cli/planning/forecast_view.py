@@ -16,7 +16,7 @@ from minga.planner.comparison import BatchLimits, Compared, advised_batch, fruga
 from minga.planner.device_memory import DeviceMemory, device_memory, estimated_passes
 from minga.planner.explanation import binding_text, seconds_json
 from minga.planner.forecast import Forecast, memory_of
-from minga.planner.model_facts import BaseBits, FrozenBase
+from minga.planner.model_facts import FrozenBase, PlannedBits
 from minga.planner.planned_run import Volunteers
 from minga.planner.ways import SYNCHRONOUS, Gap
 
@@ -65,7 +65,7 @@ def _by_bits(best: Forecast) -> Iterator[tuple[int, DeviceMemory]]:
     setting, base = best.setting, best.setting.model.base
     if base is None:
         return
-    for bits in get_args(BaseBits):
+    for bits in get_args(PlannedBits):
         model = replace(setting.model, base=replace(base, bits=bits))
         passes = estimated_passes(model, half=True)
         yield bits, device_memory(model, setting.optimizer, setting.strategy, passes)

@@ -310,9 +310,7 @@ class CheckpointStore:
             raise ConfigurationError(f"keep = {keep}: at least one checkpoint must be kept")
         self.directory, self.keep = directory, keep
         self._last_saved: Path | None = None  # that this store wrote
-        self._own: set[Path] = (
-            set()
-        )  # what it wrote, and what lay there when it was read: no other peer of this machine
+        self._own: set[Path] = set()  # what it wrote, and what lay there when it was read
         self._given_up: Path | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
