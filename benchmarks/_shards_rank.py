@@ -25,7 +25,7 @@ def rank(channel: Channel, settings: dict[str, Any]) -> None:
     from minga.optim import AdamW
     from minga.recipes.running.local_ranks import meet
     from minga.training.ranks.process_group import ProcessGroup
-    from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader
+    from minga.training.ranks.sharded_replicas import ShardedReplica
 
     meet(settings["rank"], settings["ranks"], Path(settings["store"]))
     torch.manual_seed(0)
@@ -36,15 +36,14 @@ def rank(channel: Channel, settings: dict[str, Any]) -> None:
     ranks = ProcessGroup.of_this_process(has_peer=settings["rank"] == 0, is_sharded=True)
     assert ranks is not None
     spec = RunSpec.from_mapping({"name": "shards", "model": {"recipe": "custom"}})
-    kind = ShardedLeader if ranks.leads else ShardedFollower
-    replica = kind(ranks, spec, AdamW(model.parameters(), lr=1e-3), model=model, max_grad_norm=1.0)
+    replica = ShardedReplica(ranks, spec, AdamW(model.parameters(), lr=1e-3), model=model, max_grad_norm=1.0)
     model(torch.randn(2, WIDTH)).square().mean().backward()
     ctypes.CDLL(None).malloc_trim(0)  # the whole model was here before it was sharded
     base = resident_bytes()
     reset_peak()
     replica.collect(2)
     seconds: dict[str, float] = {}
-    if isinstance(replica, ShardedLeader):
+    if replica.leads:
 
         def timed(name: str, work: Any, *words: Any) -> Any:
             began_s = time.monotonic()
@@ -61,7 +60,7 @@ def rank(channel: Channel, settings: dict[str, Any]) -> None:
         timed("restore", replica.restore, snapshot)
         timed("digest", replica.digest)
         replica.release(finished=False)
-    elif isinstance(replica, ShardedFollower):
+    else:
         replica.obey()
     numel = sum(parameter.numel() for parameter in model.parameters())
     channel.send(seconds=seconds, extra_bytes=resident_bytes("VmHWM:") - base, vector_bytes=4 * numel)

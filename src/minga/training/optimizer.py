@@ -33,9 +33,8 @@ from minga.training.life.member import FOUNDED, Member
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
-from minga.training.ranks.replica_choice import make_replica, trains_shards
-from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
+from minga.training.ranks.rank_replicas import RankReplica
+from minga.training.ranks.sharded_replicas import ShardedReplica, make_replica, trains_shards
 from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.schedule import SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
@@ -323,7 +322,7 @@ class Optimizer(torch.optim.Optimizer):
         sharded model all ranks have to call this.
         """
         digest = self._with_all_ranks(self._replica.digest)
-        return self._replica.known_digest if isinstance(self._replica, ShardedFollower) else digest or ""
+        return self._replica.known_digest if isinstance(self._replica, ShardedReplica) else digest or ""
 
     def save_checkpoint(self) -> None:
         """Write the present state to this peer's folder of the run, and wait until it is there. Rank 0 writes; of a
@@ -342,7 +341,7 @@ class Optimizer(torch.optim.Optimizer):
         checkpoint = peer.checkpointer.resume()
         if checkpoint is not None:
             self._replica.restore(checkpoint)
-        elif isinstance(self._replica, LeaderReplica):
+        elif isinstance(self._replica, RankReplica):
             self._replica.share()
         self._seen_step = self._replica.step
         peer.on_loop(partial(_check_free, peer.session))
@@ -416,7 +415,7 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(self._replica, ShardedReplica):
             return read()
         self._replica.settle()
-        if isinstance(self._replica, FollowerReplica):
+        if not self._replica.leads:
             self._replica.obey()
             return None
         with self._failing_together():
@@ -443,7 +442,7 @@ class Optimizer(torch.optim.Optimizer):
         `gives_up()` while something holds it back.
         """
         self._replica.settle()
-        if isinstance(self._replica, FollowerReplica):
+        if isinstance(self._replica, RankReplica) and not self._replica.leads:
             self.finished = self._replica.obey()
             return
         try:

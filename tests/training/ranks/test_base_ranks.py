@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from minga.core.errors import UnfitError
 from minga.optim import AdamW
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.sharded_replicas import ShardedLeader
+from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
 from tests.worlds import forked
 from tests.worlds.swarm_tools import make_spec
@@ -91,7 +91,7 @@ def test_a_frozen_tensor_in_shards_is_the_base_of_a_plain_peer(ranks: ProcessGro
         model: Any = fully_shard(model_of(seed)) if is_sharded else model_of(seed)
         optimizer = AdamW([each for each in model.parameters() if each.requires_grad], lr=0.1)
         if is_sharded:
-            return ShardedLeader(ranks, make_spec(4), optimizer, model=model)
+            return ShardedReplica(ranks, make_spec(4), optimizer, model=model)
         return Replica(make_spec(4), optimizer, model=model)
 
     plain, sharded, other = made(0, is_sharded=False), made(0, is_sharded=True), made(1, is_sharded=True)

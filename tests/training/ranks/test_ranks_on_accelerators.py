@@ -36,8 +36,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.ranks import process_group, rank_sums
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.rank_sums import RankShares, RankSum
-from minga.training.ranks.replica_choice import make_replica
+from minga.training.ranks.rank_sums import RankShares
+from minga.training.ranks.sharded_replicas import make_replica
 from minga.training.replica.accelerator import verdict_of
 from minga.training.replica.replica import Replica
 from minga.training.strategy.local import Local

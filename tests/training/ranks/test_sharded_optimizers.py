@@ -75,7 +75,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from minga.optim import LAMB
 from minga.training.ranks import process_group, shard_map
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader
+from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -120,8 +120,7 @@ fully_shard(model, mesh=mesh)
 spec = minga.RunSpec.from_mapping({"name": "memory", "model": {"recipe": "custom"}})
 ranks = ProcessGroup.of_this_process(has_peer=rank == 0, is_sharded=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-kind = ShardedLeader if rank == 0 else ShardedFollower
-replica = kind(ranks, spec, optimizer, model=model)
+replica = ShardedReplica(ranks, spec, optimizer, model=model)
 whole = replica.vector.numel * 4
 model(inputs_of(rank)).square().mean().backward()
 total = replica.collect(4)

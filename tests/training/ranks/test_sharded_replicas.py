@@ -17,8 +17,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB, AdamW, MomentStorage
 from minga.training.optimizer import _check_public
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.replica_choice import trains_shards
-from minga.training.ranks.sharded_replicas import ShardedLeader
+from minga.training.ranks.sharded_replicas import ShardedReplica, trains_shards
 from minga.training.replica.replica import Replica
 from minga.training.strategy.local import Local
 
@@ -36,9 +35,9 @@ def model_of(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
 
 def leader(
     ranks: ProcessGroup, trained: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: Any
-) -> ShardedLeader:
+) -> ShardedReplica:
     settings = {"model": trained, **settings}
-    return ShardedLeader(ranks, spec(), optimizer or AdamW(trained.parameters(), lr=0.1), **settings)
+    return ShardedReplica(ranks, spec(), optimizer or AdamW(trained.parameters(), lr=0.1), **settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -35,14 +35,13 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this use
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 has all ranks do: a `method` of their replicas, its arguments but for vectors, which follow, and how
-    many bytes of a state follow.
+    """What rank 0 has all ranks do: a `method` and its arguments, of which the first is a vector that follows if it
+    `has_vector`.
     """
 
     method: str
-    numbers: tuple[int | float, ...] = ()
-    data: bytes = b""
-    size: int = 0
+    arguments: tuple[Any, ...] = ()
+    has_vector: bool = False
 
 
 class ProcessGroup:

@@ -7,30 +7,23 @@ replica because the swarm says so, it has the others do as well, before all of t
 
     rank 0                            other ranks
       ◀────── gradients, samples ──────    collect
-      ── open_sum number ─────────────▶    make a share of it
-      ── add number, weight ──────────▶    add the micro-batch to that share
-      ── inner_step ──────────────────▶    take a step by the micro-batch
-      ── apply step, vector ──────────▶    apply
-      ── step_by vector ──────────────▶    step_by
-      ── adopt step, vector ──────────▶    adopt
-      ── amend settings ──────────────▶    amend
-      ── write_values vector ─────────▶    write_values
-      ── restore state ───────────────▶    restore
+      ── a method, its arguments ─────▶    obey: call the same method
       ── release finished ────────────▶    back to the program
       ── fail reason ─────────────────▶    raise ClosedError
 
-Each message is a `RankCommand`, then the tensor that it announces, unless that is in memory that all ranks map. Ranks
-that start from the same bytes and apply the same bytes stay equal to the last bit.
+A method that is `in_all_ranks` tells the others before it runs at rank 0. Each command is a `RankCommand`, then the
+vector that it announces, unless that is in memory that all ranks map. Ranks that start from the same bytes and apply
+the same bytes stay equal to the last bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, wraps
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -41,16 +34,31 @@ from minga.core.errors import ClosedError, MingaError, UnfitError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import and_others
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
-from minga.training.ranks.rank_sums import CopyShares, RankShares, RankSum
+from minga.training.ranks.rank_sums import CopyShares, RankShares
 from minga.training.ranks.shard_map import rows_of
-from minga.training.replica.accelerator import Accelerator, verdict_of
+from minga.training.replica.accelerator import Accelerator, LateVerdict, verdict_of
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.replica import Replica
 from minga.training.replica.trained_record import TrainedRecord
 from minga.training.state.base import Base, BaseTensor, largest
-from minga.training.state.scalars import Json
-from minga.training.state.snapshot import StateSnapshot, TensorEntry
+from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def in_all_ranks(method: Method) -> Method:
+    """A method of a `RankReplica` that, called at rank 0, has all other ranks call it alike.
+
+    Its arguments go by position: numbers, texts, lists and dicts of such, and before them at most one vector.
+    """
+
+    @wraps(method)
+    def call(replica: RankReplica, *arguments: Any) -> Any:
+        replica.tell(method.__name__, *arguments)
+        return method(replica, *arguments)
+
+    return cast("Method", call)
 
 
 class _StateHead(msgspec.Struct, array_like=True, frozen=True):
@@ -62,7 +70,7 @@ class _StateHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RankReplica(Replica):
-    """What the replicas of all ranks have in common."""
+    """One rank's copy. That of rank 0 is the peer's; the others `obey` it."""
 
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._ranks = ranks
@@ -71,6 +79,20 @@ class RankReplica(Replica):
         self._ranks.open_board(self.vector.numel)
         self._is_distributed = isinstance(settings.get("model"), DistributedDataParallel)
         self._shares = self._new_shares()
+        self._sums = 0  # of the present strategy
+        self._alone: RankSum | None = None  # of one micro-batch
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0's."""
+        return self._ranks.leads
+
+    @property
+    def shares(self) -> RankShares:
+        """This rank's shares of sums. Raises `ClosedError` if it has none while rank 0 has."""
+        if self._shares is None:
+            raise ClosedError("rank 0 of this peer has shares of sums, and this process has none")
+        return self._shares
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """Combine the micro-batches of all ranks; returns the samples of all that are finite, as far as it is known."""
@@ -81,6 +103,130 @@ class RankReplica(Replica):
             self.sum_in_ram()
             total = self._combiner.combine(samples)
         return total
+
+    # ---- what rank 0 does, and has the others do
+
+    apply = in_all_ranks(Replica.apply)
+    step_by = in_all_ranks(Replica.step_by)
+    adopt = in_all_ranks(Replica.adopt)
+    write_values = in_all_ranks(Replica.write_values)
+    amend = in_all_ranks(Replica.amend)
+
+    @in_all_ranks
+    def open_sum(self, key: int) -> torch.Tensor | None:
+        """Make a share of sum number `key`; returns the whole sum, if all ranks map it."""
+        return self.shares.open(key)
+
+    @in_all_ranks
+    def add_to_sum(self, key: int, weight: float, is_first: bool) -> bool | LateVerdict:
+        """Add the micro-batch that `collect` combined to the share of a sum, which is 0 before if it `is_first`."""
+        return self.shares.add(key, weight, is_first=is_first)
+
+    @in_all_ranks
+    def step_there(self) -> bool:
+        """Take an optimizer step of this peer alone without a crossing; all ranks have the gradients, or none."""
+        gradients = self._shares.mean() if isinstance(self._shares, CopyShares) else None
+        return gradients is not None and super().step_by(gradients)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Become what `snapshot` holds, in all ranks."""
+        super().restore(snapshot)
+        if self.leads:
+            self._send(snapshot)
+
+    def take_state(self, head: bytes) -> None:
+        """In other ranks: become what rank 0 sends."""
+        found = decode_json(head, _StateHead)
+        memory = self._bytes_of_rank_0(layout_bytes(found.tensors))
+        self.restore(StateSnapshot(found.step, found.tensors, found.scalars, memory))
+        self.strategy_tensors()  # rank 0 alone has a strategy
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """At rank 0: have the other ranks call a method."""
+        if not self.leads:
+            return
+        vector = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else None
+        if vector is None:
+            self._ranks.command(RankCommand(method, arguments))
+            return
+        self._let_go()
+        self._ranks.command(RankCommand(method, arguments[1:], has_vector=True))
+        self._vector_of_rank_0(vector)
+
+    def obey(self) -> bool:
+        """In other ranks: do what rank 0 says until it lets this rank go on; returns whether the run is finished.
+
+        Raises `ClosedError` when rank 0 has ended.
+        """
+        vector: torch.Tensor | None = None
+        while (command := self._ranks.command()).method != "release":
+            if command.method == "fail":
+                raise ClosedError(f"rank 0 of this peer ended: {command.arguments[0]}")
+            arguments = command.arguments
+            if command.has_vector:
+                self._let_go()
+                vector = self._vector_of_rank_0(vector)
+                arguments = (vector, *arguments)
+            getattr(self, command.method)(*arguments)
+        (finished,) = command.arguments
+        self._let_go(finished=finished)
+        return bool(finished)
+
+    # ---- rank 0 alone
+
+    def new_sum(self) -> GradientSum:
+        """A sum of gradients, which is 0."""
+        if self._shares is None:
+            return GradientSum(self)
+        self._sums += 1
+        return RankSum(self, self._sums)
+
+    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
+        """Have another strategy go on, which has sums of its own."""
+        super().hand_over(strategy, keeps_uncounted=keeps_uncounted)
+        self._sums = 0
+
+    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
+        """Add what `collect` combined in RAM."""
+        if self._shares is None or self._shares.lacks_room:
+            return self._combiner.accumulate(vector, weight)
+        alone = self._alone = self._alone or RankSum(self, 0)
+        is_taken = verdict_of(alone.add(weight))
+        if is_taken:
+            vector.add_(alone.vector())
+        alone.clear()
+        return is_taken
+
+    def inner_step(self) -> bool:
+        """Take an optimizer step of this peer alone in all ranks, by the gradients that `collect` combined."""
+        if isinstance(self._shares, CopyShares) and not self._shares.lacks_room:
+            return self.step_there()
+        gradients = self.vector.new()
+        if not self.accumulate(gradients, 1.0):
+            return False
+        return self.step_by(gradients)
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put some tensors back, and have the other ranks take over everything that is here then."""
+        super().put(tensors)
+        self._send(self.capture_all())
+
+    def share(self) -> None:
+        """Have the other ranks start from this one's state."""
+        self._send(self.capture())
+
+    def release(self, *, finished: bool) -> None:
+        """Let all ranks go on."""
+        self.tell("release", finished)
+        self._let_go(finished=finished)
+
+    def fail(self, error: BaseException) -> None:
+        """End the other ranks, if they still listen."""
+        if isinstance(error, Exception):  # an interrupted process is in no state to talk; the others see it go
+            with contextlib.suppress(MingaError):
+                self.tell("fail", str(error)[:4096])
+
+    # ---- inner workings
 
     @cached_property
     def _combiner(self) -> WholeCombiner:
@@ -101,11 +247,6 @@ class RankReplica(Replica):
             return None
         return CopyShares(self._ranks, self, are_combined=self._is_distributed)
 
-    def _step_there(self, shares: CopyShares) -> bool:
-        """Take an optimizer step of this peer alone without a crossing; all ranks have the gradients, or none."""
-        gradients = shares.mean()
-        return gradients is not None and super().step_by(gradients)
-
     def _let_go(self, *, finished: bool = False) -> None:
         """The present micro-batch is not needed any more; if the run is `finished`, the other ranks neither."""
         if self._shares is not None:
@@ -114,6 +255,30 @@ class RankReplica(Replica):
                 self._shares.end()
         if finished:
             self._end()
+
+    def _vector_of_rank_0(self, vector: torch.Tensor | None) -> torch.Tensor:
+        """Every rank returns rank 0's; the others may give memory for it."""
+        if (posted := self._ranks.post(vector if self.leads else None)) is not None:
+            return posted
+        vector = self.vector.new() if vector is None else vector
+        self._ranks.share(vector)
+        return vector
+
+    def _send(self, snapshot: StateSnapshot) -> None:
+        """At rank 0: have the other ranks become what it holds."""
+        self._announce(snapshot)
+        self._ranks.share(snapshot.buffer)
+        snapshot.release()
+
+    def _announce(self, snapshot: StateSnapshot) -> None:
+        """Say which state the other ranks are to become; its bytes follow."""
+        self.tell("take_state", msgspec.json.encode(_StateHead(snapshot.step, snapshot.tensors, snapshot.scalars)))
+
+    def _bytes_of_rank_0(self, size: int) -> torch.Tensor:
+        """The bytes of the state that rank 0 announced."""
+        buffer = torch.empty(size, dtype=torch.uint8)
+        self._ranks.share(buffer)
+        return buffer
 
     def _agreed(self, record: TrainedRecord) -> TrainedRecord:
         """The record with rank 0's base. Raises `UnfitError`, in all ranks, if what several hold of it differs."""
@@ -147,176 +312,33 @@ class RankReplica(Replica):
         self._ranks.end()
 
 
-class LeaderReplica(RankReplica):
-    """Rank 0's copy: has the other ranks do what it does."""
+class RankSum(GradientSum):
+    """At rank 0: a sum of which all ranks have shares, and what they have brought, in RAM."""
 
-    _sums = 0  # of the present strategy
-    _alone: RankSum | None = None  # of one micro-batch
+    def __init__(self, replica: RankReplica, key: int) -> None:
+        self._replica, self._shares, self._key = replica, replica.shares, key
+        whole = replica.open_sum(key)
+        self._vector = replica.vector.new() if whole is None else whole
+        self._is_brought = True  # the shares have nothing that is not here
 
-    def new_sum(self) -> GradientSum:
-        """A sum of gradients, which is 0."""
-        if self._shares is None:
-            return GradientSum(self)
-        self._sums += 1
-        return RankSum(self, self._ranks, self._shares, self._sums)
+    def add(self, weight: float) -> bool | LateVerdict:
+        """See `GradientSum`."""
+        if self._shares.lacks_room:
+            return self._replica.accumulate(self.vector(), weight)
+        is_first, self._is_brought = self._is_brought, False
+        return self._replica.add_to_sum(self._key, weight, is_first)
 
-    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
-        """Have another strategy go on, which has sums of its own."""
-        super().hand_over(strategy, keeps_uncounted=keeps_uncounted)
-        self._sums = 0
+    def vector(self) -> torch.Tensor:
+        """See `GradientSum`."""
+        if not self._is_brought:
+            self._shares.bring(self._key, self._vector)
+            self._is_brought = True
+        return self._vector
 
-    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
-        """Add what `collect` combined in RAM."""
-        if self._shares is None or self._shares.lacks_room:
-            return self._combiner.accumulate(vector, weight)
-        alone = self._alone = self._alone or RankSum(self, self._ranks, self._shares, 0)
-        is_taken = verdict_of(alone.add(weight))
-        if is_taken:
-            vector.add_(alone.vector())
-        alone.clear()
-        return is_taken
-
-    def apply(self, mean: torch.Tensor, step: int) -> None:
-        """Take the optimizer step in all ranks."""
-        self._tell("apply", mean, step)
-        super().apply(mean, step)
-
-    def amend(self, changes: Mapping[str, Any]) -> None:
-        """Go by other settings of the optimizer in all ranks."""
-        self._ranks.command(RankCommand("amend", data=msgspec.json.encode(dict(changes))))
-        super().amend(changes)
-
-    def inner_step(self) -> bool:
-        """Take an optimizer step of this peer alone in all ranks, by the gradients that `collect` combined."""
-        if isinstance(self._shares, CopyShares) and not self._shares.lacks_room:
-            self._ranks.command(RankCommand("inner_step"))
-            return self._step_there(self._shares)
-        gradients = self.vector.new()
-        if not self.accumulate(gradients, 1.0):
-            return False
-        return self.step_by(gradients)
-
-    def step_by(self, gradients: torch.Tensor) -> bool:
-        """The same by the gradients in a vector."""
-        self._tell("step_by", gradients)
-        return super().step_by(gradients)
-
-    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
-        """Come to `step` with these parameters in all ranks."""
-        self._tell("adopt", values, step)
-        return super().adopt(values, step)
-
-    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put some tensors back, and have the other ranks take over everything that is here then."""
-        super().put(tensors)
-        self._send(self.capture_all())
-
-    def write_values(self, values: torch.Tensor) -> None:
-        """Set the parameters in all ranks."""
-        self._tell("write_values", values)
-        super().write_values(values)
-
-    def restore(self, snapshot: StateSnapshot) -> None:
-        """Become what `snapshot` holds, in all ranks."""
-        super().restore(snapshot)
-        self._send(snapshot)
-
-    def share(self) -> None:
-        """Have the other ranks start from this one's state."""
-        self._send(self.capture())
-
-    def release(self, *, finished: bool) -> None:
-        """Let all ranks go on."""
-        self._ranks.command(RankCommand("release", (int(finished),)))
-        self._let_go(finished=finished)
-
-    def fail(self, error: BaseException) -> None:
-        """End the other ranks, if they still listen."""
-        if isinstance(error, Exception):  # an interrupted process is in no state to talk; the others see it go
-            reason = str(error).encode("utf-8")[:4096]
-            with contextlib.suppress(MingaError):
-                self._ranks.command(RankCommand("fail", data=reason))
-
-    def _tell(self, method: str, vector: torch.Tensor, *numbers: int) -> None:
-        """Have the other ranks call a method with a vector and some numbers."""
-        self._let_go()
-        self._ranks.command(RankCommand(method, numbers))
-        self._share_vector(vector)
-
-    def _share_vector(self, vector: torch.Tensor) -> None:
-        if self._ranks.post(vector) is None:
-            self._ranks.share(vector)
-
-    def _send(self, snapshot: StateSnapshot) -> None:
-        self._announce_state(snapshot)
-        self._ranks.share(snapshot.buffer)
-        snapshot.release()
-
-    def _announce_state(self, snapshot: StateSnapshot) -> None:
-        """Say which state the other ranks are to become; its bytes follow."""
-        head = _StateHead(snapshot.step, snapshot.tensors, snapshot.scalars)
-        self._ranks.command(RankCommand("restore", data=msgspec.json.encode(head), size=snapshot.buffer.numel()))
-
-
-class FollowerReplica(RankReplica):
-    """The copy of any other rank: does what rank 0 does."""
-
-    def obey(self) -> bool:
-        """Do what rank 0 says until it lets this rank go on; returns whether the run is finished.
-
-        Raises `ClosedError` when rank 0 has ended.
-        """
-        vector: torch.Tensor | None = None
-        while (command := self._ranks.command()).method != "release":
-            if command.method in ("apply", "step_by", "adopt", "write_values"):
-                self._let_go()
-                vector = self._receive_vector(vector)
-                getattr(self, command.method)(vector, *command.numbers)
-            elif command.method == "amend":
-                self.amend(decode_json(command.data, dict[str, Any]))
-            elif command.method == "restore":
-                self.restore(self._receive(command))
-                self.strategy_tensors()  # rank 0 alone has a strategy
-            elif command.method == "fail":
-                raise ClosedError(f"rank 0 of this peer ended: {command.data.decode('utf-8', 'replace')}")
-            else:
-                self._take_part(command)
-        finished = command.numbers == (1,)
-        self._let_go(finished=finished)
-        return finished
-
-    def _take_part(self, command: RankCommand) -> None:
-        """Do this rank's part of what else rank 0 does."""
-        if self._shares is not None and command.method == "add":
-            key, weight, is_first = command.numbers
-            self._shares.add(int(key), weight, is_first=bool(is_first))
-        elif self._shares is not None and command.method == "open_sum":
-            self._shares.open(int(command.numbers[0]))
-        elif isinstance(self._shares, CopyShares) and command.method == "inner_step":
-            self._step_there(self._shares)
-        else:
-            raise ClosedError(
-                f"rank 0 of this peer says {command.method}, which means nothing here: is it of another version?"
-            )
-
-    def _receive_vector(self, memory: torch.Tensor | None) -> torch.Tensor:
-        """Rank 0's vector, in `memory` if there is some."""
-        if (vector := self._ranks.post()) is not None:
-            return vector
-        vector = self.vector.new() if memory is None else memory
-        self._ranks.share(vector)
-        return vector
-
-    def _receive(self, command: RankCommand) -> StateSnapshot:
-        head = decode_json(command.data, _StateHead)
-        scalars: dict[str, Json] = head.scalars
-        return StateSnapshot(head.step, head.tensors, scalars, self._receive_bytes(command.size))
-
-    def _receive_bytes(self, size: int) -> torch.Tensor:
-        """The bytes of the state that rank 0 announced."""
-        buffer = torch.empty(size, dtype=torch.uint8)
-        self._ranks.share(buffer)
-        return buffer
+    def clear(self) -> None:
+        """See `GradientSum`."""
+        super().clear()
+        self._is_brought = True
 
 
 class WholeCombiner:

@@ -202,7 +202,7 @@ class RankShares(ABC):
         """In other ranks than 0, on a thread of its own: bring what rank 0 asks for, until it ends."""
         with contextlib.suppress(MingaError):  # rank 0 has gone; the training thread hears of it, too
             while (command := self._carriers.command()).method == "bring":
-                key, done = map(int, command.numbers)
+                key, done = command.arguments
                 self._bring(key, done, None)
             self._carriers.end()
 
@@ -327,34 +327,3 @@ class CopyShares(RankShares):
                 found.append((begin - first, flat[begin - start : end - start]))
             start = stop
         return found
-
-
-class RankSum(GradientSum):
-    """At rank 0: a sum of which all ranks have shares, and what they have brought, in RAM."""
-
-    def __init__(self, replica: Replica, ranks: ProcessGroup, shares: RankShares, key: int) -> None:
-        self._replica, self._ranks, self._shares, self._key = replica, ranks, shares, key
-        ranks.command(RankCommand("open_sum", (key,)))
-        whole = shares.open(key)
-        self._vector = replica.vector.new() if whole is None else whole
-        self._is_brought = True  # the shares have nothing that is not here
-
-    def add(self, weight: float) -> bool | LateVerdict:
-        """See `GradientSum`."""
-        if self._shares.lacks_room:
-            return self._replica.accumulate(self.vector(), weight)
-        is_first, self._is_brought = self._is_brought, False
-        self._ranks.command(RankCommand("add", (self._key, weight, int(is_first))))
-        return self._shares.add(self._key, weight, is_first=is_first)
-
-    def vector(self) -> torch.Tensor:
-        """See `GradientSum`."""
-        if not self._is_brought:
-            self._shares.bring(self._key, self._vector)
-            self._is_brought = True
-        return self._vector
-
-    def clear(self) -> None:
-        """See `GradientSum`."""
-        super().clear()
-        self._is_brought = True

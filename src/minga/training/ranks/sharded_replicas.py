@@ -2,12 +2,7 @@
 
 As in `rank_replicas.py` rank 0 says what is done. But no vector and no state travels whole: gradients are added up
 where their shards are (`rank_sums.py`), and where rank 0 loads or reads a vector or a state, every rank streams its own
-shard (`shard_map.py`). Beside the messages there:
-
-    rank 0                            other ranks
-      ── read_values ─────────────────▶    send the shard of the parameters
-      ── capture ─────────────────────▶    send the shard of the state
-      ── digest ──────────────────────▶    the same, and hear the digest
+shard (`shard_map.py`). So to read the parameters or the state is in all ranks, too.
 
 FSDP has taken the mean of the gradients over the ranks, each as much as any other. The optimizer steps on shards in
 every rank; norms are those of whole tensors (`minga.optim`), so optimizers of `minga.optim` come to equal bits with a
@@ -29,13 +24,14 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AveragingSection
 from minga.optim.shards import is_sharded, local
-from minga.training.ranks.process_group import ProcessGroup, RankCommand
-from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica, RankReplica
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.rank_replicas import RankReplica, in_all_ranks
 from minga.training.ranks.rank_sums import ITEM_BYTES, RankShares
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards, is_split
 from minga.training.replica.accelerator import Accelerator
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.replica import Replica
 from minga.training.state.base import Base, hashed
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateMemory, StateSnapshot, padded
@@ -222,7 +218,7 @@ class ShardedVector(ParameterVector):
         self._buffers.advance(list(torch.split(means, sizes)))
 
 
-# ---- The replicas: that of rank 0, and those of the other ranks.
+# ---- The replica: at rank 0 with the whole as the swarm sees it, elsewhere with the part of that rank.
 
 
 _OTHER_STATE: Final = (
@@ -232,9 +228,11 @@ _OTHER_STATE: Final = (
 
 
 class ShardedReplica(RankReplica):
-    """What the ranks have in common. Raises `ConfigurationError` for what a sharded model cannot have."""
+    """One rank's part. Raises `ConfigurationError` for what a sharded model cannot have."""
 
     vector: ShardedVector
+    known_digest = ""
+    """The digest of the state of all ranks that was computed last."""
 
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._reshard = _resharding(settings.get("model"))
@@ -259,6 +257,52 @@ class ShardedReplica(RankReplica):
         self.settle()
         return super().collect(samples, loss)
 
+    # ---- what rank 0 does, and has the others do
+
+    read_values = in_all_ranks(Replica.read_values)
+
+    def capture(self) -> StateSnapshot:
+        """A copy of the state of all ranks, in rank 0's CPU memory or in a file; its description elsewhere."""
+        check_kept(self.optimizer)
+        self.tell("capture")
+        return super().capture()
+
+    def digest(self) -> str:
+        """The digest of the state of all ranks, by the word of rank 0."""
+        check_kept(self.optimizer)
+        self.tell("digest")
+        if self.leads:
+            self.known_digest = super().digest()
+        else:
+            self.capture()
+        self.known_digest = self._ranks.share_bytes(self.known_digest.encode()).decode()
+        return self.known_digest
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Become what `snapshot` holds, each rank its shard of it."""
+        if self.leads:
+            self.check(snapshot)
+            self._announce(snapshot)
+        super(RankReplica, self).restore(snapshot)
+
+    # ---- rank 0 alone
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        """Raises `ConfigurationError` unless that is just what the ranks have: other tensors would not be sharded."""
+        if not optimizer or shared().keys() != self.tensors().keys() or any(n.startswith(STRATEGY) for n in shared()):
+            raise ConfigurationError(_OTHER_STATE)
+
+    def sketch(self) -> Sketch:
+        """That of the parameters of all ranks."""
+        values = self.read_values()[: self.vector.parameters_numel]
+        return sketch_of(torch.split(values, [parameter.numel() for parameter in self.vector.parameters()]))
+
+    def capture_all(self) -> StateSnapshot:
+        """The same as `capture`: all is shared."""
+        return self.capture()
+
+    # ---- inner workings: vectors and states travel in shards
+
     def _new_vector(
         self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None
     ) -> ParameterVector:
@@ -275,82 +319,17 @@ class ShardedReplica(RankReplica):
     def _new_shares(self) -> RankShares:
         return ShardShares(self._ranks, self, self.vector.places, self._stream.shards)
 
-    def _end(self) -> None:
-        """The state can still be read after the run; the ranks part at the end of their processes."""
-
-
-class ShardedLeader(ShardedReplica, LeaderReplica):
-    """Rank 0's part, and the whole as the swarm sees it."""
-
-    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
-        """Raises `ConfigurationError` unless that is just what the ranks have: other tensors would not be sharded."""
-        if not optimizer or shared().keys() != self.tensors().keys() or any(n.startswith(STRATEGY) for n in shared()):
-            raise ConfigurationError(_OTHER_STATE)
-
-    def read_values(self) -> torch.Tensor:
-        """The parameters of all ranks as a vector."""
-        self._ranks.command(RankCommand("read_values"))
-        return super().read_values()
-
-    def sketch(self) -> Sketch:
-        """That of the parameters of all ranks."""
-        values = self.read_values()[: self.vector.parameters_numel]
-        return sketch_of(torch.split(values, [parameter.numel() for parameter in self.vector.parameters()]))
-
-    def capture(self) -> StateSnapshot:
-        """A copy of the state of all ranks, in rank 0's CPU memory or in a file."""
-        check_kept(self.optimizer)
-        self._ranks.command(RankCommand("capture"))
-        return super().capture()
-
-    def capture_all(self) -> StateSnapshot:
-        """The same: all is shared."""
-        return self.capture()
-
-    def digest(self) -> str:
-        """The digest of the state of all ranks, which all then know."""
-        check_kept(self.optimizer)
-        self._ranks.command(RankCommand("digest"))
-        digest = super().digest()
-        self._ranks.share_bytes(digest.encode())
-        return digest
-
-    def restore(self, snapshot: StateSnapshot) -> None:
-        """Become what `snapshot` holds, each rank its shard of it."""
-        self.check(snapshot)
-        self._send(snapshot)
-
-    def _share_vector(self, vector: torch.Tensor) -> None:
-        """It is loaded piece by piece."""
+    def _vector_of_rank_0(self, vector: torch.Tensor | None) -> torch.Tensor:
+        return self.vector.new() if vector is None else vector
 
     def _send(self, snapshot: StateSnapshot) -> None:
-        self._announce_state(snapshot)
-        super(LeaderReplica, self).restore(snapshot)
+        self.restore(snapshot)
 
-
-class ShardedFollower(ShardedReplica, FollowerReplica):
-    """The part of any other rank."""
-
-    known_digest = ""
-    """The digest of the state that rank 0 told last."""
-
-    def digest(self) -> str:
-        """That of the state of all ranks, by the word of rank 0."""
-        self.capture()
-        self.known_digest = self._ranks.share_bytes().decode()
-        return self.known_digest
-
-    def _take_part(self, command: RankCommand) -> None:
-        if command.method in ("read_values", "capture", "digest"):
-            getattr(self, command.method)()
-        else:
-            super()._take_part(command)
-
-    def _receive_vector(self, memory: torch.Tensor | None) -> torch.Tensor:
-        return self.vector.new() if memory is None else memory
-
-    def _receive_bytes(self, size: int) -> torch.Tensor:  # noqa: ARG002
+    def _bytes_of_rank_0(self, size: int) -> torch.Tensor:  # noqa: ARG002
         return torch.empty(0, dtype=torch.uint8)
+
+    def _end(self) -> None:
+        """The state can still be read after the run; the ranks part at the end of their processes."""
 
 
 class ShardShares(RankShares):
@@ -413,3 +392,48 @@ def _resharding(model: torch.nn.Module | None) -> list[Callable[[], object]]:
             "other ways of sharding, such as tensor parallelism, are not possible"
         )
     return found
+
+
+# ---- Which replica a process has: its own, or that of a peer of several processes.
+
+
+def trains_shards(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> bool:
+    """Whether some parameter of `optimizer` is a DTensor.
+
+    Raises `ConfigurationError` if `model` is sharded in a way that would not show in the parameters.
+    """
+    if any(is_sharded(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        return True
+    for module in model.modules() if model is not None else ():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ConfigurationError(
+                "the model is wrapped by FullyShardedDataParallel, whose flat parameters other peers do not have; use "
+                "torch.distributed.fsdp.fully_shard (FSDP2)"
+            )
+        if any(map(is_sharded, module.parameters(recurse=False))):
+            raise ConfigurationError(
+                "the model is sharded and the optimizer has its parameters from before; make the optimizer after "
+                "fully_shard(model)"
+            )
+    return False
+
+
+def make_replica(
+    ranks: ProcessGroup | None,
+    spec: RunSpec,
+    optimizer: torch.optim.Optimizer,
+    *,
+    is_sharded: bool,
+    **settings: Any,
+) -> Replica:
+    """The replica of this process. `settings` are those of `Replica`.
+
+    Raises `ConfigurationError`, in all ranks, if these have different models or optimizers.
+    """
+    if ranks is None:
+        return Replica(spec, optimizer, **settings)
+    replica = (ShardedReplica if is_sharded else RankReplica)(ranks, spec, optimizer, **settings)
+    trained = f"{replica.vector.layout.fingerprint} {replica.trains}".encode()
+    if not ranks.agree(ranks.share_bytes(trained) == trained):
+        raise ConfigurationError("the processes of this peer have different models or optimizers")
+    return replica
