@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.allreduce.messages import FetchChunks, PartHello
+from minga.averaging.allreduce.messages import FETCH, PART, FetchChunks, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
-from minga.averaging.allreduce.sender import FETCH, PART
 from minga.averaging.allreduce.service import MAX_EXPECTING, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS as REGISTRY

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from minga.averaging.allreduce.commit import HOLD
-from minga.averaging.allreduce.messages import Committed, Hold
+from minga.averaging.allreduce.messages import HOLD, Committed, Hold
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout

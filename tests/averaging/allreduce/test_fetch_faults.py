@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from minga.averaging.allreduce import sender, service
-from minga.averaging.allreduce.coordinator import LOST, Coordinator
-from minga.averaging.allreduce.messages import ChunkMap, Done, FetchChunks, Lost, Repair
-from minga.averaging.allreduce.repair import COORDINATORS
+from minga.averaging.allreduce.messages import LOST, ChunkMap, Done, FetchChunks, Lost, Repair
+from minga.averaging.allreduce.repair import COORDINATORS, Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
@@ -127,13 +126,13 @@ def test_who_says_nothing_when_it_is_asked_costs_half_a_minute_and_nobody_else(
 
 
 def test_a_coordinator_that_names_chunks_again_and_again_makes_nobody_offend(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Coordinator._decide
+    original = Repairer._decide
 
-    def decide(coordinator: Coordinator, term: int, holdings: dict[int, ChunkMap]) -> Repair:
+    def decide(coordinator: Repairer, term: int, holdings: dict[int, ChunkMap]) -> Repair:
         repair = original(coordinator, term, holdings)
         return msgspec.structs.replace(repair, holders=repair.holders * 8)
 
-    monkeypatch.setattr(Coordinator, "_decide", decide)
+    monkeypatch.setattr(Repairer, "_decide", decide)
 
     @virtually
     async def main() -> None:
@@ -150,15 +149,15 @@ def test_who_stands_in_for_a_slow_holder_waits_for_nobody_else(
     coordinator, which asks it for all, still waited for the relay of its site, and that one for the coordinator.
     """
     layout, world_of = VectorLayout((60_000,), "float32"), list[World]()
-    original = Coordinator._decide
+    original = Repairer._decide
 
-    def decide(coordinator: Coordinator, term: int, holdings: dict[int, ChunkMap]) -> Repair:
+    def decide(coordinator: Repairer, term: int, holdings: dict[int, ChunkMap]) -> Repair:
         if world_of:  # in the first repair
             world = world_of.pop()
             later(0.3, lambda: world.internet.kill(world.parties[5].network))
         return original(coordinator, term, holdings)
 
-    monkeypatch.setattr(Coordinator, "_decide", decide)
+    monkeypatch.setattr(Repairer, "_decide", decide)
 
     @virtually
     async def main() -> None:

@@ -7,8 +7,7 @@ import contextlib
 
 import pytest
 
-from minga.averaging.allreduce.coordinator import FREEZE, LOST
-from minga.averaging.allreduce.messages import ChunkMap, Done, Freeze, Lost
+from minga.averaging.allreduce.messages import FREEZE, LOST, ChunkMap, Done, Freeze, Lost
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode

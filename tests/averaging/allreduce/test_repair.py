@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from minga.averaging.allreduce import round as waiting
 from minga.averaging.allreduce import sender
-from minga.averaging.allreduce.coordinator import FREEZE, LOST, REPAIR
-from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
+from minga.averaging.allreduce.messages import (
+    FREEZE,
+    LOST,
+    REPAIR,
+    Assignment,
+    ChunkMap,
+    Done,
+    Freeze,
+    Lost,
+    Repair,
+)
 from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.averaging.allreduce.service import RoundAbortedError

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.allreduce.messages import ChunkWeight, PartHello
+from minga.averaging.allreduce.messages import PART, ChunkWeight, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
-from minga.averaging.allreduce.sender import PART
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare

@@ -74,8 +74,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 
-from minga.averaging.allreduce.coordinator import ALIVE
-from minga.averaging.allreduce.messages import Alive, Committed, Hold, RoundState
+from minga.averaging.allreduce.messages import ALIVE, HOLD, Alive, Committed, Hold, RoundState
 from minga.averaging.allreduce.round import Round
 from minga.core.aio import end, racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
@@ -83,7 +82,6 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.stream import MessageStream
 
-HOLD = "round.hold"
 LOOK_S, LOOK_SHARE = 1.0, 0.05
 """Seconds, or the share of the round if that is longer, after which a coordinator that still waits for a quorum asks
 the members of which it does not know that they hold it."""

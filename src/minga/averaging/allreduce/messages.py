@@ -22,6 +22,10 @@ from minga.averaging.messages import (
     Samples,
 )
 
+PART, FETCH = "round.part", "round.fetch"
+LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
+HOLD = "round.hold"
+
 AssignmentKey = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]]
 
 

@@ -7,7 +7,15 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 
-from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
+from minga.averaging.allreduce.messages import (
+    FETCH,
+    PART,
+    Assignment,
+    ChunkWeight,
+    CountedMembers,
+    FetchChunks,
+    PartHello,
+)
 from minga.averaging.allreduce.round import IDLE_S, Round, pack_bitmap, unpack_bitmap
 from minga.averaging.codecs.dense import Codec, codec, is_finite
 from minga.averaging.codecs.layout import receive_encoded
@@ -18,8 +26,6 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer
 from minga.network.rpc.stream import MessageStream
-
-PART, FETCH = "round.part", "round.fetch"
 
 MOST_SHARED_BYTES = 1 << 14
 """Parts of at most so many bytes each way go with the small messages of the connection: they cost no stream."""

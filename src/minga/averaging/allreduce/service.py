@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from minga.averaging.allreduce.commit import HOLD, answer
-from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
+from minga.averaging.allreduce.commit import answer
 from minga.averaging.allreduce.messages import (
+    ALIVE,
+    FETCH,
+    FREEZE,
+    HOLD,
+    LOST,
+    PART,
+    REPAIR,
     Alive,
     Done,
     FetchChunks,
@@ -23,7 +29,7 @@ from minga.averaging.allreduce.messages import (
 )
 from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
-from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
+from minga.averaging.allreduce.sender import serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import Plan
@@ -209,7 +215,7 @@ class AllReduce:
         request = await stream.receive(Lost)
         round, repairer, sender = await self._expect(peer, request.round_id)
         _require_not_aborted(round)
-        await repairer.coordinator.hear(sender, request)
+        await repairer.hear(sender, request)
         _require_not_aborted(round)
         await stream.send(Done())
 
