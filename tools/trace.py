@@ -72,6 +72,7 @@ ASKED = (
     "training/agreement/",
     "training/bridge/gradient_port.py GradientPort.cap",
     "training/bridge/gradient_port.py GradientPort.report",
+    "training/bridge/thread_bridge.py TrainingThread.held_s",
     "training/life/board_view.py",
     "training/replica/flat_vector.py",
     "training/replica/replica.py Replica.layout_of",

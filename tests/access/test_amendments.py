@@ -27,7 +27,7 @@ from minga.network.interface import PeerId
 from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
-from minga.training.agreement.replica_step import Amended
+from minga.training.agreement.between_rounds import Amended
 from minga.training.life.member import Member
 from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate

@@ -111,7 +111,7 @@ class Checkpointer:
         """The peer takes part, with what `take_up` returned. On the loop."""
         if self._own is not None:
             self._own.begin(member, before)
-            member.replica_step.on_absorbed = self.note_step
+            member.on_absorbed = self.note_step
 
     # ---- while it trains
 

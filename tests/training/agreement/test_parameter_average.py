@@ -9,7 +9,7 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address, PeerId
-from minga.training.agreement.replica_step import ParameterAverage
+from minga.training.agreement.between_rounds import ParameterAverage
 
 
 def test_parameters_are_reduced_anew_where_the_step_adopted_an_earlier_result() -> None:

@@ -4,8 +4,22 @@
     │                                                    ▼
     └── out of sync ◀── form the group ──▶ seal ──▶ reduce ──▶ apply (training thread) ──▶ next step
 
-Everything that a member knows about others it reads from the board; everything that others need to know about it, it
-writes there. It does not know whether it lives in the real or the simulated world.
+A step, from call to call:
+
+    training thread   `Optimizer.step` ▶ `GradientPort.add` ▶ `Strategy.micro_batch`: the gradients are in the sum;
+                      ▶ `GradientPort.poll`: go on computing, wait, or do what the loop asks for
+    form              `GroupFormation.form`: this peer leads (`GroupLeader.run`) or follows (`follow`). The leader says
+                      at how many samples each stops, closes the group, and signs the plan: who reduces what
+    seal              `GradientPort.seal` ▶ `Strategy.contribution`: the mean gradient so far, and its samples;
+                      ▶ `Replica.project`: what of it is sent
+    reduce            `AllReduce.reduce` ▶ `Repairer.start`: `exchange` sends each part to its root and reads the mean
+                      back, `Reducer` makes the mean where this peer is the root; `QuorumCommit.run`: it counts
+    apply             `Member._apply` ▶ on the training thread `Replica.expand` ▶ `GradientPort.absorb` ▶
+                      `Strategy.absorb` ▶ `Replica.apply`: clipping, optimizer step, scheduler; ▶ `GradientPort.reopen`
+
+`python -m tools.trace` prints a real one. Everything that a member knows about others it reads from the board;
+everything that others need to know about it, it writes there. It does not know whether it lives in the real or the
+simulated world.
 """
 
 from __future__ import annotations
@@ -34,6 +48,8 @@ from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
     MemberOutOfSync,
+    ParametersDrift,
+    ParametersNotAveraged,
     RunAmended,
     RunFinished,
     RunPaused,
@@ -51,8 +67,8 @@ from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.receipts.receipts import Receipts
+from minga.training.agreement.between_rounds import Amended, ParameterAverage, StrategySwitch
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
-from minga.training.agreement.replica_step import Amended, ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
@@ -62,7 +78,8 @@ from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
-from minga.training.replica.interface import ReplicaInterface
+from minga.training.record_kinds import StateInfo
+from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 
 PAUSE_LOOK_S, REGROUP_LOOK_S, OVERTAKEN_PERIOD_S = 0.5, 0.5, 0.5
@@ -114,6 +131,8 @@ class Member:
         """Where this peer's state comes from; one that is not founded is no state of the run."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
+        self.on_absorbed: Callable[[int], None] | None = None
+        """Called on the training thread when the replica has come to a step, while no round runs."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
         self.swarm_view = BoardView(board, node, organiser)
@@ -164,10 +183,8 @@ class Member:
         self._hold = TrainerHold(port)
         self._orders, self.amended = orders, Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
-        average = ParameterAverage(self._all_reduce, replica, port)
+        self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._switch = StrategySwitch(replica, port, self.vectors)
-        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
-        """Applies the mean of each round."""
         self._wait = StateWait(node, founding)
         self._catching_up = CatchingUp(
             self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last, self._wait
@@ -411,7 +428,8 @@ class Member:
 
     async def _apply(self, outcome: RoundOutcome, samples: int) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
-        self.replica_step.follow(plan)
+        if self._states.interval.follow(plan.averages_every):
+            self._node.events.emit(ParametersDrift(step=self.step, every=plan.averages_every))
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
         batch = self._formation.batch.of(self.step)
         if said := self.amended.enter(plan.orders):
@@ -422,7 +440,7 @@ class Member:
         strategy = StrategyChoice.of(goes_on)
         lineage = self.lineage.after(plan.result_id, plan.succession)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self.replica_step.take(outcome, self._result, limit, strategy, lineage, compares=compares)
+            state = await self._advance(outcome, limit, strategy, lineage, compares=compares)
         fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
@@ -433,6 +451,50 @@ class Member:
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)
+
+    async def _advance(
+        self, outcome: RoundOutcome, limit: int | None, strategy: StrategyChoice, lineage: Lineage, *, compares: bool
+    ) -> StateInfo | None:
+        """Have the training thread bring the replica to the next step, of this `lineage`, and go on by `strategy` with
+        at most `limit` samples; where parameters are averaged, once they are.
+
+        Returns what the step led to, before that, if this peer `compares` states now or averages parameters.
+        """
+        plan, step, mean = outcome.plan, self.step + 1, self._result
+        averages = self._states.interval.is_due(step, plan.averages_every)
+        measures, measure = averages or compares, self._states.measure()
+        replica, port, amended, switch = self._replica, self._port, self.amended, self._switch
+        on_absorbed = self.on_absorbed
+        counted_in = plan.result_id if outcome.fate is ContributionFate.COUNTED else None
+
+        def run() -> StateInfo | None:
+            if measures:
+                measure.begin()
+            amended.apply()
+            if plan.rates:
+                replica.amend({LOOP_RATES: list(plan.rates)})
+            if replica.step != step - 1:
+                raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
+            vector = replica.expand(mean, step - 1, counted_in=counted_in)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
+            replica.lineage = lineage
+            switch.to(strategy)
+            if on_absorbed is not None:
+                on_absorbed(step)
+            if not averages:
+                port.reopen(limit)
+            return measure.end() if measures else None
+
+        state: StateInfo | None = await port.request("apply", run)
+        if changed := switch.said():
+            self._node.events.emit(changed)
+        if averages and state is not None:
+            try:
+                await self._parameter_average.take(plan, state.tolerance)
+            except RoundAbortedError as error:  # others may have averaged theirs: they differ by no more than before
+                self._node.events.emit(ParametersNotAveraged(step=self.step, why=error.message))
+            await port.request("reopen", lambda: port.reopen(limit))
+        return state
 
     async def _hash_result(self, name: str) -> str:
         return await offload(self._result.nbytes, self._replica.fingerprint, self._result, name)
