@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ MAX_SKETCH_NUMBERS = 32
 MAX_WHY_CHARACTERS = 400
 
 Status = Literal["training", "syncing", "averaging", "paused", "finished"]
+IN_STEP: Final = ("training", "averaging")
+"""The statuses of a peer that takes part in a step just now."""
 
 
 class Progress(Payload, frozen=True):
@@ -52,6 +54,11 @@ class Progress(Payload, frozen=True):
     def is_active(self) -> bool:
         """Whether the owner takes part in rounds at present."""
         return self.status not in ("syncing", "finished")
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the owner takes part in a step just now."""
+        return self.status in IN_STEP
 
 
 class StateInfo(Payload, frozen=True):

@@ -294,7 +294,7 @@ def _figures(figures: Mapping[str, float]) -> str:
 
 def _is_paused(peer: PeerStatus, status: RunStatus) -> bool:
     """Whether a peer takes part in steps, and there are none for now: it may still say that it trains."""
-    return peer.status == "paused" or (status.paused and peer.status in ("training", "averaging"))
+    return peer.status == "paused" or (status.paused and peer.is_in_step)
 
 
 def _state(peer: PeerStatus, status: RunStatus) -> str:

@@ -16,7 +16,6 @@ LONGEST_GAP_S: Final = 60.0
 """Time between two looks that counts as presence; what lies further apart was not watched."""
 MOST_STEPS: Final = 1000
 """Steps between two looks; a larger jump is that of a peer that fetched the state."""
-ACTIVE: Final = ("training", "averaging")
 
 
 class Contribution(msgspec.Struct):
@@ -119,11 +118,11 @@ def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status
     restarted = now.total_samples < found.last_total
     found.samples += now.total_samples - (0 if restarted else found.last_total)
     found.last_total = now.total_samples
-    if before is None or now.status not in ACTIVE:
+    if before is None or not now.is_in_step:
         return
     found.seconds += passed_s
     steps = now.step - before.step
-    if before.status not in ACTIVE or not 0 < steps <= MOST_STEPS:
+    if not before.is_in_step or not 0 < steps <= MOST_STEPS:
         return
     found.steps += steps
     if status.plan is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from minga.dashboard.model.contributions import ACTIVE, Contribution, Contributions
+from minga.dashboard.model.contributions import Contribution, Contributions
 from minga.dashboard.model.run_model import RunModel
 from minga.receipts.book import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
@@ -67,7 +67,7 @@ def peer_counts(status: RunStatus) -> dict[str, int]:
     return {
         "alive": len(part),
         "training": sum(peer.part == "client" if cut else _computes(peer) for peer in part),
-        "helping": 0 if cut else sum(peer.status in ACTIVE and not _computes(peer) for peer in part),
+        "helping": 0 if cut else sum(peer.is_in_step and not _computes(peer) for peer in part),
         "syncing": sum(peer.status == "syncing" for peer in part),
         "relayed": sum(peer.path == "relayed" for peer in part),
         **{role: roles[role] for role in ("trainer", "client", "auxiliary", "monitor")},
@@ -75,7 +75,7 @@ def peer_counts(status: RunStatus) -> dict[str, int]:
 
 
 def _computes(peer: PeerStatus) -> bool:
-    return peer.status in ACTIVE and peer.role != "auxiliary"
+    return peer.is_in_step and peer.role != "auxiliary"
 
 
 def run_document(look: Look, model: RunModel, *, only_watches: bool = False) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from typing import Any, Final
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.bus import Event
 from minga.core.events.training import StepApplied
-from minga.dashboard.model.contributions import ACTIVE
 from minga.dashboard.model.documents import peer_counts
 from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
 from minga.monitor.history import History
+from minga.training.record_kinds import IN_STEP
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look
 
@@ -66,7 +66,7 @@ class RunRecorder:
 
     def _add_swarm(self, time_s: float, status: RunStatus) -> None:
         counts = peer_counts(status)
-        by_peer, others = fastest({p.peer_id: p.samples_per_second for p in status.peers if p.status in ACTIVE})
+        by_peer, others = fastest({p.peer_id: p.samples_per_second for p in status.peers if p.is_in_step})
         if status.split is not None:  # its server counts the samples of all clients together
             by_peer, others = {}, round(status.samples_per_second, 2)
         sent, received = self._bytes_per_second(time_s, status)
@@ -94,7 +94,7 @@ class RunRecorder:
     def _add_round(self, time_s: float, times: RoundTimes) -> None:
         status = self._status
         computing_s = times.computing_s(status.samples_per_second if status is not None else 0.0)
-        wanted = times.members if status is None else sum(peer.status in ACTIVE for peer in status.peers)
+        wanted = times.members if status is None else sum(peer.is_in_step for peer in status.peers)
         self._history.add(
             time_s,
             "round",
@@ -149,7 +149,7 @@ class SyncTimes:
         for peer, since_s in list(self._since.items()):
             if present.get(peer) != "syncing":
                 del self._since[peer]
-                if present.get(peer) in ACTIVE:
+                if present.get(peer) in IN_STEP:
                     finished.append((peer, max(0.0, time_s - since_s)))
         for peer, what in present.items():
             if what == "syncing":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from minga.averaging.messages import Report
 from minga.core.aio import Signal
@@ -15,7 +15,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.rpc.node import Node
 from minga.training.lineage import Lineage
-from minga.training.record_kinds import Progress, Status
+from minga.training.record_kinds import IN_STEP, Progress, Status
 
 
 class Reporting(Protocol):
@@ -33,9 +33,6 @@ PROGRESS_PERIOD_S = 0.5
 LATER_S, LARGE = 1.0, 64
 """Seconds after which a peer tells, at the latest, whether its round still runs; among more peers than so many only
 after the time of a beat."""
-
-_IN_STEP: Final = ("training", "averaging")
-"""The others look at which of these it is only if it stays so for long."""
 
 
 @loop_bound
@@ -70,7 +67,7 @@ class ProgressPublisher:
         if status != self._status:
             self._node.events.emit(MemberStatus(status=status, step=self._standing()[0]))
         self._status = status
-        is_in_step = status in _IN_STEP and self._told in [(each, self._standing()[0]) for each in _IN_STEP]
+        is_in_step = status in IN_STEP and self._told in [(each, self._standing()[0]) for each in IN_STEP]
         if not is_in_step:
             self._publish()
         elif self._later is None:

@@ -25,7 +25,7 @@ from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.agreement.comparison import is_same
-from minga.training.record_kinds import Metrics, Progress, SplitServing, StateInfo
+from minga.training.record_kinds import IN_STEP, Metrics, Progress, SplitServing, StateInfo
 from minga.training.status.last_problem import Trouble
 
 # ---- The rates of a living run, from its board, as the planner wants them.
@@ -51,7 +51,7 @@ def live_rates(board: Board) -> LiveRates:
     sizes: list[int] = []
     for peer, progress, _ in sorted(board.items(Progress), key=lambda item: item.owner):
         info = board.get(peer, AddressInfo)
-        if progress.status in ("training", "averaging") and info is not None and info.role != "monitor":
+        if progress.is_in_step and info is not None and info.role != "monitor":
             order.append(peer)
             claims.append(_claim(info, progress, links.get(peer, Links())))
             sizes.append(progress.vector_bytes)
@@ -344,6 +344,11 @@ class PeerStatus:
     age_s: float
     is_self: bool
     part: str | None = None
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it takes part in a step just now."""
+        return self.status in IN_STEP
 
     @property
     def doing(self) -> str | None:
