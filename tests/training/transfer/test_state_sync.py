@@ -46,7 +46,8 @@ from minga.training.transfer.messages import (
     OpenDownload,
     TakeChunks,
 )
-from minga.training.transfer.server import DownloadCache, StateServer
+from minga.training.transfer.part_file import PartFile
+from minga.training.transfer.server import StateServer
 
 LINE = HostSettings(4e6, 16e6, latency_s=0.02)
 CHUNKS_IN_ALL = 8
@@ -512,12 +513,12 @@ async def test_a_damaged_cache_costs_only_its_damaged_chunks(swarm: Swarm, folde
 
 @virtually
 async def test_a_full_disk_does_not_stop_a_download(swarm: Swarm, folder: Path) -> None:
-    def full(self: DownloadCache, index: int, data: memoryview) -> None:
+    def full(self: PartFile, index: int, data: memoryview) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     snapshot, newcomer = make_snapshot(), swarm.peer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DownloadCache, "_write", full)
+        patch.setattr(PartFile, "write", full)
         assert same(await fetch(newcomer, await swarm.donors(snapshot), cache=folder), snapshot)
     assert [event.fields["reason"] for event in newcomer.events if event.kind == "state.cache_failed"] == [
         "[Errno 28] No space left on device"

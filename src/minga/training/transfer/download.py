@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -53,7 +53,7 @@ from minga.training.transfer.messages import (
     TakeChunks,
     timely,
 )
-from minga.training.transfer.server import DownloadCache
+from minga.training.transfer.part_file import Chunked, DownloadCache
 
 # ---- Donors: asking them what state they have, and choosing one.
 #
@@ -268,24 +268,6 @@ FIRST_CHUNK_S = 2.0
 
 OnChunk = Callable[[int, memoryview], Awaitable[None]]
 OnDropped = Callable[[PeerId, RemoteError], None]
-
-
-class Chunked(Protocol):
-    """What can be fetched in chunks of `CHUNK_BYTES`, each verified by a digest that is known before."""
-
-    @property
-    def digest(self) -> str:
-        """Its name among the donors, 64 hexadecimal digits."""
-
-    @property
-    def label(self) -> str:
-        """What error messages call it."""
-
-    def chunk_size(self, index: int) -> int:
-        """Bytes of one chunk."""
-
-    def verify_chunk(self, index: int, data: memoryview) -> bool:
-        """Whether `data` is chunk `index`."""
 
 
 @dataclass(frozen=True)

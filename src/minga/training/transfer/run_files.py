@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedRandom
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -46,6 +44,7 @@ from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, HASH_BYTES, hash_chunks
 from minga.training.transfer.download import ChunkFetch, ChunkSource, receive_manifest
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S, ManifestRequest, OpenDownload
+from minga.training.transfer.part_file import PartFile
 from minga.training.transfer.server import Places, send_manifest, serve_chunks
 
 # ---- The pieces of a file, 1 MiB each, with a digest for each, so that several peers can send the file at once.
@@ -88,15 +87,6 @@ class FilePieces:
         """Whether `data` is piece `index`."""
         known = self.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
         return data.nbytes == self.chunk_size(index) and blake3(data).digest() == known
-
-    def found_in(self, path: Path) -> set[int]:
-        """The pieces that the file `path` has in their places. Raises `OSError`."""
-        with path.open("rb") as file:
-            return {
-                index
-                for index in range(self.chunk_count)
-                if self.verify_chunk(index, memoryview(file.read(self.chunk_size(index))))
-            }
 
 
 def piece_count(size_bytes: int) -> int:
@@ -291,14 +281,17 @@ class FileFetch:
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
         self._done_bytes = 0
-        self._disk = asyncio.Lock()
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
         """The file, from the disk or from `peers`. Raises `UnreachableError` and `OSError`."""
         if not (await run_blocking(self._is_intact, self._final) or await run_blocking(self._take_own)):
-            had_part = await run_blocking(self._prepare)
             pieces = await self._pieces(peers)
-            await self._fetch(pieces, await run_blocking(pieces.found_in, self._part) if had_part else set(), peers)
+            part = PartFile(self._part, pieces)
+            had_part = await run_blocking(part.open)
+            try:
+                await self._fetch(pieces, part, await run_blocking(part.found) if had_part else set(), peers)
+            finally:
+                await run_blocking(part.close)
             if not await run_blocking(self._is_here):
                 raise OSError(f"{self._part} does not hold what was written to it")
             await run_blocking(self._finish)
@@ -325,33 +318,31 @@ class FileFetch:
 
     # ---- the pieces
 
-    async def _fetch(self, pieces: FilePieces, found: set[int], peers: Sequence[PeerId]) -> None:
+    async def _fetch(self, pieces: FilePieces, part: PartFile, found: set[int], peers: Sequence[PeerId]) -> None:
         """Fetch the pieces but those that were `found` here."""
         missing = [index for index in range(pieces.chunk_count) if index not in found]
         self._done_bytes = sum(map(pieces.chunk_size, found))
         self._tell(self._name, self._done_bytes)
         pause, pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
-        with await run_blocking(self._open) as file:
-            while missing and (donors := self._usable(peers)):
-                stored: set[int] = set()
-                source = ChunkSource(self._node, FILE_PIECES, self._drop)
-                store = partial(self._store, file, stored)
-                fetch = ChunkFetch(source, pieces, missing, store, torch.device("cpu"))
-                await fetch.run(donors[:MAX_DONORS])
-                missing = [index for index in missing if index not in stored]
-                if stored:
-                    pauses = 0
-                    pause.overcome()
-                if missing and (pauses := pauses + 1) > MAX_PAUSES:
-                    raise self._nobody()
-                if missing:
-                    await asyncio.sleep(pause.next_s())
+        while missing and (donors := self._usable(peers)):
+            stored: set[int] = set()
+            source = ChunkSource(self._node, FILE_PIECES, self._drop)
+            store = partial(self._store, part, stored)
+            fetch = ChunkFetch(source, pieces, missing, store, torch.device("cpu"))
+            await fetch.run(donors[:MAX_DONORS])
+            missing = [index for index in missing if index not in stored]
+            if stored:
+                pauses = 0
+                pause.overcome()
+            if missing and (pauses := pauses + 1) > MAX_PAUSES:
+                raise self._nobody()
+            if missing:
+                await asyncio.sleep(pause.next_s())
         if missing:
             raise self._nobody()
 
-    async def _store(self, file: BufferedRandom, stored: set[int], index: int, data: memoryview) -> None:
-        async with self._disk:  # two donors' pieces may arrive at once
-            await run_blocking(_write_at, file, index * CHUNK_BYTES, data)
+    async def _store(self, part: PartFile, stored: set[int], index: int, data: memoryview) -> None:
+        await run_blocking(part.write, index, data)
         stored.add(index)
         self._done_bytes += data.nbytes
         self._tell(self._name, self._done_bytes)
@@ -396,19 +387,6 @@ class FileFetch:
         """Whether the whole is right; another process that fetched the same file may have given it its name."""
         return self._is_intact(self._part) or self._is_intact(self._final)
 
-    def _prepare(self) -> bool:
-        """Make sure that there is a partial file of the right size; it takes no room yet where files may have holes.
-        Whether there was one already.
-        """
-        self._final.parent.mkdir(parents=True, exist_ok=True)
-        had_part = self._part.exists()
-        self._part.touch()
-        os.truncate(self._part, self._entry.size_bytes)
-        return had_part
-
-    def _open(self) -> BufferedRandom:
-        return self._part.open("r+b")
-
     def _finish(self) -> None:
         try:
             self._part.replace(self._final)
@@ -433,12 +411,6 @@ def reasons(failed: Mapping[PeerId, RemoteError]) -> str:
 
 def _is_busy(error: RemoteError) -> bool:
     return isinstance(error, RejectedError) and error.code == RefusalCode.BUSY
-
-
-def _write_at(file: BufferedRandom, offset: int, data: memoryview) -> None:
-    file.seek(offset)
-    file.write(data)
-    file.flush()
 
 
 # ---- Fetching the signed run spec and the files of a run from any peers that have them.
