@@ -504,7 +504,7 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
             assert (record.upload, record.download) == pytest.approx((up * MB, down * MB), rel=0.2)
             assert len(record.rows) == 2
         assert links[ids["home"]].upload_cap == 1_000_000
-    assert swarm.peers["home"].session.rates().upload_cap == 1e6
+    assert swarm.peers["home"].session.node.access_link.rates().upload_cap == 1e6
     assert {logged.peer for logged in swarm.log.of("links.measured")} == set(lines)
     await swarm.close()
 

@@ -41,7 +41,7 @@ from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.network.bandwidth.access_link import AccessLink, AccessRates
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.gossip.board import Board, Change
 from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
@@ -226,10 +226,6 @@ class Session:
         self.publish_address()
         if self.settings.role != "monitor" or self.settings.may_be_alone:  # others are dialled by no newcomer
             self.own_address.start(self.publish_address)
-
-    def rates(self) -> AccessRates:
-        """The present rates of this peer's link, as far as they are known, and its caps."""
-        return self.node.access_link.rates()
 
     def leads_in(self, peer: PeerId, organiser: str) -> bool:
         """Whether others may find the run by a peer: by the organiser's, and by one that does not only watch, as most

@@ -19,11 +19,11 @@ def test_a_program_is_warned_when_its_state_differs_for_the_second_time(caplog: 
     async def main() -> None:
         differs = False
         states: Any = SimpleNamespace(is_diverged=lambda others, finished: differs, clear=lambda: None)
-        view: Any = SimpleNamespace(settled=dict, is_behind=lambda step: False)
+        view: Any = SimpleNamespace(settled=dict, alike=set, is_behind=lambda step: False)
         events: Any = SimpleNamespace(emit=emitted.append)
         synchroniser: Any = None
         wait: Any = SimpleNamespace(end=lambda: None)
-        catching_up = CatchingUp(synchroniser, view, states, events, set, lambda _: False, wait)
+        catching_up = CatchingUp(synchroniser, view, states, events, lambda _: False, wait)
         catching_up.needs_state = False
         for step in (10, 20, 30):
             differs = True

@@ -4,8 +4,8 @@
     round times ─▶ batch_size of the next step          plan says rest ─▶ standby
 
 Read: sample_quota (what the leader knows of each member, and where each one stops, so that together they have B
-samples), limits (the leader tells better ones while the step is computed), batch_size (B of each step: the smallest
-that leaves enough time to compute), standby (resting at the request of a plan, as long as that pays).
+samples; it tells better limits while the step is computed), batch_size (B of each step: the smallest that leaves enough
+time to compute), standby (resting at the request of a plan, as long as that pays).
 
 Called by matchmaking; the room planner uses its arithmetic. What it sends goes through the leader.
 """

@@ -3,7 +3,7 @@
 Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
 the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
 at which it stops by itself: at first the one that the plan of the last round gave it, then those that the leader tells
-(`averaging/clocking/limits.py`).
+(`averaging/clocking/sample_quota.py`).
 
 The step is full when the samples that were reported reach the target batch size B. A member in the middle of a
 micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
@@ -28,8 +28,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from minga.averaging.clocking.limits import Limits, collect_s, soonest_look_s
-from minga.averaging.clocking.sample_quota import MemberPace, Registration, share_out
+from minga.averaging.clocking.sample_quota import (
+    Limits,
+    MemberPace,
+    Registration,
+    collect_s,
+    share_out,
+    soonest_look_s,
+)
 from minga.averaging.matchmaking.attempt import HERE, PROBE, VIEW, GroupAttempt, OutOfSyncError
 from minga.averaging.matchmaking.votes import Vote, ballot_of, is_same
 from minga.averaging.messages import (

@@ -216,9 +216,7 @@ class StateWait:
 
 @loop_bound
 class CatchingUp:
-    """Knows whether this peer has to fetch a state, and fetches it; `others` are the peers with which it compares, and
-    `is_last` says whether a step is the last one of the run.
-    """
+    """Knows whether this peer has to fetch a state, and fetches it; `is_last` says whether a step is the run's last."""
 
     def __init__(
         self,
@@ -226,7 +224,6 @@ class CatchingUp:
         swarm_view: BoardView,
         states: StateComparison,
         events: EventBus,
-        others: Callable[[], set[PeerId]],
         is_last: Callable[[int], bool],
         wait: StateWait,
     ) -> None:
@@ -241,7 +238,7 @@ class CatchingUp:
         self._diverged_since_s: float | None = None
         self._divergences = 0
         self._synchroniser, self._swarm_view, self._states = synchroniser, swarm_view, states
-        self._events, self._others, self._is_last, self._wait = events, others, is_last, wait
+        self._events, self._is_last, self._wait = events, is_last, wait
 
     def require(self, at_least: int = 0) -> None:
         """This peer's state will not do: it needs one of step `at_least` or a later one."""
@@ -338,7 +335,7 @@ class CatchingUp:
     def _is_diverged(self, step: int) -> bool:
         settled = self._swarm_view.settled() if self._is_last(step) else {}
         finished = [peer for peer, progress in settled.items() if progress.status == "finished"]
-        if not self._states.is_diverged(self._others(), finished):
+        if not self._states.is_diverged(self._swarm_view.alike(), finished):
             self._diverged_since_s = None
             return False
         if self._diverged_since_s is None:

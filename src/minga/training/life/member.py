@@ -162,7 +162,7 @@ class Member:
             most_communication=spec.training.most_communication,
             organiser=organiser,
             orders=orders,
-            averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
+            averages_every=lambda step: self._states.choose_interval(step + 1, self.swarm_view.alike()),
             contributors=self._contributors,
             notes=self.receipts,
         )
@@ -187,7 +187,7 @@ class Member:
         self._switch = StrategySwitch(replica, port, self.vectors)
         self._wait = StateWait(node, founding)
         self._catching_up = CatchingUp(
-            self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last, self._wait
+            self._synchroniser, self.swarm_view, self._states, node.events, self._is_last, self._wait
         )
         self._lost: tuple[PeerId, ...] = ()
         self._companions = Companions(self.swarm_view, self._states)
@@ -590,9 +590,6 @@ class Member:
         self._companions.begin_with({self._node.peer_id, *self.swarm_view.settled()})
         self._hold.end_soon()
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
-
-    def _others(self) -> set[PeerId]:
-        return self.swarm_view.alike()
 
     async def _is_over(self) -> bool:
         """Whether this peer has the last step, and compared it with the others of the last round, and with those that
