@@ -257,21 +257,8 @@ class Member:
         """The mean of the present step's round."""
         return self.vectors.result(self.step)
 
-    async def _rest(self) -> None:
-        """The organisers paused the run: hold the state, and look now and then whether it goes on."""
-        self._hold.end()
-        self._publisher.set_status("paused")
-        self._node.events.emit(RunPaused(step=self.step, paused=True))
-        while self._orders.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
-            await asyncio.sleep(PAUSE_LOOK_S)
-            self.swarm_view.last_step = self.amended.last_step(self.step)
-            if (regroup := self._orders.regroup(self.epoch)) is not None:
-                await self._follow_regroup(regroup)
-                return
-        self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
-        self._node.events.emit(RunPaused(step=self.step, paused=False))
-
     async def _take_step(self) -> None:
+        """Form the group, reduce, apply. What comes to nothing leaves the state as it was: `run` goes on from there."""
         self._publisher.set_status("training")
         begun_s = asyncio.get_running_loop().time()
         try:
@@ -298,48 +285,8 @@ class Member:
                 raise RegroupedError("the organisers regrouped the run") from None
             raise
 
-    # ---- regroups
-
-    @property
-    def epoch(self) -> int:
-        """That of the organisers' last regroup that this peer followed, 0 before the first; of its state, too."""
-        return self.lineage.epoch
-
-    async def _follow_regroup(self, regroup: Regroup) -> None:
-        """Go on with the members that the organisers named, or come to what they have."""
-        present = [PeerId(peer) for peer in regroup.present]
-        has_state = self.ready.is_set() and not self._catching_up.needs_state
-        is_one = has_state and self._goes_on_by(regroup)
-        self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
-        self._take_up(self.lineage.in_epoch(regroup.epoch))
-        self._lost = ()
-        self._companions.begin_with()
-        if not is_one:
-            self._catching_up.require(regroup.step)
-            self._catching_up.discards_state = self._node.peer_id not in present or not self.lineage.is_founded
-        else:
-            await self._write_lineage("regroup", self.lineage)
-        self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
-
-    def _goes_on_by(self, regroup: Regroup) -> bool:
-        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
-        return self._node.peer_id in regroup.present and self.step >= regroup.step
-
-    async def _serve_last_state(self) -> None:
-        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
-        while True:
-            if (regroup := self._orders.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
-                self._take_up(self.lineage.in_epoch(regroup.epoch))
-            await asyncio.sleep(REGROUP_LOOK_S)
-
-    def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
-        """End the waiting if the organisers regrouped the run."""
-        if self._orders.regroup(self.epoch) is None:
-            return False
-        waiting.reschedule(asyncio.get_running_loop().time())
-        return True
-
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
+        """Seal, reduce by the plan of a step that began at `begun_s`, and apply the result if it counts."""
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
         vector, samples, weight = await self._contribution(plan)
@@ -427,6 +374,7 @@ class Member:
         return True
 
     async def _apply(self, outcome: RoundOutcome, samples: int) -> None:
+        """The result counts: come to the next step by it; this peer gave `samples`."""
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         if self._states.interval.follow(plan.averages_every):
             self._node.events.emit(ParametersDrift(step=self.step, every=plan.averages_every))
@@ -507,6 +455,61 @@ class Member:
             return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
+
+    # ---- what organisers order: pauses and regroups
+
+    async def _rest(self) -> None:
+        """The organisers paused the run: hold the state, and look now and then whether it goes on."""
+        self._hold.end()
+        self._publisher.set_status("paused")
+        self._node.events.emit(RunPaused(step=self.step, paused=True))
+        while self._orders.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
+            await asyncio.sleep(PAUSE_LOOK_S)
+            self.swarm_view.last_step = self.amended.last_step(self.step)
+            if (regroup := self._orders.regroup(self.epoch)) is not None:
+                await self._follow_regroup(regroup)
+                return
+        self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
+        self._node.events.emit(RunPaused(step=self.step, paused=False))
+
+    @property
+    def epoch(self) -> int:
+        """That of the organisers' last regroup that this peer followed, 0 before the first; of its state, too."""
+        return self.lineage.epoch
+
+    async def _follow_regroup(self, regroup: Regroup) -> None:
+        """Go on with the members that the organisers named, or come to what they have."""
+        present = [PeerId(peer) for peer in regroup.present]
+        has_state = self.ready.is_set() and not self._catching_up.needs_state
+        is_one = has_state and self._goes_on_by(regroup)
+        self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
+        self._take_up(self.lineage.in_epoch(regroup.epoch))
+        self._lost = ()
+        self._companions.begin_with()
+        if not is_one:
+            self._catching_up.require(regroup.step)
+            self._catching_up.discards_state = self._node.peer_id not in present or not self.lineage.is_founded
+        else:
+            await self._write_lineage("regroup", self.lineage)
+        self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    def _goes_on_by(self, regroup: Regroup) -> bool:
+        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
+        return self._node.peer_id in regroup.present and self.step >= regroup.step
+
+    async def _serve_last_state(self) -> None:
+        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
+        while True:
+            if (regroup := self._orders.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+                self._take_up(self.lineage.in_epoch(regroup.epoch))
+            await asyncio.sleep(REGROUP_LOOK_S)
+
+    def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
+        """End the waiting if the organisers regrouped the run."""
+        if self._orders.regroup(self.epoch) is None:
+            return False
+        waiting.reschedule(asyncio.get_running_loop().time())
+        return True
 
     # ---- state
 
