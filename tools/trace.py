@@ -53,6 +53,7 @@ SHOWN = ("averaging/", "security/", "training/")
 """Where a step is taken; what carries its messages is shown only in a trace of everything."""
 
 ASKED = (
+    "averaging/allreduce/reducer.py receive_counted",
     "averaging/apportionment.py",
     "averaging/clocking/",
     "averaging/codecs/layout.py",

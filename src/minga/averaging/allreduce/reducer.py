@@ -2,9 +2,9 @@
 
 A chunk is finished when every child that is still with us delivered it: result = sum(w x) / sum(w), weights being
 samples. It is accumulated directly in the result vector. The root's children are those members that send to it
-directly, relays of sites among them; the root encodes the result once and sends the same bytes to all of them. A
-relay's children are the other members of its site: it sends their mean on to the root, with the samples behind it, as
-if one member had accumulated it all, and passes the root's bytes on unchanged.
+directly, relays of sites among them; the root encodes the result once and sends the same bytes to all of them. The
+children of a relay, which is the site reducer of its part, are the other members of its site: it sends their mean on to
+the root, with the samples behind it, as if one member had accumulated it all, and passes the root's bytes on unchanged.
 
 No child can make a chunk that it already delivered undone; which children are waited for and how long, see
 `round.py`.
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
-from minga.averaging.allreduce.messages import Assignment, ChunkWeight, PartHello
-from minga.averaging.allreduce.round import Round, WaitDeadlines
-from minga.averaging.allreduce.sender import Reduced, receive_counted, send_reduced
+from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, PartHello
+from minga.averaging.allreduce.round import Round, WaitDeadlines, pack_bitmap, unpack_bitmap
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, is_finite
 from minga.averaging.codecs.layout import Chunk, receive_encoded
 from minga.averaging.codecs.residual import Encoder
@@ -41,6 +41,13 @@ EXPLAINED_S = 2.0
 """Seconds within which a member from which others turn away that it is still connected to hears why, if others take
 over: they may have been told first, and must not be missing from the mean for it. A member that was given up, or
 to which no connection is left, has no such news."""
+
+
+class Reduced(NamedTuple):
+    """An encoded mean of one chunk, and the members (by their numbers) whose chunks it is made of."""
+
+    body: Buffer
+    members: frozenset[int]
 
 
 @loop_bound
@@ -114,13 +121,13 @@ class Reducer:
     # ---- for the exchange of a relay with the root
 
     async def contribution(self, index: int) -> tuple[int, Reduced]:
-        """See `SiteReducer`."""
+        """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
         while index not in self._contributions:
             await self._ready.wait()
         return self._contributions.pop(index)
 
     def pass_on(self, index: int, result: Reduced) -> None:
-        """See `SiteReducer`."""
+        """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
         self._encoded[index] = result
         self._settle(set(), (index,))
         self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
@@ -208,7 +215,7 @@ class Reducer:
                 self._round.note_heard(member, samples)
 
     def samples_behind(self) -> tuple[tuple[int, int], ...]:
-        """See `SiteReducer`."""
+        """The samples of each member of the own site that was heard to the end, this one included."""
         site = self._round.routes.behind(self._assignment, self._round.me)
         own = {self._round.me: self._round.weight if self._round.own is not None else 0}
         return tuple(sorted({m: s for m, s in (self._round.heard | own).items() if m in site}.items()))
@@ -391,3 +398,23 @@ class Reducer:
 def _codec_from(chunk: Chunk, weight: int | None) -> Codec:
     """How a chunk comes from a child, which is a relay if it has no weight of its own."""
     return chunk.codecs.relay if weight is None else chunk.codecs.upload
+
+
+# ---- a mean on its way, from a root or a relay, and whose it is
+
+
+async def send_reduced(round: Round, mean: Reduced, stream: MessageStream) -> None:
+    """Send a mean, and before it whose it is, if that matters to the members that get it."""
+    if round.tells_counted:
+        counted = (member in mean.members for member in range(len(round.members)))
+        await stream.send(CountedMembers(pack_bitmap(counted)))
+    await stream.send_bulk(mean.body)
+    round.bytes_sent += memoryview(mean.body).nbytes
+
+
+async def receive_counted(round: Round, stream: MessageStream) -> frozenset[int]:
+    """The members whose chunks are in the mean that comes next; nobody is named where it does not matter."""
+    if not round.tells_counted:
+        return frozenset()
+    bits = (await stream.receive(CountedMembers)).members
+    return frozenset(member for member, bit in enumerate(unpack_bitmap(bits, len(round.members))) if bit)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import torch
 
-from minga.averaging.allreduce.messages import (
-    FETCH,
-    PART,
-    Assignment,
-    ChunkWeight,
-    CountedMembers,
-    FetchChunks,
-    PartHello,
-)
-from minga.averaging.allreduce.round import IDLE_S, Round, pack_bitmap, unpack_bitmap
+from minga.averaging.allreduce.messages import FETCH, PART, Assignment, ChunkWeight, FetchChunks, PartHello
+from minga.averaging.allreduce.reducer import Reduced, Reducer, receive_counted, send_reduced
+from minga.averaging.allreduce.round import IDLE_S, Round
 from minga.averaging.codecs.dense import Codec, codec, is_finite
 from minga.averaging.codecs.layout import receive_encoded
 from minga.averaging.codecs.residual import Encoder
@@ -24,7 +17,6 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio import end, racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
-from minga.network.interface import Buffer
 from minga.network.rpc.stream import MessageStream
 
 MOST_SHARED_BYTES = 1 << 14
@@ -38,27 +30,7 @@ LAST_WORDS_S = 1.0
 _PLAIN: Final = codec("float32")
 
 
-class Reduced(NamedTuple):
-    """An encoded mean of one chunk, and the members (by their numbers) whose chunks it is made of."""
-
-    body: Buffer
-    members: frozenset[int]
-
-
-class SiteReducer(Protocol):
-    """What a relay's own reducer does for the relay's exchange with the root."""
-
-    async def contribution(self, index: int) -> tuple[int, Reduced]:
-        """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
-
-    def samples_behind(self) -> tuple[tuple[int, int], ...]:
-        """The samples of each member of the own site that was heard to the end, this one included."""
-
-    def pass_on(self, index: int, result: Reduced) -> None:
-        """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
-
-
-async def exchange(round: Round, assignment: Assignment, relay: SiteReducer | None = None) -> None:
+async def exchange(round: Round, assignment: Assignment, relay: Reducer | None = None) -> None:
     """Move one assignment in both directions; a failure buries the member on the other side.
 
     With a `relay`, this member sends for its site and passes on what comes back.
@@ -91,7 +63,7 @@ def _is_small(round: Round, assignment: Assignment) -> bool:
     return is_plain and max(_sizes(round, assignment)) <= MOST_SHARED_BYTES
 
 
-async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None) -> None:
+async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Reducer | None) -> None:
     weight = None if relay is not None else round.weight if round.own is not None else 0
     stream.announce(PartHello(round.plan.round_id, assignment.key, weight))
     sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
@@ -241,7 +213,7 @@ async def _send_own(round: Round, own: Encoder, index: int, buffer: memoryview, 
     round.bytes_sent += body.nbytes
 
 
-async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer) -> None:
+async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Reducer) -> None:
     for index in assignment.chunks:
         weight, mean = await relay.contribution(index)
         is_last = index == assignment.chunks[-1]
@@ -250,29 +222,10 @@ async def _send_site(round: Round, assignment: Assignment, stream: MessageStream
             await send_reduced(round, mean, stream)
 
 
-async def send_reduced(round: Round, mean: Reduced, stream: MessageStream) -> None:
-    """Send a mean, and before it whose it is, if that matters to the members that get it."""
-    if round.tells_counted:
-        counted = (member in mean.members for member in range(len(round.members)))
-        await stream.send(CountedMembers(pack_bitmap(counted)))
-    await stream.send_bulk(mean.body)
-    round.bytes_sent += memoryview(mean.body).nbytes
-
-
 # ---- receiving
 
 
-async def receive_counted(round: Round, stream: MessageStream) -> frozenset[int]:
-    """The members whose chunks are in the mean that comes next; nobody is named where it does not matter."""
-    if not round.tells_counted:
-        return frozenset()
-    bits = (await stream.receive(CountedMembers)).members
-    return frozenset(member for member, bit in enumerate(unpack_bitmap(bits, len(round.members))) if bit)
-
-
-async def _receive_reduced(
-    round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None
-) -> None:
+async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream, relay: Reducer | None) -> None:
     chunks = [round.chunks[i] for i in assignment.chunks]
     sizes = (chunk.download_bytes for chunk in chunks if not chunk.codecs.download.is_identity)
     buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
