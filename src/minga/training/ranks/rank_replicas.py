@@ -91,7 +91,7 @@ class RankReplica(Replica):
     def shares(self) -> RankShares:
         """This rank's shares of sums. Raises `ClosedError` if it has none while rank 0 has."""
         if self._shares is None:
-            raise ClosedError("rank 0 of this peer has shares of sums, and this process has none")
+            raise ClosedError("rank 0 of this peer adds up in shares, and this process not: is it of another version?")
         return self._shares
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
@@ -167,7 +167,11 @@ class RankReplica(Replica):
                 self._let_go()
                 vector = self._vector_of_rank_0(vector)
                 arguments = (vector, *arguments)
-            getattr(self, command.method)(*arguments)
+            if (method := getattr(self, command.method, None)) is None:
+                raise ClosedError(
+                    f"rank 0 of this peer says {command.method}, which means nothing here: is it of another version?"
+                )
+            method(*arguments)
         (finished,) = command.arguments
         self._let_go(finished=finished)
         return bool(finished)
