@@ -91,7 +91,7 @@ class RankReplica(Replica):
     def shares(self) -> RankShares:
         """This rank's shares of sums. Raises `ClosedError` if it has none while rank 0 has."""
         if self._shares is None:
-            raise ClosedError("rank 0 of this peer adds up in shares, and this process not: is it of another version?")
+            raise ClosedError("rank 0 of this peer adds up in shares, this process does not: is it of another version?")
         return self._shares
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
