@@ -115,14 +115,15 @@ def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{where} and {WARM_BATCH} must be whole numbers from 1 on, and {WARM_START} has to be there; the first "
             f"phase has at most {MAX_STEPS:,} steps of at most {MAX_BATCH:,} samples"
         )
-    change = {"from_step": -(-samples // step), "strategy": name, "target_batch_size": batch}
+    warm_steps = -(-samples // step)
+    change = {"from_step": warm_steps, "strategy": name, "target_batch_size": batch}
     warm = {"strategy": "synchronous", "target_batch_size": step, "strategy_changes": [change]}
     rest = {key: value for key, value in table.items() if key not in (WARM_START, WARM_BATCH)}
     others = {key: value for key, value in tables.items() if key != name}
     fragments = table.get("fragments", 1)
     parts = fragments if _is_whole(fragments, MAX_STEPS) else 1
     if _is_whole(rounds := training.get("stop_after_steps"), MAX_STEPS):
-        warm["stop_after_steps"] = stop = _last_step(rounds, max(1, batch // parts), change["from_step"], step)
+        warm["stop_after_steps"] = stop = _last_step(rounds, max(1, batch // parts), warm_steps, step)
         if stop > MAX_STEPS:
             raise ValueError(
                 f"{where}: training.stop_after_steps = {rounds} rounds are as many samples as {stop} steps of both "
