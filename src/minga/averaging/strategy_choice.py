@@ -176,6 +176,11 @@ def samples_of_rounds(run: RunSpec) -> list[tuple[int, int]]:
     return [(start, round_batch_range(phase)[0]) for start, phase in zip(starts, run.phases, strict=True)]
 
 
+def smallest_round(run: RunSpec) -> int:
+    """The fewest samples with which a round of this run closes, as the run spec plans it: no micro-batch has more."""
+    return min(samples for _, samples in samples_of_rounds(run))
+
+
 def phases_in_words(run: RunSpec) -> str:
     """The strategies of a run one after the other, and how many samples their steps have; empty if nothing changes."""
     if not run.training.strategy_changes:
