@@ -59,9 +59,9 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `alone` (`join`): `link`: nobody of the run answers, and it goes on from the checkpoint that is here
 * `host_gone` (`join`): `link` by which others join then, null where there is none
 * `paused` (`join`): `why`, and for how many `seconds`, null if nobody knows
-* `login.browser` (`join`): `url` and `code` for a browser
-* `login.waits` (`join`): `why`, and `seconds` until the next try
-* `login` (`join`): `name`, `until` (Unix time)
+* `login.browser` (`join`, `split join`): `url` and `code` for a browser
+* `login.waits` (`join`, `split join`): `why`, and `seconds` until the next try
+* `login` (`join`, `split join`): `name`, `until` (Unix time)
 * `progress` (`host`, `join`): where the run and this machine are, repeatedly
 * `status` (`status`): the run as `minga status` shows it, and its `peers`
 * `evaluation` (`host`, `join`): `step`, `seconds`, the name of the `headline`, and each figure by its name

@@ -17,6 +17,7 @@ from minga.cli.terminal.options import (
     LINK_HELP,
     RUN_HELP,
     HostingOptions,
+    LoginOptions,
     LookingOptions,
     NetworkOptions,
     OrderOptions,
@@ -54,7 +55,7 @@ class DemoCommand(OutputOptions):
 
 
 @command(TAKE_PART, "minga.cli.taking_part.join:run_join", "minga join LINK --max-upload 10Mbit", slow_imports=True)
-class JoinCommand(ParticipantOptions, WorkOptions):
+class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
     """Take part in a run with this machine; Ctrl-C leaves at any time.
 
     Everything else comes with the link. Without LINK it lists the runs that are announced in this local network, to
@@ -92,12 +93,6 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     )
     leave_after_steps: int | None = option(
         "Leave once this machine took part in N steps.", default=None, least=1, metavar="N", rare=True
-    )
-    login: str | None = option(
-        "Log in as this person, where the run asks for it.", default=None, metavar="NAME", rare=True
-    )
-    secret: Path | None = option(
-        "File with the code or access token to log in with (default: ask).", default=None, rare=True
     )
 
     def __post_init__(self) -> None:
@@ -229,7 +224,7 @@ class SplitServeCommand(HostingOptions, ThreadsOptions):
 @command(
     TAKE_PART, "minga.cli.splitting.join:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True
 )
-class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
+class SplitJoinCommand(ParticipantOptions, LoginOptions, ThreadsOptions):
     """Train a model that is cut with data of this machine, which stay here.
 
     Ctrl-C leaves at any time.

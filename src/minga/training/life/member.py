@@ -388,7 +388,7 @@ class Member:
         strategy = StrategyChoice.of(goes_on)
         lineage = self.lineage.after(plan.result_id, plan.succession)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self._advance(outcome, limit, strategy, lineage, compares=compares)
+            state = await self._advance(outcome, limit, strategy, lineage, batch=batch, compares=compares)
         fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
@@ -401,10 +401,17 @@ class Member:
             self._states.publish(state)
 
     async def _advance(
-        self, outcome: RoundOutcome, limit: int | None, strategy: StrategyChoice, lineage: Lineage, *, compares: bool
+        self,
+        outcome: RoundOutcome,
+        limit: int | None,
+        strategy: StrategyChoice,
+        lineage: Lineage,
+        *,
+        batch: int,
+        compares: bool,
     ) -> StateInfo | None:
         """Have the training thread bring the replica to the next step, of this `lineage`, and go on by `strategy` with
-        at most `limit` samples; where parameters are averaged, once they are.
+        at most `limit` samples; where parameters are averaged, once they are. The target of this step was `batch`.
 
         Returns what the step led to, before that, if this peer `compares` states now or averages parameters.
         """
@@ -424,7 +431,7 @@ class Member:
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             vector = replica.expand(mean, step - 1, counted_in=counted_in)
-            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier, batch)
             replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:
