@@ -100,7 +100,7 @@ def count_transfers(device: str, strategy: str, optimizer: type[torch.optim.Opti
                 result = replica.vector.new(mean.numel())
                 result.copy_(mean)
                 with count.during("update"):
-                    port.absorb(step, result, ContributionFate.COUNTED)
+                    port.absorb(step, result, ContributionFate.COUNTED, 1, 0, 2 * MICRO_BATCHES)
                 port.reopen()
 
         run_virtual(live())

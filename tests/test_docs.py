@@ -327,7 +327,7 @@ def test_the_code_uses_each_term_of_the_glossary() -> None:
     assert len({term.lower() for term in terms}) == len(terms), "a term stands twice"
     code = "\n".join(file.read_text("utf-8") for file in (ROOT / "src" / "minga").rglob("*.py"))
     for term in terms:
-        words = r"[\s_-]*".join(map(re.escape, re.split(r"[\s-]", term)))  # SiteReducer is the site reducer
+        words = r"[\s_-]*".join(map(re.escape, re.split(r"[\s-]", term)))  # RankReplica is the rank replica
         assert re.search(rf"\b{words}s?\b", code, re.IGNORECASE), f"nothing in the code says {term!r}"
 
 

@@ -60,8 +60,8 @@ class Credentials:
         if not self.login:
             raise ConfigurationError(
                 f"the run is for people who log in ({provider}), and no name was given. Run `minga join LINK` with "
-                "this key file once; or call minga.join with your minga.Credentials, and give the peer that it returns "
-                "to whatever takes a link"
+                "this key file once; or call minga.join with your minga.Credentials, and pass the peer that it returns "
+                "in place of the link"
             )
         return self.login
 

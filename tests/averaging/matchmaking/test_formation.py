@@ -135,7 +135,7 @@ class Member:
 
     async def end_round(self, plan: Plan) -> None:
         self.formation.commit(plan)
-        self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED)
+        self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED, 1, 0, 1)
         self.port.reopen()
         self.step += 1
 

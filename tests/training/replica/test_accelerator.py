@@ -352,7 +352,7 @@ async def test_with_a_round_in_flight_each_micro_batch_counts_once_whether_the_r
         assert mean is not None
         peer.compute(5)
         if counts:
-            port.absorb(1, mean.clone(), ContributionFate.COUNTED)
+            port.absorb(1, mean.clone(), ContributionFate.COUNTED, 1, 0, 1)
             port.reopen()
         else:
             await port.unseal()

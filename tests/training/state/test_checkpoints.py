@@ -10,6 +10,7 @@ import os
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from minga.core.errors import ConfigurationError, StorageError
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import complete_checkpoints
+from minga.training.lineage import Lineage
 from minga.training.state import checkpoints
 from minga.training.state import checkpoints as checkpoint_files
 from minga.training.state.checkpoints import CheckpointStore
@@ -268,8 +270,17 @@ def test_only_damaged_ones_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     _flip(store.save(make_snapshot(10)) / "model.safetensors")
     with pytest.raises(StorageError, match=r"do not match their hashes.*move the folder away"):
         store.load()
-    with pytest.raises(StorageError, match=r"only damaged ones, such as damaged-step-000000010.*move the folder away"):
+    with pytest.raises(StorageError, match=r"all were set aside, such as damaged-step-000000010.*move the folder away"):
         store.load()
+
+
+def test_only_those_of_another_run_are_an_error_too_at_each_start(tmp_path: Path) -> None:
+    store, snapshot = CheckpointStore(tmp_path), replace(make_snapshot(10), lineage=Lineage.founded("a" * 32))
+    store.save(snapshot)
+    with pytest.raises(StorageError, match=r"is of another run.*move the folder away"):
+        store.load("b" * 32)
+    with pytest.raises(StorageError, match=r"all were set aside, such as foreign-step-000000010"):
+        store.load("b" * 32)
 
 
 @pytest.mark.parametrize("keep", [0, -1])

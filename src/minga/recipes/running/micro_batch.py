@@ -51,8 +51,10 @@ def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
     of_run = size_of_all(recipe)
     if of_run not in (None, size):
         raise ConfigurationError(f"--micro-batch {size}: in this run all compute {of_run} samples at once")
-    if not 1 <= size <= (most := smallest_round(spec)):
-        raise ConfigurationError(f"--micro-batch {size}: it must be from 1 to the run's target batch size, {most}")
+    if not 1 <= size <= smallest_round(spec):
+        raise ConfigurationError(
+            f"--micro-batch {size}: it must be from 1 to the run's target batch size, {smallest_round(spec)}"
+        )
 
 
 def largest_fit(try_out: TryOut, start: int, most: int) -> int:

@@ -306,13 +306,7 @@ class GradientPort(TrainingThread):
         await self._soonest(self._unseal)
 
     def absorb(
-        self,
-        round: int,
-        mean: torch.Tensor,
-        fate: ContributionFate,
-        contributors: int = 1,
-        earlier: int = 0,
-        batch: int = 1,
+        self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int, earlier: int, batch: int
     ) -> None:
         """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
         is one of so many contributions, in a step with the target batch size `batch`.

@@ -22,10 +22,12 @@ from minga.training.record_kinds import Progress
 # ---- Newcomers: which peers fetch the state, and for how long, as one member sees it on the board.
 
 
-FORGIVEN_S, FORGIVEN_TIMES = 600.0, 20.0
-"""Seconds after which a peer's earlier attempts count no more, or how many times as long as they took: then the swarm
-waits for it again. Where steps are long, so are attempts, and one that only pretends would else never be given up.
-"""
+FORGIVEN_S = 600.0
+"""Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
+
+FORGIVEN_TIMES = 20.0
+"""They count for so many times as long as they took, if that is longer: where steps are long, attempts are, too, and a
+peer that only pretends would otherwise never be given up."""
 
 
 BEGINS_ANEW_S = ASK_S + 0.5

@@ -7,8 +7,8 @@ drops when its process dies, lies beside each unfinished folder: a process that 
 live lock removes it.
 
 On reading, everything is verified against hashes. A damaged checkpoint is set aside under a name that begins with
-`damaged-`, and the next older one is used; so is one of another run that somebody laid there, as `foreign-`. What this
-peer gave up for the history of others is `given-up-`.
+`damaged-`, and one of another run, which somebody must have copied there, as `foreign-`; then the next older one is
+used. What this peer gave up for the history of others is `given-up-`.
 """
 
 from __future__ import annotations
@@ -374,8 +374,8 @@ class CheckpointStore:
         """The newest checkpoint that is intact; None if there is none at all.
 
         Damaged ones are set aside and logged, and where the `founding` of the run is known (the id of its genesis),
-        those that descend from another one. Raises `StorageError` if there are only damaged ones, also at the next
-        call: what they held is lost, and no peer is to begin anew without a person's knowledge.
+        those that descend from another one. Raises `StorageError` if there are only such, also at the next call: what
+        they held is lost, and no peer is to begin anew without a person's knowledge.
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
@@ -401,9 +401,9 @@ class CheckpointStore:
             for problem in problems.values():
                 logger.warning("%s; going on from step %d, kept in %s", problem, step, path)
             return checkpoint
-        set_aside = sorted(path.name for path in self.directory.glob(f"{_DAMAGED}*"))
+        set_aside = sorted(path.name for prefix in (_DAMAGED, _FOREIGN) for path in self.directory.glob(f"{prefix}*"))
         if problems or set_aside:
-            told = "; ".join(problems.values()) or f"it has only damaged ones, such as {set_aside[-1]}"
+            told = "; ".join(problems.values()) or f"all were set aside, such as {set_aside[-1]}"
             raise StorageError(
                 f"no checkpoint in {self.directory} can be used: {told}; move the folder away to get the run's state "
                 "from other peers, or, if this peer is to begin the run, to start from the beginning"

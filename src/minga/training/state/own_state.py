@@ -7,7 +7,7 @@ step and history (`minga.training.lineage`), in the run, for the vector and with
 
 After a kill the others may have gone on, and rounds after the checkpoint may have counted some of what it holds. So
 what such a file brings back is in doubt, unless the peer goes on from the very step of the file. A file of a polite
-end is final: no round took anything of it afterwards. Nobody can tell so of a copy of it, so backups leave it out.
+end is final: no round took anything of it afterwards. Of a copy of it nobody knows that, so backups leave it out.
 """
 
 from __future__ import annotations
