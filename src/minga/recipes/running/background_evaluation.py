@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from minga.core.errors import MingaError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Files
 from minga.recipes.registry import load_recipe
@@ -32,12 +31,17 @@ class Evaluator:
         self._recipe, self._files, self._report = load_recipe(spec), files, report
         self._copy = None if any(map(_is_quantised, model.modules())) else copy.deepcopy(model, _frozen(model))
         self._thread: threading.Thread | None = None
-        self.error: MingaError | None = None
+        self._error: Exception | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether an evaluation is under way."""
         return self._thread is not None and self._thread.is_alive()
+
+    def take_error(self) -> Exception | None:
+        """What the last evaluation raised in place of figures, once."""
+        error, self._error = self._error, None
+        return error
 
     def start(self, model: nn.Module, step: int) -> None:
         """Copy the model's present state and evaluate it in the background; does nothing while busy. Where there is no
@@ -56,20 +60,16 @@ class Evaluator:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the evaluation under way; raises its error."""
+        """Wait for the evaluation under way."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(0.1)  # in slices, so that Ctrl-C is heard everywhere
-        if self.error is not None:
-            raise self.error
 
     def _run(self, model: nn.Module, step: int) -> None:
         try:
-            figures = self._recipe.evaluate(model, self._files)
-        except MingaError as error:
-            self.error = error
-            return
-        if figures:
-            self._report(step, figures)
+            if figures := self._recipe.evaluate(model, self._files):
+                self._report(step, figures)
+        except Exception as error:  # a recipe of another package may fail in any way
+            self._error = error
 
 
 def _is_quantised(layer: nn.Module) -> bool:
