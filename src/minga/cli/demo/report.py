@@ -288,7 +288,7 @@ def keep_results(facts: DemoFacts, directory: Path) -> tuple[Showing | None, lis
     try:
         shutil.move(source, directory / RUN_FOLDER)
     except OSError as error:
-        raise StorageError(f"the results cannot be moved to {directory}: {error}") from error
+        raise StorageError(f"the results cannot be moved to {directory}: {error.strerror or error}") from error
     shown = _shown(directory / RUN_FOLDER)
     drawn = [] if shown is None else draw_rows(shown, directory)
     return shown, [*drawn, *([plot.name] if plot.is_file() else [])]
