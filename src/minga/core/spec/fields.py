@@ -27,7 +27,7 @@ class Section(BaseModel):
             extra: Any = field.json_schema_extra or {}
             options = extra.get("options") if isinstance(extra, dict) else None
             if options is not None and set(options) != _words(field.annotation) - {type(None)}:
-                raise TypeError(f"{cls.__name__}.{name}: a choice of {options} is annotated by Literal{options}")
+                raise TypeError(f"{cls.__name__}.{name}: a choice of {options} needs the annotation Literal{options}")
 
 
 AnySection = TypeVar("AnySection", bound=Section)
