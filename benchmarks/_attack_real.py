@@ -15,11 +15,14 @@ FUNCTION = "benchmarks._attack_peer:peer"
 
 @dataclass(frozen=True)
 class RealRecipe:
-    """What a recipe trains in such a run: `tables` of a run spec, in TOML. `attack` is the one that is usual for it."""
+    """What a recipe trains in such a run: `tables` of a run spec, in TOML. `attack` is the one that is usual for it.
+    `flips_labels`: a hostile peer knows how to flip its labels.
+    """
 
     micro_batch_size: int
     tables: str
     attack: str = "sign-flip"
+    flips_labels: bool = False
 
 
 RECIPES = {
@@ -64,6 +67,7 @@ RECIPES = {
             optimizer = { name = "adamw", learning_rate = 0.005, warmup_steps = 5, schedule = "constant" }
         """,
         attack="label-flip",
+        flips_labels=True,
     ),
 }
 """The recipes that can be attacked here, by name."""

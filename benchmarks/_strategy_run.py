@@ -178,12 +178,12 @@ class BenchPeer:
             return Sealed(self.name, None, samples, 0, None)
         return Sealed(self.name, vector, samples, 1 if equal else weight, self.vectors.residual(step))
 
-    def absorb(self, mean: torch.Tensor, contributors: int, *, gave: bool) -> None:
-        """Take up the mean of the round, which is one of so many contributions."""
+    def absorb(self, mean: torch.Tensor, contributors: int, samples: int, *, gave: bool) -> None:
+        """Take up the mean of the round, which is one of so many contributions, of so many samples."""
         step = self.round
         fate = ContributionFate.COUNTED if gave else ContributionFate.ABSENT
         whole = self.replica.expand(mean, step, counted_in=round_id(step) if gave else None)
-        self.strategy.note_contributors(contributors)
+        self.strategy.note_round(contributors, samples)
         self.strategy.absorb(step + 1, whole, fate)
 
 
@@ -340,7 +340,8 @@ class SwarmRun(Run):
 
     def _absorb(self, index: int, flight: Flight) -> None:
         contributors = sum(each.weight > 0 for each in flight.given)
-        self.peers[index].absorb(flight.result.mean, contributors, gave=flight.given[index].weight > 0)
+        samples = sum(each.samples for each in flight.given)
+        self.peers[index].absorb(flight.result.mean, contributors, samples, gave=flight.given[index].weight > 0)
 
 
 # ---- the same without minga

@@ -225,8 +225,11 @@ def main() -> int:
     options.add_argument("--recipe", choices=REAL_RECIPES, default="albert", help="for --real: what they train")
     arguments = options.parse_args()
     if arguments.real:
-        usual = REAL_RECIPES[arguments.recipe].attack
-        return main_real(arguments.attack or [usual], arguments.recipe, json=arguments.json)
+        recipe = REAL_RECIPES[arguments.recipe]
+        chosen = arguments.attack or [recipe.attack]
+        if "label-flip" in chosen and not recipe.flips_labels:
+            options.error(f"--attack label-flip: nobody knows how to flip the labels of --recipe {arguments.recipe}")
+        return main_real(chosen, arguments.recipe, json=arguments.json)
     if not 0 < 2 * arguments.hostile < arguments.peers:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")

@@ -23,7 +23,7 @@ answer, for both ends and all threads, over a new stream, over one that is open,
 
 Last, 12 peers join 4 all at once: the slowest pace in 10 s relative to the slower of the paces before and after.
 
-ok: at most 2 ms a pair and step, at least 2 steps a second of 16, and a pace that is never halved. Processor time is
+ok: at most 25 ms a peer and step, at least 2 steps a second of 16, and a pace that is never halved. Processor time is
 what is compared, but these paces need the machine for themselves.
 """
 
@@ -40,7 +40,7 @@ from benchmarks._report import emit, finish, parser
 from minga.averaging.solver.planner import FEWEST_PARTS
 
 PEERS = (4, 8, 12, 16)
-CPU_LIMIT_MS, LEAST_STEPS_PER_S, LEAST_SHARE = 2.0, 2.0, 0.5
+MOST_MS_A_PEER, LEAST_STEPS_PER_S, LEAST_SHARE = 25.0, 2.0, 0.5
 HOSTS, NEWCOMERS = 4, 12
 FOLLOWER_MESSAGES = 5
 """Join, report, plan, hold, commit."""
@@ -73,7 +73,7 @@ def main() -> int:
     try:
         if "real" in worlds:
             figures["real"] = [_told("real", _crowd_processes.measure(n, arguments.seconds)) for n in arguments.peers]
-            ok = all(row["cpu_ms"] <= CPU_LIMIT_MS for row in figures["real"])
+            ok = all(row["cpu_ms_a_peer"] <= MOST_MS_A_PEER for row in figures["real"])
             ok = ok and all(row["steps_per_s"] >= LEAST_STEPS_PER_S for row in figures["real"])
         if "joining" in worlds:
             figures["joining"] = _crowd_processes.join_a_few(HOSTS, NEWCOMERS, arguments.seconds)

@@ -45,28 +45,25 @@ HEAD: Final = """\
 
 `minga host`, `join`, `plan` and `sim` check these rules before they do anything else.
 
-* **✓** is allowed, and so is everything that this page leaves out.
+* **✓** is allowed, and so is everything that neither the tables nor the list below them name.
 * **W** is allowed with a warning: a line that begins with `!`, or with `--json` an event `run.caution`.
 * **R** is refused. The message names the settings, says why, and ends with the nearest choice that is allowed.
 
-The rules ask what a strategy, codec or sketch does, and not for its name; so they hold for those of
-[other packages](extending.md), too. Where the optimizer matters, the tables assume AdamW or LAMB, with
-`demo` SGD.
+The rules look at what a strategy, codec or sketch does, not at its name, so they hold for those of
+[other packages](extending.md), too. Where the optimizer matters, the tables assume AdamW or LAMB, with `demo` SGD.
 """
 
 TABLES: Final = (
     ("Strategies", STRATEGY, (UPLOAD, DOWNLOAD, SKETCH, VERIFICATION, AVERAGE_PARAMETERS)),
     ("Codecs of uploads", UPLOAD, (DOWNLOAD, SKETCH, VERIFICATION, OPTIMIZER)),
-    ("Byzantine-tolerant runs", VERIFICATION, (SKETCH, AVERAGE_PARAMETERS, BATCH)),
-    ("Averaged parameters", AVERAGE_PARAMETERS, (SKETCH,)),
 )
 """Title, the setting of the columns, and those of the rows."""
 
 TAIL: Final = """
 ## Why Byzantine-tolerant runs are strict
 
-A validator computes the gradient of another member again, byte for byte. A residual makes a contribution depend on all
-that its sender ever sent, and private optimizer moments do the same: nobody else has them. Means travel by the codec of
+A validator computes the gradient of another member again. A residual makes a contribution depend on all that its
+sender ever sent, and so do an optimizer's private moments: no other member has them. Means travel by the codec of
 contributions, since members check both. `security.precision` sets the number format for all; in other runs
 `--precision` is each machine's own choice.
 """

@@ -24,7 +24,7 @@ HEAD: Final = """\
 
 `minga --help` lists the commands, `minga COMMAND --help` the usual options of one, `--help-all` all of them. A RUN on
 this machine is named by its folder, or by the id that `minga runs` shows. Most commands take the first four options
-below; the others are named where a command takes them.
+below, and name the others under *Also*.
 
 """
 
@@ -44,13 +44,13 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 
 * `link` (`host`, `split serve`): `link`, `run_id`, `directory`; of `host` also how far the link reaches
 * `announced` (`host`): `organiser`: the local network was told of the run
-* `link_updated` (`host`): `link`, `reach`: more is known of this machine's address
-* `link_checked` (`host`): `reached`, and `by` what it was tried: "peer" or "relay"
+* `link_updated` (`host`): `link`, `reach`: the host knows a better address of this machine
+* `link_checked` (`host`): `reached`, and `by` which way the host tried it: "peer" or "relay"
 * `address_seen` (`host`): `endpoint` at which peers see this machine; `reached` is false
-* `resumed` (`host`, `join`): of `host` `run_id`, `step`, `age_s` of the checkpoint; of `join`: takes part again
+* `resumed` (`host`, `join`): of `host` `run_id`, `step`, `age_s` of the checkpoint; of `join`: it takes part again
 * `under_way` (`host`): `peers`: the run that is hosted again was not over
 * `chosen_strategy` (`host`): `strategy`, `reason`: what "auto" chose
-* `keeps.nothing` (`host`): `role`: nothing of the run is kept by this peer
+* `keeps.nothing` (`host`): `role`: this peer keeps nothing of the run
 * `complete` (`host`): `step`: the run took its last step
 * `costs` (`join`): what the first screen shows, by the names of its figures
 * `joined` (`join`): `run`, `run_id`, `peer`
@@ -59,13 +59,13 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `alone` (`join`): `link`: nobody of the run answers, and it goes on from the checkpoint that is here
 * `host_gone` (`join`): `link` by which others join then, null where there is none
 * `paused` (`join`): `why`, and for how many `seconds`, null if nobody knows
-* `login.browser` (`join`): `url` and `code` for a browser
-* `login.waits` (`join`): `why`, and `seconds` until the next try
-* `login` (`join`): `name`, `until` (Unix time)
-* `progress` (`host`, `join`): where the run and this machine are, again and again
+* `login.browser` (`join`, `split join`): `url` and `code` for a browser
+* `login.waits` (`join`, `split join`): `why`, and `seconds` until the next try
+* `login` (`join`, `split join`): `name`, `until` (Unix time)
+* `progress` (`host`, `join`): where the run and this machine are, repeatedly
 * `status` (`status`): the run as `minga status` shows it, and its `peers`
 * `evaluation` (`host`, `join`): `step`, `seconds`, the name of the `headline`, and each figure by its name
-* `run.caution` (`host`, `join`, `plan`, `sim`): `code`, `why`: settings that have a price
+* `run.caution` (`host`, `join`, `plan`, `sim`): `code`, `why`: a warning about the settings
 * `dashboard` (`dashboard`, `host`): `url`, `urls` (all of them), `join_url` (null in a run for members)
 * `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
 * `authority` (`authority`): `url`, `link`, `roster`
@@ -74,7 +74,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `check` (`doctor`): `name`, `ok`, `detail`, `advice`
 * `device.measured` (`plan --measure`): one measurement
 * `sample` (`sample`): `prompt`, `text`
-* `demo` (`demo`): `text`, and what it is about
+* `demo` (`demo`): `text`, and its subject
 * `run` (`sim`): `settings` of one point of a sweep, and its summary
 * `step` (`sim`): one step of the swarm
 * `drawn` (`sim`): `path` of a picture

@@ -8,6 +8,7 @@ import datetime as dt
 import json
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from minga.access.access_files import AccessFiles
 from minga.authority.allow_list import AllowList
-from minga.authority.app import watch_list
+from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
 from minga.authority.refusals import Refused
@@ -40,6 +41,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
+from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
 from tests.worlds.authority_tools import (
@@ -275,13 +277,15 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
     def tell(kind: str, **fields: Any) -> None:
         place.told.append((kind, fields))
 
-    def bar(them: Any) -> None:
-        barred.extend(them)
-        loop.call_soon_threadsafe(done.set)
+    class Bars(Barring):
+        def bar(self, peers: Sequence[str]) -> None:
+            barred.extend(peers)
+            loop.call_soon_threadsafe(done.set)
 
     loop = asyncio.get_running_loop()
+    barring = Bars(invitation_link(), PeerOptions(), tmp_path)
     place.write(people("bob"))
-    watching = asyncio.create_task(watch_list(place.issuer, place.roster, bar, tell))
+    watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, tell))
     await done.wait()
     while not place.roster.issued(PEER.peer_id).barred:  # type: ignore[union-attr]
         await asyncio.sleep(0)

@@ -63,7 +63,7 @@ class CombinedPeer:
     def absorb(self, mean: torch.Tensor, step: int, contributors: int, *, gave: bool) -> None:
         """Take up the mean of the round of `step`."""
         whole = self.replica.expand(mean, step, counted_in=ROUND_ID if gave else None)
-        self.strategy.note_contributors(contributors)
+        self.strategy.note_round(contributors, 2 * SAMPLES * contributors)
         fate = ContributionFate.COUNTED if gave else ContributionFate.ABSENT
         self.strategy.absorb(step + 1, whole, fate)
 

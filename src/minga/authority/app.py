@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,9 +39,6 @@ LOOK_S = 1.0
 REASON = "no longer on the authority's list"
 FIRST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0
 
-Bar = Callable[[Sequence[str]], None]
-"""Bars peers; blocks, and raises `MingaError` if that cannot be."""
-
 logger = logging.getLogger("minga.authority")
 
 
@@ -64,11 +61,26 @@ class AuthoritySettings:
     key: Path | None = None
 
 
+@dataclass(frozen=True)
+class Barring:
+    """Bars peers from the run of `link` with the organiser's key in the file `identity`."""
+
+    link: Link
+    options: PeerOptions
+    identity: Path
+
+    def bar(self, peers: Sequence[str]) -> None:
+        """Enter the run for a moment to tell the others. Blocks. Raises `MingaError`."""
+        with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
+            for peer in peers:
+                desk.bar(peer, REASON)
+
+
 class AuthorityServer:
     """An authority that listens from its making on. Raises `LocalError`s; `close` it at the end."""
 
-    def __init__(self, settings: AuthoritySettings, bar: Bar | None, tell: Tell) -> None:
-        self._settings, self._bar, self._tell = settings, bar, tell
+    def __init__(self, settings: AuthoritySettings, barring: Barring | None, tell: Tell) -> None:
+        self._settings, self._barring, self._tell = settings, barring, tell
         self._allowed = AllowFile(settings.allow)
         self._roster = RosterFile(settings.roster, settings.link.run_id, time.time)
         try:
@@ -105,7 +117,7 @@ class AuthorityServer:
         authority = Authority(self.issuer, provider, self._tell, handouts=self.handouts)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(watch_list(self.issuer, self._roster, self._bar, self._tell))
+                watching = tasks.create_task(watch_list(self.issuer, self._roster, self._barring, self._tell))
                 await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
                 watching.cancel()
         finally:
@@ -136,18 +148,7 @@ class AuthorityServer:
         return f"{scheme}://{reachable_hosts(host)[0]}:{port}"
 
 
-def barring(link: Link, options: PeerOptions, identity: Path) -> Bar:
-    """Bars peers with the organiser's key in the file `identity`, entering the run for a moment to tell the others."""
-
-    def bar(peers: Sequence[str]) -> None:
-        with organiser_desk(link, options, identity, lambda _: None) as desk:
-            for peer in peers:
-                desk.bar(peer, REASON)
-
-    return bar
-
-
-async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: Tell) -> None:
+async def watch_list(issuer: Issuer, roster: RosterFile, barring: Barring | None, tell: Tell) -> None:
     """Check every second whether a person was taken off the list, until cancelled."""
     told: set[str] = set()
     backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
@@ -155,11 +156,11 @@ async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: 
         overdue = issuer.overdue()
         for peer, name in overdue:
             if peer not in told:
-                tell("authority.removed", peer=peer, name=name, barred=bar is not None)
+                tell("authority.removed", peer=peer, name=name, barred=barring is not None)
         told = {peer for peer, _ in overdue}
-        if overdue and bar is not None:
+        if overdue and barring is not None:
             try:
-                await asyncio.to_thread(bar, [peer for peer, _ in overdue])
+                await asyncio.to_thread(barring.bar, [peer for peer, _ in overdue])
                 for peer, _ in overdue:
                     roster.bar(peer)
                 backoff.overcome()

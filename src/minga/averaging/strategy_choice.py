@@ -17,6 +17,7 @@ from minga.core.spec.plugins import Registry
 from minga.core.spec.problems import explain
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import TrainingSection
+from minga.core.units import counted
 
 Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
 Contributors = Literal["all", "best"]
@@ -173,6 +174,32 @@ def samples_of_rounds(run: RunSpec) -> list[tuple[int, int]]:
     """From which step on rounds close with how many samples, as the run spec plans it."""
     starts = (0, *(change.from_step for change in run.training.strategy_changes))
     return [(start, round_batch_range(phase)[0]) for start, phase in zip(starts, run.phases, strict=True)]
+
+
+def smallest_round(run: RunSpec) -> int:
+    """The fewest samples with which a round of this run closes, as the run spec plans it: no micro-batch has more."""
+    return min(samples for _, samples in samples_of_rounds(run))
+
+
+def phases_in_words(run: RunSpec) -> str:
+    """The strategies of a run one after the other, and how many samples their steps have; empty if nothing changes."""
+    if not run.training.strategy_changes:
+        return ""
+    return "; ".join(filter(None, (run.training.phase_at(0), _steps_in_words(run))))
+
+
+def _steps_in_words(run: RunSpec) -> str:
+    last = run.training.stop_after_steps
+    phases = [each for each in samples_of_rounds(run) if last is None or each[0] < last]
+    if run.training.target_batch_size == "auto" or len({samples for _, samples in phases}) == 1:
+        return ""
+    ends = [*(start for start, _ in phases[1:]), last]
+    spans = [(end and end - start, samples) for (start, samples), end in zip(phases, ends, strict=True)]
+    said = ", then ".join(
+        f"{counted(steps, 'step') if steps else 'steps'} of {samples:,} samples" for steps, samples in spans
+    )
+    whole = sum(steps * samples for steps, samples in spans if steps)
+    return said if last is None else f"{said}: {whole:,} samples in all"
 
 
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from minga.cli.terminal.options import (
     LINK_HELP,
     RUN_HELP,
     HostingOptions,
+    LoginOptions,
     LookingOptions,
     NetworkOptions,
     OrderOptions,
@@ -49,12 +50,12 @@ class DemoCommand(OutputOptions):
 
     minutes: float = option("How long to train, from the first step on.", default=3.0, least=0.1, most=600.0)
     peers: int = option("Trainers at the start.", default=3, least=2, most=16)
-    recipe: str = option("What they train.", default=USUAL_RECIPE, metavar="NAME")
+    recipe: str = option("The recipe that they train.", default=USUAL_RECIPE, metavar="NAME")
     out: Path | None = option("Folder for the results (default: ./minga-demo, numbered).", default=None)
 
 
 @command(TAKE_PART, "minga.cli.taking_part.join:run_join", "minga join LINK --max-upload 10Mbit", slow_imports=True)
-class JoinCommand(ParticipantOptions, WorkOptions):
+class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
     """Take part in a run with this machine; Ctrl-C leaves at any time.
 
     Everything else comes with the link. Without LINK it lists the runs that are announced in this local network, to
@@ -92,12 +93,6 @@ class JoinCommand(ParticipantOptions, WorkOptions):
     )
     leave_after_steps: int | None = option(
         "Leave once this machine took part in N steps.", default=None, least=1, metavar="N", rare=True
-    )
-    login: str | None = option(
-        "Log in as this person, where the run asks for it.", default=None, metavar="NAME", rare=True
-    )
-    secret: Path | None = option(
-        "File with the code or access token to log in with (default: ask).", default=None, rare=True
     )
 
     def __post_init__(self) -> None:
@@ -171,15 +166,15 @@ class SampleCommand(LookingOptions):
     """Generate text or pictures with the model of a run."""
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
-    prompts: tuple[str, ...] = argument("PROMPT", "What the model goes by.")
+    prompts: tuple[str, ...] = argument("PROMPT", "The text to continue, or the caption to draw.")
     n: int = option("Samples of each prompt.", "--n", default=1, least=1, most=4096)
     temperature: float = option("Below 1: likelier ones; 0: likeliest.", default=1.0, least=0.0, most=100.0)
-    top_k: int = option("Choose among so many; 0: among all.", default=0, least=0, most=2**31)
-    top_p: float = option("Choose among those of this probability.", default=1.0, least=0.0, most=1.0)
+    top_k: int = option("Choose among the N likeliest; 0: among all.", default=0, least=0, most=2**31)
+    top_p: float = option("Choose among the likeliest, up to this probability.", default=1.0, least=0.0, most=1.0)
     guidance: float = option("(images) Above 1: closer to the prompt.", default=1.0, least=0.0, most=1000.0)
     length: int = option("(texts) At most so many new tokens.", default=64, least=1, most=2**20)
     seed: int = option("Equal seeds, equal samples.", default=0, least=0, most=2**63 - 1)
-    out: Path | None = option("(images) Where they go (default: samples.png).", default=None, metavar="GRID.PNG")
+    out: Path | None = option("(images) The file for them (default: samples.png).", default=None, metavar="GRID.PNG")
 
 
 @command(
@@ -200,7 +195,7 @@ class EvaluateCommand(OutputOptions, ThreadsOptions):
         default=None,
     )
     data: str | None = option("The examples of the task: a file, a folder or hub:OWNER/NAME[:CONFIG].", default=None)
-    repeat: int = option("Train and judge so often, each time with another seed.", default=3, least=1, most=100)
+    repeat: int = option("Train and measure N times, each time with another seed.", default=3, least=1, most=100)
     examples: int | None = option(
         "Train on so many examples only (default: on all of the training part).", default=None, least=1
     )
@@ -229,7 +224,7 @@ class SplitServeCommand(HostingOptions, ThreadsOptions):
 @command(
     TAKE_PART, "minga.cli.splitting.join:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True
 )
-class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
+class SplitJoinCommand(ParticipantOptions, LoginOptions, ThreadsOptions):
     """Train a model that is cut with data of this machine, which stay here.
 
     Ctrl-C leaves at any time.
@@ -262,7 +257,7 @@ class NewCommand(OutputOptions):
     or Jupyter instead, which hosts a run or, with --link, takes part in one.
     """
 
-    recipe: str | None = argument("RECIPE", "What to train.", default=None)
+    recipe: str | None = argument("RECIPE", "The recipe of the run.", default=None)
     size: str | None = option("One of its sizes (default: what a demo on two CPU cores takes).", default=None)
     notebook: Path | None = option("Write this notebook instead.", default=None, metavar="FILE.IPYNB")
     link: str | None = option("(--notebook) The run in which it takes part.", default=None)
@@ -339,7 +334,7 @@ class HostCommand(HostingOptions, WorkOptions):
 class AmendCommand(OrderOptions):
     """Change settings of a running run, or pause, resume or stop it.
 
-    All members go by the change from one step on. A paused run holds its state: members stay connected and take no
+    All members apply a change from the same step on. A paused run holds its state: members stay connected and take no
     step.
     """
 
@@ -364,8 +359,8 @@ class AdmitCommand(OrganiserOptions):
     """
 
     peer: str | None = argument("PEER", "Admit this peer id only.", default=None)
-    uses: int = option("How many peers may come by the invitation.", default=1)
-    valid: str = option("How long it and what comes of it lasts, such as 12h or 30d.", default="30d")
+    uses: int = option("How many peers may use the invitation.", default=1)
+    valid: str = option("How long it and the access that it gives last, such as 12h or 30d.", default="30d")
 
 
 @command(ORGANISE, "minga.cli.access.members:run_members", "minga members LINK")
@@ -399,10 +394,10 @@ class BanCommand(OrganiserOptions):
     "minga authority INVITATION --allow allow.toml --url https://login.example.org",
 )
 class AuthorityCommand(NetworkOptions):
-    """Give people who log in access to a run for members.
+    """Give access to a run for members to people who log in.
 
-    Each gets access for some hours at a time. With --identity, an organiser's key file, it bans at once who is taken
-    off the list.
+    Each gets access for some hours at a time. With --identity, an organiser's key file, it bans at once people who are
+    taken off the list.
     """
 
     link: str | None = argument(
@@ -430,7 +425,7 @@ class AuthorityCommand(NetworkOptions):
 class RunsCommand(OutputOptions):
     """List the runs on this machine; back up, restore or remove one."""
 
-    directory: Path | None = option("Where they lie (default: the user's data folder).", default=None, rare=True)
+    directory: Path | None = option("Where they are (default: the user's data folder).", default=None, rare=True)
 
 
 @command(ORGANISE, "minga.cli.keeping.runs:run_remove", "minga runs remove 5ff8c8e8")
@@ -439,12 +434,12 @@ class RunsRemoveCommand(OutputOptions):
 
     run: str | None = argument("RUN", "How the run's id begins.", default=None)
     temporary: bool = option(
-        "Instead: all that peers left whose key was for one time only, and that were killed.",
+        "Instead: all files of peers with a key for one time only that were killed.",
         "--temporary",
         default=False,
     )
     yes: bool = option("Delete it without being asked.", "--yes", "-y", default=False)
-    directory: Path | None = option("Where runs lie (default: the user's data folder).", default=None, rare=True)
+    directory: Path | None = option("Where runs are (default: the user's data folder).", default=None, rare=True)
 
     def __post_init__(self) -> None:
         if (self.run is None) is not self.temporary:

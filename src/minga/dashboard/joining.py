@@ -69,7 +69,8 @@ class JoinFacts:
     def of(cls, spec: RunSpec, link: Link, status: RunStatus | None = None) -> JoinFacts:
         """The facts of the run of a link, by its spec as it is amended, with what is known of it now."""
         word = None if spec.security.admission == "members" else str(link)
-        least, most = spec.training.batch_range
+        smallest, largest = zip(*(phase.training.batch_range for phase in spec.phases), strict=True)
+        least, most = min(smallest), max(largest)
         batch = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         last = spec.training.stop_after_steps
         if status is not None:

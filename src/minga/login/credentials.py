@@ -60,7 +60,8 @@ class Credentials:
         if not self.login:
             raise ConfigurationError(
                 f"the run is for people who log in ({provider}), and no name was given. Run `minga join LINK` with "
-                "this key file once, or give minga.join your minga.Credentials"
+                "this key file once; or call minga.join with your minga.Credentials, and give the peer that it returns "
+                "to whatever takes a link"
             )
         return self.login
 

@@ -83,7 +83,7 @@ def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
     if size is None:
         return
     where = f"{source}: recipe.{spec.model.recipe}.micro_batch_size = {size}"
-    smallest, _ = spec.training.batch_range
+    smallest = min(phase.training.batch_range[0] for phase in spec.phases)
     if size > smallest:
         raise ConfigurationError(f"{where}: it must be at most the run's target batch size, {smallest}")
     if recipe.context.is_public and size != spec.security.micro_batch_size:

@@ -29,11 +29,12 @@ from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
 from minga.keeping.rejoin import FILE as HOST_LOCK
 from minga.keeping.rejoin import check_organiser
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.own_state import is_own_state
 
 # ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.
 #
 # Left out are older checkpoints, the archive (which has copies of its own, see `checkpoints.upload_to`), downloads
-# that are under way, locks and unfinished files.
+# that are under way, locks and unfinished files; and what the peer alone has, which rounds may have counted since.
 
 
 CHECKPOINTS = "checkpoints"
@@ -47,7 +48,8 @@ def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
     Raises `StorageError` if there are checkpoints and all of them are damaged.
     """
     newest = CheckpointStore(folder / CHECKPOINTS).load() if (folder / CHECKPOINTS).is_dir() else None
-    files = [path for top in sorted(folder.iterdir()) if top.name not in _LEFT_OUT for path in _files(top)]
+    tops = [top for top in sorted(folder.iterdir()) if top.name not in _LEFT_OUT and not is_own_state(top.name)]
+    files = [path for top in tops for path in _files(top)]
     if newest is None:
         return None, files
     return newest.snapshot.step, files + sorted(path for path in newest.path.iterdir() if path.is_file())

@@ -70,15 +70,15 @@ class Checkpointer:
     # ---- before training
 
     def newest(self) -> StateSnapshot | None:
-        """The newest intact checkpoint of the run on this machine; on any thread. Raises `StorageError` if all are
-        damaged.
+        """The newest intact checkpoint of the run on this machine; on any thread. Raises `StorageError` if none can be
+        used.
         """
-        checkpoint = self._store.load()
+        checkpoint = self._store.load(self._founding_id)
         return None if checkpoint is None else checkpoint.snapshot
 
     def resume(self) -> StateSnapshot | None:
         """The same, for the replica to go on from."""
-        checkpoint = self._store.load()
+        checkpoint = self._store.load(self._founding_id)
         if checkpoint is None:
             return None
         self._kept = self._written = self._latest = checkpoint.snapshot.step
@@ -173,6 +173,12 @@ class Checkpointer:
             self._archiver.close()
 
     # ---- inner workings
+
+    @property
+    def _founding_id(self) -> str:
+        """The founding from which all states of the run descend; "" if it is not known yet."""
+        founding = self._session.founding
+        return "" if founding is None or founding.genesis is None else founding.genesis.id
 
     @cached_property
     def _store(self) -> CheckpointStore:

@@ -70,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
-        that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/torchrun.md).
+        that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/trainers.md).
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, or a list of those of several, advanced once per global step;
         do not step them yourself.

@@ -299,3 +299,16 @@ def test_a_strategy_that_is_not_known_is_refused_in_one_line(how: tuple[str, ...
     assert "locl" in said
     assert "synchronous, delayed, local, leader, elastic, demo" in said
     assert ("--strategy" in said) == ("--strategy" in how)
+
+
+def test_a_plan_of_a_run_with_a_warm_start_says_how_many_samples_it_gets(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'name = "x"\n[model]\nrecipe = "causal-lm"\n'
+        '[training]\nstrategy = "local"\ntarget_batch_size = 51200\nstop_after_steps = 1000\n'
+        "[strategy.local]\nsynchronous_for = 5_120_000\nsynchronous_batch = 512\n"
+    )
+    done = run("plan", "--model", str(path), "--peers", "2x(t4, 100Mbit)")
+    said = " ".join(done.stdout.split())
+    assert "synchronous up to step 10000, then local; " in said, done.stderr
+    assert "10,000 steps of 512 samples, then 900 steps of 51,200 samples: 51,200,000 samples in all" in said

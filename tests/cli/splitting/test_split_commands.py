@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
+from minga.cli.commands import SplitJoinCommand
+from minga.cli.splitting import join as split_join
+from minga.cli.terminal.context import make_context
+from minga.core.errors import UnreachableError
 from minga.recipes.split import taking_part  # noqa: F401
 from tests.netlab import Host, Lab, why_unavailable
 from tests.worlds import forked
+from tests.worlds.authority_tools import invitation_link
 from tests.worlds.cli_run import GUARDED_MINGA, LOCAL, Running, last_json, run
 
 SPEC = """
@@ -149,3 +154,19 @@ def test_what_is_refused_says_what_to_do(
     done = run(*command, spec_file(tmp_path, SPEC.replace(*change)), *KEYLESS, "--directory", str(tmp_path))
     assert done.returncode == 2
     assert said in " ".join((done.stdout + done.stderr).split())
+
+
+def test_a_client_logs_in_as_its_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (secret := tmp_path / "code").write_text("open sesame\n")
+    asked: list[str] = []
+
+    def join(link: str, options: Any, person: Any) -> Any:
+        asked.extend([person.name("codes"), person.secret("code", "https://login.example.org")])
+        raise UnreachableError("nobody is there")
+
+    monkeypatch.setattr(split_join, "join", join)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
+    command = SplitJoinCommand(link=str(invitation_link()), login="alice", secret=secret)
+    with pytest.raises(UnreachableError):
+        split_join.run_split_join(command, make_context(json_output=False))
+    assert asked == ["alice", "open sesame"]

@@ -609,6 +609,28 @@ def test_the_schedule_of_a_warm_start_counts_rounds_whether_written_or_not(
 
 
 @pytest.mark.parametrize(
+    ("rounds", "batch", "fragments", "stop"),
+    [
+        (20, 4800, 1, 21 + 20),  # 1008 samples, and 94,992 more
+        (1, 1008, 1, 21),
+        (2, 480, 1, 20),  # within the first phase
+        (40, 4800, 2, 21 + 40),
+        (421, 48, 1, 421),
+    ],
+)
+def test_a_warm_start_leaves_a_run_the_samples_of_its_rounds(
+    rounds: int, batch: int, fragments: int, stop: int
+) -> None:
+    table = {"synchronous_for": 1000, "synchronous_batch": 48, "fragments": fragments}
+    training = {"strategy": "local", "target_batch_size": batch, "stop_after_steps": rounds}
+    warm = spec(training=training, strategy={"local": table})
+    assert warm.training.stop_after_steps == stop
+    assert RunSpec.from_canonical(warm.canonical_bytes()) == warm
+    samples = [(48 if step < 21 else batch // fragments) for step in range(stop)]
+    assert sum(samples[:-1]) < rounds * (batch // fragments) <= sum(samples)
+
+
+@pytest.mark.parametrize(
     ("optimizer", "message"),
     [
         ({"warmup_steps": 2000, "total_steps": 1000}, r"optimizer: warmup_steps = 2000 exceeds total_steps = 1000"),
@@ -637,6 +659,11 @@ def test_a_schedule_that_no_warm_start_can_have_is_refused_by_the_numbers_of_the
         ({"target_batch_size": "auto"}, {"synchronous_for": 9}, "a number from 1 to 16,777,216 as training"),
         ({"strategy": "synchronous"}, {"synchronous_for": 9}, "synchronous steps need no warm start"),
         ({"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}, {"synchronous_for": 9}, "leave it out"),
+        (
+            {"stop_after_steps": 10**9},
+            {"synchronous_for": 10**9, "synchronous_batch": 1},
+            "lower stop_after_steps or raise synchronous_batch",
+        ),
     ],
 )
 def test_a_warm_start_that_makes_no_sense(training: dict[str, Any], table: dict[str, Any], message: str) -> None:

@@ -56,9 +56,8 @@ def test_the_base_says_how_it_is_talked_to(where: str, base: Path, tokenizer: To
     form = ChatFormat.of_base(base, tokenizer)
     assert ChatFormat.read(form.written()) == form
     writer = ChatWriter(tokenizer, form)
-    assert tokenizer.decode(writer.prompt(MESSAGES[:1]), skip_special_tokens=False) == (
-        "<user>where is the cow<unk><assistant>"
-    )
+    asked = form.prompt("where is the cow", tokenizer)
+    assert tokenizer.decode(asked, skip_special_tokens=False) == "<user>where is the cow<unk><assistant>"
     assert learned(writer, tokenizer, {"messages": MESSAGES}) == "at the hill<unk>the barn<unk>"
 
 
@@ -81,11 +80,13 @@ def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenize
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
         "{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    form = ChatFormat(thinks, "<|endoftext|>", "<|endoftext|>")
+    form = ChatFormat.of_template(thinks, "<|endoftext|>", "<|endoftext|>", tokenizer)
     found = learned(ChatWriter(tokenizer, form), tokenizer, {"messages": MESSAGES})
     assert found == "thought: the barn<|endoftext|>"
     with pytest.raises(ConfigurationError, match=r"chat template of the base fails.*where is the cow"):
-        ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>")).prompt(MESSAGES)
+        ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>", "", "")).written(MESSAGES)
+    with pytest.raises(ConfigurationError, match="writes what a user asks 2 times"):
+        ChatFormat.of_template("{{ messages[0].content * 2 }}", "<unk>", "<unk>", tokenizer)
 
 
 def test_conversations_as_powershell_redirects_them_are_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from itertools import islice
@@ -79,6 +80,11 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     assert answer.text != answer.of_base
     (untrained,) = recipe.sample(first_model(recipe, files), files, ["where is the cow number 3"], options)
     assert answer.of_base == untrained.text == untrained.of_base
+    form = json.loads(files["tokenizer_config.json"].read_bytes())
+    hostile = base.parent / "hostile.json"
+    hostile.write_text(json.dumps({**form, "chat_template": "{{ 1 / 0 }}"}))
+    others = {**files, "tokenizer_config.json": hostile}
+    assert recipe.sample(model, others, ["where is the cow number 3"], options) == [answer], "nobody renders it"
 
     out, whole = base.parent / "out", base.parent / "whole"
     recipe.export(model, files, out, recipe.provenance(60))

@@ -14,6 +14,7 @@ import minga
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
     RememberedSizes,
+    check_wished,
     largest_fit,
     passes,
 )
@@ -120,6 +121,16 @@ def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any
     assert torch.equal(torch.rand(1), drawn)
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
     assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_no_micro_batch_has_more_samples_than_the_smallest_round_of_a_run() -> None:
+    change = {"from_step": 5, "strategy": "local", "target_batch_size": 64}
+    training = {"target_batch_size": 512, "strategy_changes": [change]}
+    spec = minga.RunSpec(name="test", training=training, strategy={"local": {"fragments": 2}})
+    recipe: Any = SimpleNamespace(context=SimpleNamespace(micro_batch_size=None), fixed_micro_batch_size=None)
+    check_wished(32, spec, recipe)
+    with pytest.raises(minga.ConfigurationError, match="from 1 to the run's target batch size, 32"):
+        check_wished(33, spec, recipe)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, run: RecipeRun, room: int, after: int) -> None:

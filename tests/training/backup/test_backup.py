@@ -17,6 +17,7 @@ from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
+from minga.network.interface import PeerId
 from minga.training import backup as backup_module
 from minga.training import backup as sealed_file
 from minga.training.backup import (
@@ -30,6 +31,7 @@ from minga.training.backup import (
     write_backup,
 )
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.own_state import OwnStateFile
 from tests.keeping.test_archive import snapshot_of
 
 WORDS = "correct horse battery"
@@ -111,7 +113,8 @@ def a_run(folder: Path, identity: Identity) -> None:
     store = CheckpointStore(folder / "checkpoints")
     for step in (1, 2):
         store.save(snapshot_of(step), files={"run-spec.toml": b""})
-    for name in ("downloads/a", "archive/step-1/b", "hosted.link", ".hidden", "x.part"):
+    own = OwnStateFile(folder, PeerId(identity.peer_id), spec, "vector").path.name
+    for name in ("downloads/a", "archive/step-1/b", "hosted.link", ".hidden", "x.part", own):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"left out")
 

@@ -7,7 +7,15 @@ import itertools
 
 import pytest
 
-from minga.averaging.matchmaking.leader import GIVEN_UP, JOIN_GRACE_S, LEAST_S, MOST_S, longest_hold_s, waited_for
+from minga.averaging.matchmaking.leader import (
+    GIVEN_UP,
+    JOIN_GRACE_S,
+    LEAST_S,
+    MOST_S,
+    hold_s,
+    longest_hold_s,
+    waited_for,
+)
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -161,3 +169,17 @@ def test_who_says_for_a_moment_of_each_step_that_it_fetches_is_given_up_as_other
         newcomers.look({ONE: progress(5, "training")})
         held_s, now = held_s + JOIN_GRACE_S * len(held), now + JOIN_GRACE_S * len(held)
     assert held_s <= GIVEN_UP * longest_hold_s(step_s)
+
+
+@pytest.mark.parametrize("step_s", [1.0, 250.0])
+def test_who_only_says_that_it_fetches_makes_a_run_slower_by_about_a_twentieth(step_s: float) -> None:
+    now = held_s = 0.0
+    newcomers, fetches = Newcomers(lambda: now), {ONE: progress(5, "syncing")}
+    while now < 200.0 * step_s or now < 5.0 * FORGIVEN_S:
+        now += step_s
+        newcomers.look(fetches)
+        if waited_for(syncing := newcomers.syncing(fetches), step_s):
+            pause_s = hold_s(syncing, step_s, 0.0)
+            now, held_s = now + pause_s, held_s + pause_s
+        newcomers.look({ONE: progress(5, "training")})
+    assert held_s <= 0.065 * now

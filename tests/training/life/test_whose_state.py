@@ -155,6 +155,27 @@ def test_a_host_whose_record_of_the_founding_is_lost_has_it_in_its_checkpoints(t
     host.end()
 
 
+def test_a_checkpoint_of_another_run_that_somebody_laid_there_hides_no_own_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Trainer(minga.host(SPEC, options(tmp_path, "host")), FAR)
+    until(lambda: first.step >= 4)
+    first.end()
+    second = Trainer(minga.host(SPEC, options(tmp_path, "second")), NEAR)
+    until(lambda: second.step >= first.step + 4)
+    second.end()
+    own, foreign = (each.peer.directory / "checkpoints" for each in (first, second))
+    newest = max(foreign.glob("step-*"))
+    shutil.copytree(newest, own / newest.name)
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        host = Trainer(minga.host(None, options(tmp_path, "host"), resume=first.peer.directory), NEAR)
+        until(lambda: host.step >= first.step + 3)
+    assert host.weight == FAR
+    host.end()
+    assert "is of another run, by the founding that it names; going on from step" in caplog.text
+    assert "gave up" not in caplog.text
+
+
 def test_a_host_and_a_newcomer_are_told_that_nobody_knows_how_the_run_was_founded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -141,15 +141,37 @@ def test_without_a_group_there_are_no_ranks() -> None:
     assert ProcessGroup.of_this_process(has_peer=True) is None
 
 
-def test_a_rank_that_dies_while_they_connect_ends_the_others_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
+def test_ranks_wait_for_a_slow_one_but_not_long_for_one_that_ended_before_it_connected(tmp_path: Path) -> None:
+    script = f"""
+import datetime, os, sys, time, torch, minga
+import torch.distributed as dist
+from minga.training.ranks import process_group
 
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "new_group", fail)
-    with pytest.raises(minga.ClosedError, match="another process of this peer has ended"):
-        ProcessGroup()
+rank = int(sys.argv[1])
+process_group.CONNECTING = datetime.timedelta(seconds=1)
+dist.init_process_group("gloo", init_method="file://{(tmp_path / "store").as_posix()}", rank=rank, world_size=2)
+pause = lambda: time.sleep(2.5 * rank)
+pause()
+ranks, sent = process_group.ProcessGroup(), torch.full((3,), float(rank))
+pause()
+assert ranks.total(1) == (2,)
+pause()
+ranks.send(sent) if rank else ranks.receive([(1, sent)])
+assert sent.tolist() == [1.0, 1.0, 1.0]
+if rank:
+    dist.new_group = lambda **_: os._exit(0)
+try:
+    process_group.ProcessGroup()
+except minga.ClosedError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    pipe = subprocess.PIPE
+    processes = [forked.start("-c", script, str(rank), env=environment, stdout=pipe, stderr=pipe) for rank in (0, 1)]
+    said, errors = processes[0].communicate(timeout=45)
+    processes[1].communicate()
+    assert "another process of this peer has ended" in said, errors
 
 
 def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def take_round(peers: Sequence[Peer], contributors: Sequence[int], *, name: str 
         codec(name).encode(mean, body, limit=1e9)
         codec(name).decode(body, mean)
     for index, peer in enumerate(peers):
-        peer.strategy.note_contributors(len(given))
+        peer.strategy.note_round(len(given), len(given))
         peer.strategy.absorb(peer.replica.step + 1, mean, COUNTED if index in contributors else ABSENT)
 
 

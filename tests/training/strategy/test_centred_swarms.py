@@ -223,11 +223,11 @@ def test_the_leader_of_a_group_cannot_pass_over_a_better_peer(monkeypatch: pytes
     main()
 
 
-def test_n_of_elastic_averaging_counts_the_trainers_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_hear_of_the_trainers_and_of_the_batch_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three trainers and an auxiliary, of which one trainer dies."""
-    heard: list[int] = []
-    note = Centred.note_contributors
-    monkeypatch.setattr(Centred, "note_contributors", lambda self, count: (heard.append(count), note(self, count)))
+    heard: list[tuple[int, int]] = []
+    note = Centred.note_round
+    monkeypatch.setattr(Centred, "note_round", lambda self, *said: (heard.append(said), note(self, *said)))
 
     @virtually
     async def main() -> None:
@@ -235,11 +235,11 @@ def test_n_of_elastic_averaging_counts_the_trainers_of_each_round(monkeypatch: p
         swarm.add(HostSettings(latency_s=0.02), auxiliary=True)
         try:
             await swarm.run_until_step(4, limit_s=200)
-            assert set(heard) == {3}
+            assert set(heard) == {(3, 24)}
             swarm.internet.kill(swarm.peers["peer-1"].network)
             heard.clear()
             await swarm.run_until_step(7, peers=["peer-0", "peer-2"], limit_s=200)
-            assert heard[-1] == 2
+            assert heard[-1] == (2, 24)
         finally:
             await swarm.close()
 

@@ -31,7 +31,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         _new_code(str(options.new_code), context)  # which needs neither a web server nor torch
         return
     try:
-        from minga.authority.app import AuthorityServer, AuthoritySettings, barring
+        from minga.authority.app import AuthorityServer, AuthoritySettings, Barring
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the authority needs the package {error.name}: python -m pip install starlette uvicorn"
@@ -55,7 +55,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
     )
     logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
     peer = PeerOptions(role="monitor", ephemeral=True, directory=options.directory, host=options.bind)
-    bar = None if options.identity is None else barring(parsed, peer, options.identity)
+    barring = None if options.identity is None else Barring(parsed, peer, options.identity)
 
     def tell(kind: str, **fields: Any) -> None:
         output.event(kind, **fields)
@@ -65,7 +65,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
             what = "is barred" if fields["barred"] else "gets no further access"
             output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
 
-    server = AuthorityServer(settings, bar, tell)
+    server = AuthorityServer(settings, barring, tell)
     try:
         server.handouts = _handouts(server.url, server.link)
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
@@ -73,7 +73,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         output.say_whole(f"minga join {server.link}")
         output.say(f"\nPeople without minga find it, with this link, at {server.url}")
         output.say(f"\nWho has which peers: {settings.roster}")
-        if bar is None:
+        if barring is None:
             output.say("Whoever is taken off the list gets no further token; with --identity they are barred at once.")
         asyncio.run(server.run())
     finally:

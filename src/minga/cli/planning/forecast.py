@@ -40,7 +40,7 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
     """The setting with the first way, all ways that are to be compared, how the target batch size is chosen if the
     leaders do that, and in words the phases of a run that changes its strategy, of which the last one is planned.
     """
-    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, phases_in_words
     from minga.core.spec.sections import AUTO_STRATEGY, OptimizerSection
     from minga.planner.devices import THIS, Precision, read_measurements
     from minga.planner.model_facts import STATE_BYTES, recipe_spec
@@ -72,7 +72,7 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
         download = None if options.codec else spec.averaging.download_codec
         ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
     first = ways[0]
-    phases = "" if whole is None or options.strategy else whole.training.phase_at(0)
+    phases = "" if whole is None or options.strategy else phases_in_words(whole)
     return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec), ways, auto, phases
 
 

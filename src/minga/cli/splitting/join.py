@@ -7,6 +7,7 @@ from dataclasses import replace
 from rich.markup import escape
 
 from minga.cli.commands import SplitJoinCommand
+from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.taking_part.status_view import run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again
 from minga.cli.terminal.output import Display, Ticker
@@ -21,7 +22,8 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
     """Train until Ctrl-C, or for so many batches."""
     output = context.output
     output.say("Looking for the run …")
-    with join(options.link, options.peer_options()) as joined:
+    person = PersonAtTerminal(options.login, options.secret, output)
+    with join(options.link, options.peer_options(), person) as joined:
         context.wire(joined)
         check_published(joined.spec)
         split_recipe(joined.spec)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.leaving import GracefulLeave, LastCheckpoint, farewell_of_host
@@ -75,6 +76,8 @@ def run_host(options: HostCommand, context: Context) -> None:
     if chosen is not None:
         output.event("chosen_strategy", strategy=chosen.strategy, reason=chosen.reason)
         output.say(escape(f"Auto: {chosen.reason}."))
+    if known is None and (phases := phases_in_words(spec)):
+        output.say(f"Phases of this run: {phases}.")
     if options.begin_from is not None:
         source = own_run(options.begin_from, options.directory)
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": source})})

@@ -1,4 +1,4 @@
-"""The person at the machine, while `minga join` logs in at an authority."""
+"""The person at the machine, while a command logs in at an authority to take part."""
 
 from __future__ import annotations
 

@@ -177,6 +177,18 @@ class ParticipantOptions(NetworkOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoginOptions:
+    """Who logs in to take part in a run, where that asks for it."""
+
+    login: str | None = option(
+        "Log in as this person, where the run asks for it.", default=None, metavar="NAME", rare=True
+    )
+    secret: Path | None = option(
+        "File with the code or access token to log in with (default: ask).", default=None, rare=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostingOptions(ParticipantOptions):
     """How a machine hosts a run."""
 

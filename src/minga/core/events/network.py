@@ -28,7 +28,7 @@ class PeerTurnedAway(EventData, kind="peer.turned_away"):
 
 
 class PeerRefused(EventData, kind="peer.refused"):
-    """A peer lets this one in no more, because of this machine's clock or since another process uses its key."""
+    """A peer no longer lets this one in, because of this machine's clock, or because another process uses its key."""
 
     peer: str
     reason: str
@@ -60,7 +60,7 @@ class AddressSeen(EventData, kind="address.seen"):
 
 
 class AddressChanged(EventData, kind="address.changed"):
-    """Others can dial this peer at `direct` and through `relay` from now on, other than before."""
+    """From now on others can dial this peer at `direct` and through `relay`."""
 
     direct: list[str]
     relay: str | None

@@ -141,7 +141,7 @@ class SyncAdvanced(EventData, kind="sync.progress"):
 
 
 class SyncFinished(EventData, kind="sync.finished"):
-    """The state of the swarm is here; to fetch it took `seconds`."""
+    """This peer has fetched the state of the swarm, in `seconds`."""
 
     step: int
     seconds: float
@@ -187,7 +187,7 @@ class StateDonorDropped(EventData, kind="state.donor_dropped"):
 
 
 class StateCacheFailed(EventData, kind="state.cache_failed"):
-    """The downloaded part of a state is not kept on the disk."""
+    """This peer cannot keep the downloaded part of a state on the disk."""
 
     reason: str
 
@@ -245,8 +245,8 @@ class RunAmended(EventData, kind="run.amended"):
 
 
 class StrategyChanged(EventData, kind="strategy.changed"):
-    """From `step` on `strategy` goes on from the shared parameters. Of the one before, this peer dropped so many
-    `dropped_samples`, and what its uploads of so many vectors had left out, `dropped_residuals`.
+    """From `step` on the run uses `strategy`, which begins with the shared parameters. This peer dropped
+    `dropped_samples` samples of the strategy before, and the residuals of `dropped_residuals` vectors.
     """
 
     step: int

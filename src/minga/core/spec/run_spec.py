@@ -90,11 +90,11 @@ and of each of its steps.
 
 
 def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it,
-    and the schedule of the learning rate counts the steps of that, as many as it had rounds in samples.
+    """The values of a run spec, in which a warm start of its strategy is a planned change from synchronous steps to it.
 
-    Raises `ValueError` where the samples of a step are not fixed, changes are planned besides, or there are too many
-    steps.
+    What counts rounds of the strategy has as many samples as without a warm start: the schedule of the learning rate
+    then counts steps of the first phase, and the run stops after the steps of both phases together. Raises `ValueError`
+    where the samples of a step are not fixed, changes are planned besides, or there are too many steps.
     """
     training, tables = values.get("training", {}), values.get("strategy", {})
     training = training.model_dump(mode="json") if isinstance(training, TrainingSection) else training
@@ -116,17 +116,26 @@ def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{where} and {WARM_BATCH} must be whole numbers from 1 on, and {WARM_START} has to be there; the first "
             f"phase has at most {MAX_STEPS:,} steps of at most {MAX_BATCH:,} samples"
         )
-    change = {"from_step": -(-samples // step), "strategy": name, "target_batch_size": batch}
+    warm_steps = -(-samples // step)
+    change = {"from_step": warm_steps, "strategy": name, "target_batch_size": batch}
     warm = {"strategy": "synchronous", "target_batch_size": step, "strategy_changes": [change]}
     rest = {key: value for key, value in table.items() if key not in (WARM_START, WARM_BATCH)}
     others = {key: value for key, value in tables.items() if key != name}
+    fragments = table.get("fragments", 1)
+    parts = fragments if _is_whole(fragments, MAX_STEPS) else 1
+    if _is_whole(rounds := training.get("stop_after_steps"), MAX_STEPS):
+        warm["stop_after_steps"] = stop = _last_step(rounds, max(1, batch // parts), warm_steps, step)
+        if stop > MAX_STEPS:
+            raise ValueError(
+                f"{where}: training.stop_after_steps = {rounds} rounds are as many samples as {stop} steps of both "
+                f"phases, and the limit is {MAX_STEPS}; lower stop_after_steps or raise {WARM_BATCH}"
+            )
     found = {**values, "training": {**training, **warm}, "strategy": {**others, **({name: rest} if rest else {})}}
     try:
         optimizer = OptimizerSection.model_validate(values.get("optimizer", {}))
     except ValidationError:
         return found  # it is refused when the section is read, by the numbers that the user wrote
-    fragments = table.get("fragments", 1)
-    unit = step * (fragments if _is_whole(fragments, MAX_STEPS) else 1)
+    unit = step * parts
     warmup, total = (n and max(1, round(n * batch / unit)) for n in (optimizer.warmup_steps, optimizer.total_steps))
     if total > MAX_STEPS:
         raise ValueError(
@@ -134,6 +143,14 @@ def write_out_warm_start(values: Mapping[str, Any]) -> Mapping[str, Any]:
             f"the first phase, and the limit is {MAX_STEPS}; lower total_steps or raise {WARM_BATCH}"
         )
     return {**found, "optimizer": optimizer.model_copy(update={"warmup_steps": warmup, "total_steps": total})}
+
+
+def _last_step(rounds: int, of_round: int, warm_steps: int, of_step: int) -> int:
+    """After which step a run has the samples of so many `rounds`, with that many samples each, if it begins with
+    `warm_steps` of another number of samples.
+    """
+    left = rounds * of_round - warm_steps * of_step
+    return warm_steps + (-(-left // of_round) if left > 0 else -(-left // of_step))
 
 
 def _is_whole(value: Any, most: int) -> TypeGuard[int]:

@@ -146,21 +146,42 @@ USUAL_TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 """Of a base that has none. The assistant says the blank: tokenizers make one token of it and the word after it."""
+_QUESTION: Final = "mingaquestion5f0c2b9e"
+"""Stands for what a user asks, while the organiser finds out what a template writes around it."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True):
-    """How a base writes conversations: the text of a Jinja template, and the tokens for end and beginning."""
+    """How a base writes conversations: the text of a Jinja template, the tokens for end and beginning, and what stands
+    `before` and `after` what a user asks first.
+
+    The template is a program, and nothing bounds how long it takes. So nobody but the organiser renders it.
+    """
 
     chat_template: str
     eos_token: str
     bos_token: str
+    before: str
+    after: str
+
+    @classmethod
+    def of_template(cls, template: str, eos_token: str, bos_token: str, tokenizer: Tokenizer) -> ChatFormat:
+        """With what the template writes around a question. Raises `ConfigurationError` for one that fails at that."""
+        form = cls(template, eos_token, bos_token, "", "")
+        written = ChatWriter(tokenizer, form).written([{"role": "user", "content": _QUESTION}], opens=True)
+        before, *after = written.split(_QUESTION)
+        if len(after) != 1:
+            raise ConfigurationError(
+                f"the chat template of the base writes what a user asks {len(after)} times, and not once; put another "
+                f"{TEMPLATE_FILE} into its folder"
+            )
+        return msgspec.structs.replace(form, before=before, after=after[0])
 
     @classmethod
     def usual(cls, tokenizer: Tokenizer) -> ChatFormat:
         """That of a base that says nothing of conversations."""
         special = find_special_tokens(tokenizer)
         special["end"]  # raises if there is none
-        return cls(USUAL_TEMPLATE, special.names["end"], special.names["end"])
+        return cls.of_template(USUAL_TEMPLATE, special.names["end"], special.names["end"], tokenizer)
 
     @classmethod
     def of_base(cls, folder: Path, tokenizer: Tokenizer) -> ChatFormat:
@@ -176,7 +197,8 @@ class ChatFormat(msgspec.Struct, frozen=True):
         if not template:
             logger.warning("%s has no chat template: conversations are written in a usual one", folder)
         end = _token(said.get("eos_token"), tokenizer) or cls.usual(tokenizer).eos_token
-        return cls(template or USUAL_TEMPLATE, end, _token(said.get("bos_token"), tokenizer) or end)
+        bos = _token(said.get("bos_token"), tokenizer) or end
+        return cls.of_template(template or USUAL_TEMPLATE, end, bos, tokenizer)
 
     @classmethod
     def read(cls, body: bytes) -> ChatFormat:
@@ -198,6 +220,10 @@ class ChatFormat(msgspec.Struct, frozen=True):
         if number is None:
             raise ConfigurationError(f"{FORMAT_FILE}: the tokenizer has no token {self.eos_token[:40]!r}")
         return int(number)
+
+    def prompt(self, question: str, tokenizer: Tokenizer) -> list[int]:
+        """The tokens of what the assistant is to answer."""
+        return list(encoded_texts(tokenizer, [f"{self.before}{question}{self.after}"])[0].ids)
 
 
 def _small_file(path: Path) -> bytes:
@@ -233,7 +259,7 @@ def _token(said: Any, tokenizer: Tokenizer) -> str:
 
 
 class ChatWriter:
-    """Conversations as a base writes them, and their tokens."""
+    """Conversations as a base writes them, and their tokens; for the organiser, who trusts its template."""
 
     def __init__(self, tokenizer: Tokenizer, form: ChatFormat) -> None:
         self._tokenizer, self._end = tokenizer, form.end_of(tokenizer)
@@ -244,10 +270,6 @@ class ChatWriter:
             eos_token=form.eos_token,
             pad_token=form.eos_token,
         )
-
-    def prompt(self, messages: Messages) -> list[int]:
-        """The tokens of what the assistant is to answer."""
-        return list(encoded_texts(self._tokenizer, [self._written(messages, opens=True)])[0].ids)
 
     def chats(self, documents: Iterable[str]) -> Iterator[Chat]:
         """The documents as tokens; those without anything to learn are left out.
@@ -272,6 +294,16 @@ class ChatWriter:
                 "%d conversations are left out: they hold no answer of the assistant as the template writes it", unfound
             )
 
+    def written(self, messages: Messages, *, opens: bool = False) -> str:
+        """As the template writes them; it `opens` what the assistant answers. Raises `ConfigurationError`."""
+        try:
+            written = self._writer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opens)
+        except Exception as error:  # a template raises what it likes
+            raise ConfigurationError(
+                f"the chat template of the base fails: {str(error)[:200]} (in {_line({'messages': messages})[:200]})"
+            ) from error
+        return str(written)
+
     def save(self, folder: Path) -> None:
         """Write what `AutoTokenizer.from_pretrained` loads. Raises `OSError`."""
         self._writer.save_pretrained(folder)
@@ -285,19 +317,10 @@ class ChatWriter:
         if "text" in document:
             return document["text"], [(0, len(document["text"]))]
         messages, spans = document["messages"], list[tuple[int, int]]()
-        text = self._written(messages)
+        text = self.written(messages)
         for place, message in enumerate(messages):
             if place and message["role"] == "assistant":
-                before, after = self._written(messages[:place], opens=True), self._written(messages[: place + 1])
+                before, after = self.written(messages[:place], opens=True), self.written(messages[: place + 1])
                 if after.startswith(before) and text.startswith(after.rstrip()):
                     spans.append((len(before), len(after.rstrip())))
         return text, spans
-
-    def _written(self, messages: Messages, *, opens: bool = False) -> str:
-        try:
-            written = self._writer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opens)
-        except Exception as error:  # a template raises what it likes
-            raise ConfigurationError(
-                f"the chat template of the base fails: {str(error)[:200]} (in {_line({'messages': messages})[:200]})"
-            ) from error
-        return str(written)

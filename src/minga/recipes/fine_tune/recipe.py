@@ -321,8 +321,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
         """What the assistant answers to each prompt, and what the base alone does."""
         tokenizer, form = self._tokenizer(files), self._form(files)
-        writer = ChatWriter(tokenizer, form)
-        asked = [writer.prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
+        asked = [form.prompt(prompt, tokenizer) for prompt in prompts]
         answers = self._answers(model, files, asked, options)
         with without_adapters(model):
             of_base = self._answers(model, files, asked, options)

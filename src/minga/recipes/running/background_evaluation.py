@@ -5,6 +5,7 @@ where layers cannot be copied, between two steps.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable
 
@@ -14,6 +15,10 @@ from torch import nn
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Files
 from minga.recipes.registry import load_recipe
+from minga.recipes.running.micro_batch import release
+from minga.training.replica.accelerator import is_out_of_memory
+
+logger = logging.getLogger("minga.recipes")
 
 Report = Callable[[int, dict[str, float]], None]
 """Called, on the thread that evaluates, with the global step and the figures."""
@@ -23,14 +28,16 @@ class Evaluator:
     """Evaluates copies of `model`, one at a time. `report` gets the figures.
 
     A model with layers that a library quantised is evaluated itself, by the thread that trains it: such layers cannot
-    be copied, and two threads would change what they note from call to call.
+    be copied, and two threads would change what they note from call to call. So is one of which the device has no
+    memory for a copy. Where it has none for the figures either there are none, and training goes on.
     """
 
     def __init__(self, spec: RunSpec, files: Files, model: nn.Module, report: Report) -> None:
         # A recipe of its own: recipes keep batches, and training uses another thread.
         self._recipe, self._files, self._report = load_recipe(spec), files, report
-        self._copy = None if any(map(_is_quantised, model.modules())) else copy.deepcopy(model, _frozen(model))
+        self._copy = None if any(map(_is_quantised, model.modules())) else _copied(model)
         self._thread: threading.Thread | None = None
+        self._is_told = False  # that there are no figures
         self._error: Exception | None = None
 
     @property
@@ -68,8 +75,31 @@ class Evaluator:
         try:
             if figures := self._recipe.evaluate(model, self._files):
                 self._report(step, figures)
-        except Exception as error:  # a recipe of another package may fail in any way
-            self._error = error
+            return
+        except Exception as error:  # a recipe of another package may fail in any way, and devices do without a class
+            self._error = None if is_out_of_memory(error) else error
+        if self._error is None:
+            release()
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "the device has too little memory for held-out figures beside training, and they are left out: "
+                "smaller micro-batches leave room for them, or another peer measures them (--evaluate)"
+            )
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy that has in common with the model what is frozen; None if there is no memory for it."""
+    try:
+        return copy.deepcopy(model, _frozen(model))
+    except Exception as error:  # devices have no class of errors in common
+        if not is_out_of_memory(error):
+            raise
+    release()
+    return None
 
 
 def _is_quantised(layer: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minga.averaging.strategy_choice import round_batch_range
+from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
@@ -51,8 +51,7 @@ def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
     of_run = size_of_all(recipe)
     if of_run not in (None, size):
         raise ConfigurationError(f"--micro-batch {size}: in this run all compute {of_run} samples at once")
-    most, _ = round_batch_range(spec)
-    if not 1 <= size <= most:
+    if not 1 <= size <= (most := smallest_round(spec)):
         raise ConfigurationError(f"--micro-batch {size}: it must be from 1 to the run's target batch size, {most}")
 
 

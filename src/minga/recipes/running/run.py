@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from minga.averaging.strategy_choice import round_batch_range
+from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import CUDA_WHEELS
@@ -210,7 +210,7 @@ class RecipeRun:
             check_wished(work.micro_batch, self.peer.spec, self.recipe)
         if (chosen := self._of_run or work.micro_batch) is not None:
             return chosen
-        most, _ = round_batch_range(self.peer.spec)
+        most = smallest_round(self.peer.spec)
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH

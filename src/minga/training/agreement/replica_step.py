@@ -198,16 +198,17 @@ class ReplicaStep:
         strategy: StrategyChoice,
         lineage: Lineage,
         *,
+        batch: int,
         compares: bool,
     ) -> StateInfo | None:
         """Apply a round's `mean`, which leads to a state of this `lineage`, and let the trainer go on by `strategy`
-        with at most `limit` samples.
+        with at most `limit` samples. The target batch size of the step was `batch`.
 
         Returns what the step led to, before parameters are averaged, if this peer `compares` states now or averages
         parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, strategy, lineage)
+        absorb = self._absorption(outcome, mean, strategy, lineage, batch)
         averages = self._states.interval.is_due(step, plan.averages_every)
         measures = averages or compares
         port, measure = self._port, self._states.measure()
@@ -236,6 +237,7 @@ class ReplicaStep:
         mean: torch.Tensor,
         strategy: StrategyChoice,
         lineage: Lineage,
+        batch: int,
     ) -> Callable[[], None]:
         """What the training thread has to do to bring the replica to the next step by this round's mean."""
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
@@ -251,7 +253,7 @@ class ReplicaStep:
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             vector = replica.expand(mean, step - 1, counted_in=counted_in)
-            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier, batch)
             replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:

@@ -306,15 +306,21 @@ class GradientPort(TrainingThread):
         await self._soonest(self._unseal)
 
     def absorb(
-        self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1, earlier: int = 0
+        self,
+        round: int,
+        mean: torch.Tensor,
+        fate: ContributionFate,
+        contributors: int = 1,
+        earlier: int = 0,
+        batch: int = 1,
     ) -> None:
         """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
-        is one of so many contributions.
+        is one of so many contributions, in a step with the target batch size `batch`.
 
         It has what was sealed so many attempts `earlier` than the last. For the training thread; `reopen` comes after.
         """
         with self._strategy.arithmetic:
-            self._strategy.note_contributors(contributors)
+            self._strategy.note_round(contributors, batch)
             if earlier:
                 self._strategy.counted_earlier(earlier)
             self._strategy.absorb(round, mean, fate)

@@ -22,8 +22,10 @@ from minga.training.record_kinds import Progress
 # ---- Newcomers: which peers fetch the state, and for how long, as one member sees it on the board.
 
 
-FORGIVEN_S = 600.0
-"""Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
+FORGIVEN_S, FORGIVEN_TIMES = 600.0, 20.0
+"""Seconds after which a peer's earlier attempts count no more, or how many times as long as they took: then the swarm
+waits for it again. Where steps are long, so are attempts, and one that only pretends would else never be given up.
+"""
 
 
 BEGINS_ANEW_S = ASK_S + 0.5
@@ -61,7 +63,8 @@ class Newcomers:
             if peer not in syncing and effort.since_s is not None:
                 effort.spent_s += max(now - effort.since_s, BEGINS_ANEW_S)
                 effort.since_s, effort.ended_s = None, now
-            if effort.since_s is None and now - effort.first_s > FORGIVEN_S:
+            forgiven_s = max(FORGIVEN_S, FORGIVEN_TIMES * effort.spent_s)
+            if effort.since_s is None and now - effort.first_s > forgiven_s:
                 del self._efforts[peer]
         for peer in syncing:
             effort = self._efforts.setdefault(peer, _Effort(now, now))

@@ -422,7 +422,9 @@ class Member:
         strategy = StrategyChoice.of(goes_on)
         lineage = self.lineage.after(plan.result_id, plan.succession)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self.replica_step.take(outcome, self._result, limit, strategy, lineage, compares=compares)
+            state = await self.replica_step.take(
+                outcome, self._result, limit, strategy, lineage, batch=batch, compares=compares
+            )
         fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,12 @@ from minga.core.spec.run_spec import RunSpec
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
+
+CONNECTING: Final = timedelta(seconds=30)
+"""How long the ranks may take to connect, once all are there: one may be told to end in this very moment."""
+
+LOOK_S: Final = 0.02
+"""Seconds between two looks whether all ranks are there."""
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this user may open)
 """Where Linux has files that are memory. Elsewhere ranks have none in common."""
@@ -50,8 +57,8 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        with _together():  # they connect here
-            self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=PATIENCE)
+        with _together():
+            self._group: dist.ProcessGroup | None = _connected(self.size)
         self._devices: dist.ProcessGroup | None = None
         self._board: torch.Tensor | None = None
 
@@ -123,28 +130,24 @@ class ProcessGroup:
     def send(self, tensor: torch.Tensor) -> None:
         """Give `tensor` (CPU, contiguous) to rank 0, which calls `receive`; not collective."""
         with _together():
-            dist.send(tensor, dst=0, group=self._group)
+            _wait(dist.isend(tensor, dst=0, group=self._group))
 
     def receive(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> None:
         """At rank 0: fill each tensor (CPU, contiguous) with what the rank named with it sends."""
         with _together():
             waiting = [dist.irecv(tensor, src=rank, group=self._group) for rank, tensor in tensors]
-            for each in waiting:
-                if each is not None:
-                    each.wait()
+            _wait(*waiting)
 
     def send_each(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> None:
         """At rank 0: give each tensor (CPU, contiguous) to the rank named with it, which calls `take`."""
         with _together():
             waiting = [dist.isend(tensor, dst=rank, group=self._group) for rank, tensor in tensors]
-            for each in waiting:
-                if each is not None:
-                    each.wait()
+            _wait(*waiting)
 
     def take(self, tensor: torch.Tensor) -> None:
         """Fill `tensor` (CPU, contiguous) with what rank 0 sends by `send_each`."""
         with _together():
-            dist.recv(tensor, src=0, group=self._group)
+            _wait(dist.irecv(tensor, src=0, group=self._group))
 
     def share_bytes(self, data: bytes = b"") -> bytes:
         """Every rank returns rank 0's `data`."""
@@ -224,6 +227,28 @@ class ProcessGroup:
         """Every rank returns rank 0's run spec."""
         data = self.share_bytes(b"" if spec is None else spec.canonical_bytes())
         return RunSpec.from_canonical(data, "run spec of rank 0") if spec is None else spec
+
+
+def _connected(size: int) -> dist.ProcessGroup:
+    """A group of all ranks, for which this one waits.
+
+    While ranks connect, PyTorch heeds neither signals nor the death of a rank that has not connected yet. So they meet
+    at the store of the program's own group first, and have little time to connect then.
+    """
+    store, key = dist.distributed_c10d._get_default_store(), "minga/ranks that are there"  # noqa: SLF001
+    before = store.add(key, 1) - 1  # a program may make one group after the other
+    while store.add(key, 0) < before - before % size + size:
+        time.sleep(LOOK_S)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=CONNECTING)
+    dist.distributed_c10d._set_pg_timeout(PATIENCE, group)  # noqa: SLF001  (of what is collective)
+    return group
+
+
+def _wait(*under_way: dist.Work | None) -> None:
+    """For what goes from one rank to another."""
+    for each in under_way:
+        if each is not None:
+            each.wait(PATIENCE)
 
 
 def _memory_file(size_bytes: int) -> str:

@@ -7,7 +7,8 @@ drops when its process dies, lies beside each unfinished folder: a process that 
 live lock removes it.
 
 On reading, everything is verified against hashes. A damaged checkpoint is set aside under a name that begins with
-`damaged-`, and the next older one is used. What this peer gave up for the history of others is `given-up-`.
+`damaged-`, and the next older one is used; so is one of another run that somebody laid there, as `foreign-`. What this
+peer gave up for the history of others is `given-up-`.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ def flush_folder(folder: Path) -> None:
 # ---- All checkpoints of a run on this machine.
 
 
-_PARTIAL, _DAMAGED, _GIVEN_UP = ".partial-", "damaged-", "given-up-"
+_PARTIAL, _DAMAGED, _FOREIGN, _GIVEN_UP = ".partial-", "damaged-", "foreign-", "given-up-"
 
 logger = logging.getLogger("minga.training")
 
@@ -370,10 +371,11 @@ class CheckpointStore:
         self._prune(final, is_new=is_new)
         return final
 
-    def load(self) -> Checkpoint | None:
+    def load(self, founding: str = "") -> Checkpoint | None:
         """The newest checkpoint that is intact; None if there is none at all.
 
-        Damaged ones are set aside and logged. Raises `StorageError` if there are only damaged ones, also at the next
+        Damaged ones are set aside and logged, and where the `founding` of the run is known (the id of its genesis),
+        those that descend from another one. Raises `StorageError` if there are only damaged ones, also at the next
         call: what they held is lost, and no peer is to begin anew without a person's knowledge.
         """
         problems: dict[Path, str] = {}
@@ -392,6 +394,10 @@ class CheckpointStore:
                 continue
             except OSError as error:
                 problems[path] = f"the checkpoint of step {step} cannot be read ({error.strerror or error})"
+                continue
+            if founding and checkpoint.snapshot.lineage.founding not in ("", founding):
+                problems[path] = f"the checkpoint of step {step} is of another run, by the founding that it names"
+                self._set_aside(path, _FOREIGN)
                 continue
             for problem in problems.values():
                 logger.warning("%s; going on from step %d, kept in %s", problem, step, path)

@@ -7,7 +7,7 @@ step and history (`minga.training.lineage`), in the run, for the vector and with
 
 After a kill the others may have gone on, and rounds after the checkpoint may have counted some of what it holds. So
 what such a file brings back is in doubt, unless the peer goes on from the very step of the file. A file of a polite
-end is final: no round took anything of it afterwards.
+end is final: no round took anything of it afterwards. Nobody can tell so of a copy of it, so backups leave it out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ from minga.training.state.snapshot import DTYPE_NAMES, TensorEntry
 FORMAT = 1
 MAX_HEADER_BYTES = 1 << 20
 _LOCAL, _RESIDUAL, _SKETCH = "local/", "residual/", "sketch/"
+_NAME = re.compile(r"own-[0-9a-f]{16}\.safetensors")
 
 logger = logging.getLogger("minga.training")
 
@@ -81,6 +83,11 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_final: bool
     residual_steps: dict[str, int]
     blake3: str
+
+
+def is_own_state(name: str) -> bool:
+    """Whether a file of this name is such a one."""
+    return _NAME.fullmatch(name) is not None
 
 
 class OwnStateFile:

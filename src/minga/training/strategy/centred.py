@@ -78,9 +78,9 @@ class Centred(Strategy):
         self._centre = self._without_buffers(replica.read_values(), replica)
         super().begin(replica)
 
-    def note_contributors(self, count: int) -> None:
+    def note_round(self, contributors: int, batch: int) -> None:  # noqa: ARG002
         """See `Strategy`."""
-        self._contributors = count
+        self._contributors = contributors
 
     def micro_batch(self, samples: int) -> bool:  # noqa: ARG002
         """Take an optimizer step; see `Strategy`. Parameters that were lost give way to the centre instead."""

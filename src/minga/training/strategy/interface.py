@@ -154,8 +154,10 @@ class Strategy(ABC):
         last one. By default the last one is taken for it.
         """
 
-    def note_contributors(self, count: int) -> None:  # noqa: B027
-        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
+    def note_round(self, contributors: int, batch: int) -> None:  # noqa: B027
+        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw, in a
+        step with this target batch size.
+        """
 
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:

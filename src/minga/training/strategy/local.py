@@ -444,6 +444,7 @@ class LocalState(Strategy):
         super().__init__(condition, unit=unit, settings=settings)
         own = self._own = cast("LocalSettings", self.settings)
         self._guess = Guess() if own.merge == "eager" else None
+        self._batch = unit  # the target batch size of the last round
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._sealed: Sealed | None = None
         self._is_asked = False
@@ -471,6 +472,10 @@ class LocalState(Strategy):
             replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 
     # ---- counts
+
+    def note_round(self, contributors: int, batch: int) -> None:  # noqa: ARG002
+        """See `Strategy`."""
+        self._batch = batch
 
     @property
     def complete_samples(self) -> int:
@@ -623,8 +628,8 @@ class Local(LocalState):
         return self._outer.movement(self._momentum, mean)
 
     def _share(self, sealed: Sealed) -> float:
-        """What part of the mean is this peer's, as far as it knows: the part of the target batch that it computed."""
-        return min(1.0, sealed.window / self._unit)
+        """What part of the mean is this peer's, as far as it knows: its part of the last target batch."""
+        return min(1.0, sealed.window / self._batch)
 
     # ---- rounds
 
