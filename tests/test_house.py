@@ -103,3 +103,20 @@ def test_each_file_that_the_texts_point_to_is_there() -> None:
         for pointer in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text.read_text("utf-8")):
             places = (here, PACKAGE, ROOT, ROOT / "src")
             assert any((place / pointer).exists() for place in places), f"{text.relative_to(ROOT)} points to {pointer}"
+
+
+def test_what_the_disk_says_is_told_in_its_words() -> None:
+    """`OSError.strerror`; the text of the error itself has its number, and the name of a file for the moment."""
+    raw = [
+        f"{where(path)}:{part.lineno}"
+        for path in modules()
+        for handler in ast.walk(tree(path))
+        if isinstance(handler, ast.ExceptHandler)
+        and isinstance(handler.type, ast.Name)
+        and handler.type.id == "OSError"
+        for raised in ast.walk(handler)
+        if isinstance(raised, ast.Raise)
+        for part in ast.walk(raised)
+        if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name) and part.value.id == handler.name
+    ]
+    assert raw == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import RECIPES, load_recipe
 from minga.testing import RECIPE_CHECKS, RecipeCase, RecipeViolation
 from minga.testing.recipe_suite import (
     check_batches,
+    check_damaged_files,
     check_equal_models,
     check_evaluation,
+    check_loss,
     check_public_batches,
     check_synthetic_batch,
 )
@@ -97,6 +101,18 @@ class Drawing(Blobs):
         model[0].weight.data.bernoulli_()
         return model
 
+class Trusting(Blobs):
+    def batch(self, files, rows, chance):
+        return super().batch({name: files[name] for name in ("y.bin",)}, rows, chance)
+
+class Dropping(Blobs):
+    def build_model(self):
+        return super().build_model().append(torch.nn.Dropout(0.5))
+
+    def evaluate(self, model, files):
+        model.eval()
+        return super().evaluate(model, files)
+
 class Careless(Blobs):
     def synthetic_batch(self, size):
         return {"x": torch.zeros(size, 2, dtype=torch.float64), "y": torch.zeros(size, dtype=torch.long)}
@@ -109,26 +125,33 @@ class Careless(Blobs):
         return {"accuracy": 1.0}
 """
 
+BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping")
+
 
 @pytest.fixture
 def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package of another author's with four recipes, installed as far as `importlib.metadata` can tell."""
+    """A package of another author's with recipes, installed as far as `importlib.metadata` can tell."""
     site = tmp_path / "site"
     metadata = site / "tiny_blobs-1.2.dist-info"
     metadata.mkdir(parents=True)
     (site / "tiny_blobs.py").write_text(BLOBS)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-blobs\nVersion: 1.2\n")
     (metadata / "entry_points.txt").write_text(
-        "[minga.recipes]\nblobs = tiny_blobs:Blobs\nmoody = tiny_blobs:Moody\ndrawing = tiny_blobs:Drawing\n"
-        "careless = tiny_blobs:Careless\n"
+        "[minga.recipes]\n" + "".join(f"{name} = tiny_blobs:{name.title()}\n" for name in BLOB_RECIPES)
     )
     monkeypatch.syspath_prepend(site)
     RECIPES.__dict__.pop("_external", None)
     yield
     RECIPES.__dict__.pop("_external", None)
-    for name in ("blobs", "moody", "drawing", "careless"):
+    forget_blobs()
+
+
+def forget_blobs() -> None:
+    """The next use of the package imports it anew."""
+    for name in BLOB_RECIPES:
         RECIPES._loaded.pop(name, None)
     sys.modules.pop("tiny_blobs", None)
+    importlib.invalidate_caches()
 
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
@@ -161,6 +184,9 @@ def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path]
         ("careless", check_synthetic_batch, "float64"),
         ("careless", check_batches, "another peer gets the same batches"),
         ("careless", check_evaluation, "no figure heldout_accuracy"),
+        ("trusting", check_damaged_files, r"y\.bin is missing, the recipe raises KeyError"),
+        ("dropping", check_loss, "the model draws, as by dropout"),
+        ("dropping", check_evaluation, "leaves the model in evaluation mode"),
     ],
 )
 def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path: Path) -> None:
@@ -168,6 +194,22 @@ def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path
     folder.mkdir()
     with pytest.raises((RecipeViolation, NotImplementedError), match=message):
         check(RecipeCase(name), folder)
+
+
+@pytest.mark.usefixtures("blobs")
+def test_what_a_recipe_prepared_is_made_anew_once_its_code_has_changed(tmp_path: Path) -> None:
+    """Its author tries it between two runs, and gives it no new version each time."""
+    spec, module = RunSpec.from_mapping({"name": "x", "model": {"recipe": "blobs"}}), tmp_path / "site/tiny_blobs.py"
+
+    def labels() -> bytes:
+        path = prepared_files(spec, tmp_path)["y.bin"]
+        assert isinstance(path, Path)
+        return path.read_bytes()[:8]
+
+    before = labels()
+    module.write_text(module.read_text().replace("% 4\n        return {", "% 4 + 1\n        return {"))
+    forget_blobs()
+    assert (before, labels()) == (bytes(8), b"\x01" + bytes(7))
 
 
 @pytest.mark.usefixtures("blobs")

@@ -110,7 +110,7 @@ def set_paused(directory: Path, *, paused: bool) -> bool:
         else:
             (directory / PAUSE_FILE).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"{directory / PAUSE_FILE} cannot be changed: {error}") from error
+        raise StorageError(f"{directory / PAUSE_FILE} cannot be changed: {error.strerror or error}") from error
     return was_paused != paused
 
 

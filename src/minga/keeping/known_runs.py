@@ -93,7 +93,7 @@ class RunFolder:
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
-            raise StorageError(f"{self.directory} cannot be removed: {error}") from error
+            raise StorageError(f"{self.directory} cannot be removed: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)

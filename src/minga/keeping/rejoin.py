@@ -175,7 +175,7 @@ class HostLock:
         try:
             path.touch()
         except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error}") from error
+            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
         try:
             lock = FileLock.try_acquire(path)
         except OSError:

@@ -67,7 +67,7 @@ class History:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StorageError(f"the folder {path.parent} cannot be made: {error}") from error
+                raise StorageError(f"the folder {path.parent} cannot be made: {error.strerror or error}") from error
 
     def add(self, time_s: float, event: str, **fields: Any) -> None:
         """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""

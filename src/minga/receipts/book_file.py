@@ -104,7 +104,7 @@ def read_book(path: Path) -> ReceiptBook:
     try:
         _restore(path.read_bytes(), book)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
     return book
 
 

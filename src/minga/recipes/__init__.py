@@ -8,11 +8,11 @@
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), counting (parameters, operations and memory of a model),
-evaluating (a model as it is), exported (folders of exported models), task_report (what tasks are asked, and answer).
-Then data (streams, orders, what is held out), text (text as training data), images (pictures as data), language (what
-recipes of language models share), causal_lm and masked_lm (any architecture), fine_tune (adapters of a model that is
-there already), albert, with sahajBERT, swav and text_to_image (of the papers), split (networks that are cut), tasks
-(what a trained model is good for), running (what is the same for all recipes).
+evaluation_mode (a model as it is), exported (folders of exported models), task_report (what tasks are asked, and
+answer). Then data (streams, orders, what is held out), text (text as training data), images (pictures as data),
+language (what recipes of language models share), causal_lm and masked_lm (any architecture), fine_tune (adapters of a
+model that is there already), albert, with sahajBERT, swav and text_to_image (of the papers), split (networks that are
+cut), tasks (what a trained model is good for), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 
@@ -30,7 +30,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from minga.core.spec.fields import choice, described, real, whole
-from minga.recipes.exported import Provenance
+from minga.recipes.exported import Exported, Provenance
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from minga.recipes.data.hold_out import held_out
     from minga.recipes.data.hub import open_hub, rows_of
     from minga.recipes.data.order import endless, epoch_seed, shuffled
+    from minga.recipes.evaluation_mode import evaluating
     from minga.recipes.initial import new_model
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "Beside",
     "DemoGoal",
     "Exhibit",
+    "Exported",
     "Files",
     "Loss",
     "Metric",
@@ -84,6 +86,7 @@ __all__ = [
     "described",
     "endless",
     "epoch_seed",
+    "evaluating",
     "held_out",
     "load_recipe",
     "new_model",
@@ -98,6 +101,7 @@ __all__ = [
 _LATE = {
     "endless": "minga.recipes.data.order",
     "epoch_seed": "minga.recipes.data.order",
+    "evaluating": "minga.recipes.evaluation_mode",
     "held_out": "minga.recipes.data.hold_out",
     "new_model": "minga.recipes.initial",
     "open_hub": "minga.recipes.data.hub",

@@ -50,7 +50,7 @@ class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._fill(aten.empty.memory_format(args[0], **named), kind, 0.0, 1.0)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(
-                f"{func}: this draw would differ between machines; initialise by normal or uniform"
+                f"{func}: this draw would differ between machines; initialise by torch.nn.init.normal_ or uniform_"
             )
         return func(*args, **named)
 

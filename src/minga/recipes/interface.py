@@ -423,7 +423,8 @@ class Recipe(ABC, Generic[S]):
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
         """Figures on held-out data: the same numbers for the same weights, on any peer and at any time.
 
-        Leaves the model as it was, and all random generators. Empty where the settings hold nothing out.
+        Leaves the model as it was, in training mode and where it is, which may be a GPU (see `evaluating`), and all
+        random generators. Empty where the settings hold nothing out.
         """
 
     def provenance(self, step: int, lineage: Lineage = UNFOUNDED) -> Provenance:

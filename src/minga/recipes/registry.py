@@ -50,7 +50,10 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
     """
     name = spec.model.recipe
     if name == CUSTOM:
-        raise ConfigurationError(f'{source}: model.recipe = "{CUSTOM}": the model is in the program of the organiser')
+        raise ConfigurationError(
+            f'{source}: model.recipe = "{CUSTOM}": the model is in the program of the organiser, which alone can use '
+            "it: a program reads the parameters from minga.Peer.newest_checkpoint"
+        )
     recorded([(RECIPES, name)], spec.plugins)  # raises if it is known to be of another package
     found = RECIPES.get(name)
     try:

@@ -11,7 +11,6 @@ seeds; the checks in a second process give it other seeds of torch and of hashes
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -213,7 +212,10 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
     loss = recipe.total_loss(model, batch)
     _require(loss.shape == () and loss.dtype == torch.float32, f"the loss is {loss.dtype} {tuple(loss.shape)}")
     _require(bool(loss.isfinite()), "the loss is not finite")
-    _require(loss.item() == recipe.total_loss(model, batch).item(), "the same batch has two losses")
+    _require(
+        loss.item() == recipe.total_loss(model, batch).item(),
+        "the same batch has two losses: the model draws, as by dropout; draw in batches instead",
+    )
     loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in recipe.frozen(0):
@@ -262,7 +264,8 @@ def check_evaluation(case: RecipeCase, folder: Path) -> None:
     _require(figures == case.recipe().evaluate(model, files), "another recipe object finds other figures")
     _require(recipe.headline.name in figures, f"there is no figure {recipe.headline.name}")
     _require(all(isinstance(each, float) for each in figures.values()), "a figure is no float")
-    _require(digest(model.state_dict()) == before and model.training, "to evaluate changes the model")
+    _require(digest(model.state_dict()) == before, "to evaluate changes the model")
+    _require(model.training, "to evaluate leaves the model in evaluation mode; minga.recipes.evaluating puts it back")
     _require(torch.equal(generator, torch.random.get_rng_state()), "to evaluate changes torch's generator")
     _require(all(each.grad is None for each in model.parameters()), "to evaluate leaves gradients")
 
@@ -302,10 +305,16 @@ def check_damaged_files(case: RecipeCase, folder: Path) -> None:
         broken.parent.mkdir(parents=True, exist_ok=True)
         broken.write_bytes(b"\x00damaged")
         for others in ({each: path for each, path in files.items() if each != name}, {**files, name: broken}):
-            recipe = case.recipe()
+            recipe, what = case.recipe(), "is damaged" if name in others else "is missing"
             for use in (_first, _evaluated):
-                with contextlib.suppress(ConfigurationError, StorageError):
+                try:
                     use(recipe, others)
+                except (ConfigurationError, StorageError):
+                    continue
+                except Exception as error:
+                    raise RecipeViolation(
+                        f"where the file {name} {what}, the recipe raises {error!r}; it has to raise ConfigurationError"
+                    ) from error
 
 
 def _evaluated(recipe: Recipe[Any], files: Files) -> object:

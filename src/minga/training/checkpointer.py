@@ -265,7 +265,7 @@ class Checkpointer:
         try:
             archiver.add(path, record)
         except OSError as error:
-            why = f"the checkpoint of step {manifest.step} is not in the archive: {error}"
+            why = f"the checkpoint of step {manifest.step} is not in the archive: {error.strerror or error}"
             self._tell_failure("archived checkpoints", manifest.step, error, why)
         else:
             self._tell_success("archived checkpoints", manifest.step)

@@ -141,7 +141,7 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
         try:
             found = [whole_digest(content) for content in (path, *([files[name]] if files and name in files else []))]
         except OSError as error:
-            raise StorageError(f"{path}, a file of this run, cannot be read: {error}") from error
+            raise StorageError(f"{path}, a file of this run, cannot be read: {error.strerror or error}") from error
         if any(digest != run.spec.files[name].blake3 for digest in found):
             raise ConfigurationError(f"the file {name} is not the one with which this run was begun")
     logger.info("going on with the run %r: %s", run.spec.name, known.progress)

@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 
 from minga.cli.access import members
+from minga.cli.commands import BanCommand
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
@@ -75,6 +77,11 @@ def test_a_ban_takes_the_digits_that_displays_show_of_peers_and_of_invitations(m
     monkeypatch.setattr(Organiser, "members", lambda _: [MemberView(peer, "trainer", None, invitation, False)])
     desk = desk_of_members()
     assert [desk.whole_id(each[:10]) for each in (peer, invitation)] == [peer, invitation]
+
+
+def test_a_ban_of_what_is_neither_says_what_it_takes() -> None:
+    with pytest.raises(ConfigurationError, match=r"'nobody' is no peer id, which has 64 digits .* and no invitation"):
+        members.run_ban(BanCommand(link="LINK", who="nobody"), cast(Any, SimpleNamespace(output=None)))
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,12 @@ def test_what_a_model_makes_of_the_same_things_stands_side_by_side(tmp_path: Pat
     made = (Exhibit("zeal", picture), Exhibit("filled", picture))
     sentence = "It is ____ for a gap that a line of it is longer than half of a terminal"
     rows = [Shown(Exhibit("a gap"), made, Exhibit("filled")), Shown(Exhibit(sentence), made, Exhibit("common"))]
+    rows.append(Shown(Exhibit(picture=picture), made))
     assert list(side_by_side(Showing("words", rows))) == [
         "  a gap: zeal → filled   (right: filled)",
         "  It is ____ for a gap that a line of it is longer than half of a terminal",
         "      before: zeal   after: filled   (right: common)",
+        "  picture 3: zeal → filled",
     ]
     assert draw_rows(Showing("words", rows), tmp_path) == ["before-after.png"]
     assert draw_rows(Showing(""), tmp_path) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section, choice
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.core.spec.sections import FileEntry, OptimizerSection
 from minga.recipes.registry import RECIPES
@@ -669,3 +670,10 @@ def test_a_warm_start_that_makes_no_sense(training: dict[str, Any], table: dict[
     training = {"strategy": "local", **training}
     with pytest.raises(ConfigurationError, match=message):
         spec(training=training, strategy={training["strategy"]: table})
+
+
+def test_a_choice_that_its_annotation_does_not_enforce_is_no_class() -> None:
+    with pytest.raises(TypeError, match=r"patch: a choice of \['1', '2'\]"):
+
+        class Careless(Section):
+            patch: str = choice("1", "side of a patch", "1", "2")

@@ -161,7 +161,7 @@ def test_a_link_is_its_word() -> None:
         ("min", "cut off after 3"),
         ("https://example.org", "begins with minga1"),
         ("join " + str(LINK), "begins with minga1"),
-        ("minga join me", "'mingajoinme' is no link"),
+        ("minga join LINK", "'minga join LINK' is no link"),  # as it was typed
         ("x" * 100, "'" + "x" * 40 + "…' is no link"),
         (str(LINK) + " please", "bytes too many|cut off|last character"),
         (str(LINK).replace("minga1", "minga2"), "format 2.*update minga"),

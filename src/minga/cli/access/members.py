@@ -6,7 +6,6 @@ import datetime as dt
 import re
 from dataclasses import asdict
 from pathlib import Path
-from string import hexdigits
 
 from minga.access.access_files import read_order, write_order
 from minga.cli.commands import AdmitCommand, BanCommand, MembersCommand
@@ -15,7 +14,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, parse_duration
 from minga.identity.access.orders import MAX_USES, Transfer
 from minga.identity.keys.keys import is_peer_id
-from minga.identity.links.links import Link
+from minga.identity.links.links import PREFIX, Link
 from minga.training.organiser import Organiser
 
 MAX_VALID_S = 10 * 366 * 86_400.0
@@ -115,9 +114,9 @@ def run_ban(ban: BanCommand, context: Context) -> None:
 
 def _invitation_of(text: str) -> str:
     """The key of the invitation that a link carries."""
-    if all(digit in hexdigits for digit in text):
+    if PREFIX not in text.lower():
         raise ConfigurationError(
-            f"{text[:70]!r} is no peer id, which has 64 digits, and no beginning of one, which has 8 or more"
+            f"{text[:70]!r} is no peer id, which has 64 digits of which the first 8 are enough, and no invitation link"
         )
     access = Link.parse(text).access
     if access is None:

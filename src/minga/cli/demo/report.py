@@ -254,16 +254,17 @@ def compared(first: Mapping[str, float], last: Mapping[str, float], headline: st
 
 def side_by_side(shown: Showing) -> Iterator[str]:
     """The rows, made before training and after it, for people: on one line if it is short enough, else on several."""
-    for row in shown.rows:
+    for number, row in enumerate(shown.rows, 1):
         before, after = (made.text for made in row.made)
         if not after:
             continue
         right = f"   (right: {row.right.text})" if row.right.text else ""
-        short = f"  {row.given.text}: {before} → {after}{right}"
-        if len(short) <= _WIDTH and len(row.given.text) <= _WIDTH // 2:
+        given = row.given.text or f"picture {number}"
+        short = f"  {given}: {before} → {after}{right}"
+        if len(short) <= _WIDTH and len(given) <= _WIDTH // 2:
             yield short
             continue
-        yield f"  {row.given.text}"
+        yield f"  {given}"
         if len(before) + len(after) + len(right) <= _WIDTH:
             yield f"      before: {before}   after: {after}{right}"
         else:
@@ -288,7 +289,7 @@ def keep_results(facts: DemoFacts, directory: Path) -> tuple[Showing | None, lis
     try:
         shutil.move(source, directory / RUN_FOLDER)
     except OSError as error:
-        raise StorageError(f"the results cannot be moved to {directory}: {error}") from error
+        raise StorageError(f"the results cannot be moved to {directory}: {error.strerror or error}") from error
     shown = _shown(directory / RUN_FOLDER)
     drawn = [] if shown is None else draw_rows(shown, directory)
     return shown, [*drawn, *([plot.name] if plot.is_file() else [])]

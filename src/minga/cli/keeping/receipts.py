@@ -96,7 +96,7 @@ def run_verify(options: RunsVerifyCommand, context: Context) -> int:
         with file.open("rb") as opened:
             proven = verify_document(opened.read(MAX_FILE_BYTES + 1), run_id, organiser)
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
     except ReceiptError as error:
         context.output.say(f"{file} proves nothing: {error}.")
         context.output.summary(ok=False, file=str(file), why=str(error))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
 from minga.cli.terminal.output import Output
+from minga.core.errors import MingaError
 from minga.monitor.history import History
 from minga.recipes.running.background_evaluation import Evaluator
 from minga.recipes.running.run import RecipeRun
+
+logger = logging.getLogger("minga")
 
 FIRST_PERIOD_S = 20.0
 SHARE = 0.05
@@ -26,16 +30,35 @@ class HeldOut:
         self._due, self._begun, self._step = 0.0, 0.0, -1
 
     def now(self) -> None:
-        """Evaluate the model as it is and wait for the figures. Raises what the recipe raises."""
-        self._evaluator.wait()
+        """Evaluate the model as it is and wait for the figures. Raises what the recipe raises the first time; later a
+        run goes on without them.
+        """
+        self._wait()
         if self._run.step != self._step:
             self._start()
-            self._evaluator.wait()
+            self._wait()
 
     def if_due(self) -> None:
         """Start an evaluation in the background if it is time for one; call it while the model is at rest."""
-        if self._run.step != self._step and time.monotonic() >= self._due and not self._evaluator.is_busy:
+        if self._evaluator.is_busy:
+            return
+        self._tell_failure()
+        if self._run.step != self._step and time.monotonic() >= self._due:
             self._start()
+
+    def _wait(self) -> None:
+        self._evaluator.wait()
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Say why the last evaluation gave no figures; it is tried again when the next one is due."""
+        if (error := self._evaluator.take_error()) is None:
+            return
+        if not self.first:
+            raise error
+        why = None if isinstance(error, MingaError) else error  # another author's defect, with its traceback
+        logger.warning("no figures on held-out data of step %d: %s", self._step, error, exc_info=why)
+        self._due = time.monotonic() + FIRST_PERIOD_S
 
     def _start(self) -> None:
         self._due, self._step, self._begun = math.inf, self._run.step, time.monotonic()

@@ -1,14 +1,16 @@
 """The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
 Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
-hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. Parameters to begin
-with are kept where they come from.
+hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. For a recipe of
+another package its code counts, too: its author changes it between two runs without another version. Parameters to
+begin with are kept where they come from.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
+import minga
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import Content, write
 from minga.core.spec.fields import without_private
@@ -62,10 +65,20 @@ def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
     facts: list[object] = [without_private(spec).canonical_bytes().hex()]
-    for path in recipe.inputs():
+    for path in (*recipe.inputs(), *_code(recipe)):
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])
     return blake3(json.dumps(facts).encode()).hexdigest()
+
+
+def _code(recipe: Recipe[Any]) -> list[Path]:
+    """The modules of the package that brings the recipe, none for minga's own."""
+    package = sys.modules[type(recipe).__module__.partition(".")[0]]
+    if package.__name__ == minga.__name__:
+        return []
+    places = getattr(package, "__path__", ())
+    modules = [path for place in places for path in Path(place).rglob("*.py")]
+    return sorted(modules) or [Path(str(package.__file__))]
 
 
 def _stored(folder: Path) -> dict[str, Content] | None:
@@ -91,7 +104,7 @@ def _write(folder: Path, files: Mapping[str, Content]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except OSError as error:
-        raise StorageError(f"the run's files cannot be kept in {folder}: {error}") from error
+        raise StorageError(f"the run's files cannot be kept in {folder}: {error.strerror or error}") from error
     finally:
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)

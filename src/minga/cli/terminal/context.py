@@ -45,12 +45,12 @@ def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports:
 
     The garbage collector costs a fifth of the time of importing what training needs.
     """
+    interruption, output = Interruption(json_output=json_output), Output(json_output=json_output)
     if slow_imports:
         gc.disable()
-    interruption = Interruption(json_output=json_output)
-    return Context(
-        Output(json_output=json_output), interruption, ParentWatch(interruption.trigger) if parent_watch else None
-    )
+        if output.interactive:
+            output.say("Loading PyTorch …")
+    return Context(output, interruption, ParentWatch(interruption.trigger) if parent_watch else None)
 
 
 def collect_again() -> None:

@@ -6,7 +6,7 @@ and the documentation.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -20,8 +20,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Raise `TypeError` for a `choice` that its annotation does not enforce."""
+        for name, field in cls.model_fields.items():
+            extra: Any = field.json_schema_extra or {}
+            options = extra.get("options") if isinstance(extra, dict) else None
+            if options is not None and set(options) != _words(field.annotation) - {type(None)}:
+                raise TypeError(f"{cls.__name__}.{name}: a choice of {options} needs the annotation Literal{options}")
+
 
 AnySection = TypeVar("AnySection", bound=Section)
+
+
+def _words(annotation: Any) -> set[Any]:
+    """What the literals of a type allow; the type of anything else that it allows."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    return set().union(*map(_words, get_args(annotation))) or {annotation}
 
 
 def _without_negative_zero(number: float) -> float:
@@ -66,8 +82,10 @@ def _plain(number: float) -> str:
 
 
 def choice(default: Any, meaning: str, *options: str) -> Any:
-    """One of several words; the annotation enforces it, `options` names them."""
-    return described(default, meaning, "one of " + ", ".join(f'"{option}"' for option in options))
+    """One of several words: `options`, which the annotation enforces, a `Literal` of the same words."""
+    field = described(default, meaning, "one of " + ", ".join(f'"{option}"' for option in options))
+    field.json_schema_extra["options"] = list(options)
+    return field
 
 
 def described(default: Any, meaning: str, allowed: str, *, private: bool = False, **bounds: Any) -> Any:

@@ -63,9 +63,10 @@ def read_recipe_tables(tables: Mapping[str, Any], recipe: str) -> dict[str, dict
     """The tables with each value in its one spelling; raises `ValueError` unless `recipe` has the only one, if any."""
     for name in tables:
         if name != recipe:
+            shown = str(name)[:60]
             raise ValueError(
-                f'there are settings of {str(name)[:60]!r}, but model.recipe = "{recipe}"; write the one that is meant '
-                "under [model]"
+                f'there are settings of {shown!r}, but model.recipe = "{recipe}"; to train {shown!r}, write '
+                f'recipe = "{shown}" under [model]'
             )
     return {name: _read_table(table, f"recipe.{name}") for name, table in tables.items()}
 

@@ -409,7 +409,8 @@ def _undress(text: str) -> str:
     if head is None:
         if word == PREFIX[: len(word)]:
             raise LinkError(f"the link is cut off after {len(word)} characters; {_COPY_AGAIN}")
-        shown = word if len(word) <= SHOWN_CHARACTERS else f"{word[:SHOWN_CHARACTERS]}…"
+        given = text.strip()
+        shown = given if len(given) <= SHOWN_CHARACTERS else f"{given[:SHOWN_CHARACTERS]}…"
         raise LinkError(f"{shown!r} is no link: a link begins with {PREFIX}{FORMAT_VERSION}; {_COPY_AGAIN}")
     if int(head[1]) != FORMAT_VERSION:
         raise LinkError(

@@ -173,7 +173,8 @@ class IrohNetwork(Network):
             endpoint = await _bind(secret_key, settings)
         except BINDING_ERRORS as error:
             place = f"{f'port {settings.port}' if settings.port else 'any port'} on {settings.host or 'all interfaces'}"
-            raise ConfigurationError(f"cannot open the network with {place}: {describe(error)}") from None
+            taken = "; if another program has this port, choose another --port" if settings.port else ""
+            raise ConfigurationError(f"cannot open the network with {place}: {describe(error)}{taken}") from None
         if settings.relay != "none":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.tokenizer import encoded_texts

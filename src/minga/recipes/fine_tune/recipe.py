@@ -19,7 +19,7 @@ from minga.recipes.causal_lm.settings import FAMILY
 from minga.recipes.counting import count, shapes_of_model
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.exported import Exported, Provenance
 from minga.recipes.fine_tune.adapters import (
     begin_magnitudes,

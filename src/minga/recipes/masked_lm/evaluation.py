@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Batch
 from minga.recipes.text.tokenizer import encoded_texts
 

@@ -21,7 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
 from minga.recipes.data.files import file_of
 from minga.recipes.data.order import chance_within
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import (
     Batch,
     Beside,

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from minga.core.errors import MingaError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Files
 from minga.recipes.registry import load_recipe
@@ -39,12 +38,17 @@ class Evaluator:
         self._copy = None if any(map(_is_quantised, model.modules())) else _copied(model)
         self._thread: threading.Thread | None = None
         self._is_told = False  # that there are no figures
-        self.error: MingaError | None = None
+        self._error: Exception | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether an evaluation is under way."""
         return self._thread is not None and self._thread.is_alive()
+
+    def take_error(self) -> Exception | None:
+        """What the last evaluation raised in place of figures, once."""
+        error, self._error = self._error, None
+        return error
 
     def start(self, model: nn.Module, step: int) -> None:
         """Copy the model's present state and evaluate it in the background; does nothing while busy. Where there is no
@@ -63,25 +67,18 @@ class Evaluator:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the evaluation under way; raises its error."""
+        """Wait for the evaluation under way."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(0.1)  # in slices, so that Ctrl-C is heard everywhere
-        if self.error is not None:
-            raise self.error
 
     def _run(self, model: nn.Module, step: int) -> None:
-        figures: dict[str, float] | None = None
         try:
-            figures = self._recipe.evaluate(model, self._files)
-        except MingaError as error:
-            self.error = error
+            if figures := self._recipe.evaluate(model, self._files):
+                self._report(step, figures)
             return
-        except Exception as error:  # devices have no class of errors in common
-            if not is_out_of_memory(error):
-                raise
-        if figures:
-            self._report(step, figures)
-        elif figures is None:
+        except Exception as error:  # a recipe of another package may fail in any way, and devices do without a class
+            self._error = None if is_out_of_memory(error) else error
+        if self._error is None:
             release()
             self._tell()
 

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.judging import can_judge, judge

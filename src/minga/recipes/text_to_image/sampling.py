@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minga.recipes.evaluating import evaluating
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.captions import encode_captions
 from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder

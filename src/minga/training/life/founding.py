@@ -86,7 +86,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         return genesis if genesis.holds(run_id, organiser) else None
 
     def holds(self, run_id: str, organiser: str) -> bool:

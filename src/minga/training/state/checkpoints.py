@@ -317,7 +317,7 @@ class CheckpointStore:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
         except OSError as error:
-            raise StorageError(f"checkpoints cannot be kept in {directory}: {error}") from error
+            raise StorageError(f"checkpoints cannot be kept in {directory}: {error.strerror or error}") from error
 
     def steps(self) -> list[int]:
         """Steps of which a checkpoint is there, ascending."""
@@ -356,8 +356,9 @@ class CheckpointStore:
         except OSError as error:
             size = format_size(manifest.total_bytes)
             raise StorageError(
-                f"no checkpoint of step {manifest.step} ({size}) could be written to {self.directory}: {error}; "
-                "earlier checkpoints are untouched; free some space or choose another folder"
+                f"no checkpoint of step {manifest.step} ({size}) could be written to {self.directory}: "
+                f"{error.strerror or error}; earlier checkpoints are untouched; free some space or choose another "
+                "folder"
             ) from error
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
@@ -392,7 +393,7 @@ class CheckpointStore:
                 self._set_aside(path, _DAMAGED)
                 continue
             except OSError as error:
-                problems[path] = f"the checkpoint of step {step} cannot be read ({error})"
+                problems[path] = f"the checkpoint of step {step} cannot be read ({error.strerror or error})"
                 continue
             if founding and checkpoint.snapshot.lineage.founding not in ("", founding):
                 problems[path] = f"the checkpoint of step {step} is of another run, by the founding that it names"

@@ -110,7 +110,9 @@ class OwnStateFile:
             with replacing(self.path) as path, path.open("wb") as file:
                 write_tensors(file, _with_bytes(tensors), {"minga": msgspec.json.encode(header).decode()})
         except OSError as error:
-            raise StorageError(f"{self.path} could not be written: {error}; the last one is untouched") from error
+            raise StorageError(
+                f"{self.path} could not be written: {error.strerror or error}; the last one is untouched"
+            ) from error
 
     def load(self, step: int, rounds: str, limit_bytes: int, strategy: str) -> OwnState | None:
         """What was written with the shared state of `step` to which these `rounds` led, and which is `strategy`'s; None

@@ -492,7 +492,9 @@ async def fetch_files(
     try:
         return dict(zip(files, await asyncio.gather(*tasks), strict=True))
     except OSError as error:
-        raise StorageError(f"the files of the run cannot be stored in {directory}: {error}") from error
+        raise StorageError(
+            f"the files of the run cannot be stored in {directory}: {error.strerror or error}"
+        ) from error
     finally:
         await end(*tasks)
 

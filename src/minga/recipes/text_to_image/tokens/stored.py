@@ -39,7 +39,7 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> FsqTokenizer:
     try:
         described, body = files[DESCRIPTION_FILE].read_bytes(), files[PARAMETERS_FILE].read_bytes()
     except OSError as error:
-        raise StorageError(f"the image tokenizer cannot be read: {error}") from error
+        raise StorageError(f"the image tokenizer cannot be read: {error.strerror or error}") from error
     try:
         if len(described) > _MAX_DESCRIPTION:
             raise ValueError("its description is too long")
