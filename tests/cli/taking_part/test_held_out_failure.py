@@ -38,16 +38,22 @@ def test_a_failure_before_the_first_figures_is_raised_and_a_later_one_told_and_t
         peer=SimpleNamespace(spec=spec), files={}, model=new_model(recipe), recipe=recipe, step=0
     )
     shown = HeldOut(run, Output(json_output=False), History(None, most_remembered=0))
+    with caplog.at_level(logging.WARNING, "minga"):
+        shown.if_due()
+        shown._evaluator.wait()
+        shown.if_due()
+    assert "of step 0: the shapes do not fit" in caplog.text, "training goes on, also before the first figures"
+    run.step = 1
     with pytest.raises(RuntimeError, match="do not fit"):
         shown.now()
-    fails, run.step = False, 1
+    fails, run.step = False, 2
     shown.now()
-    fails, run.step = True, 2
+    fails, run.step = True, 3
     with caplog.at_level(logging.WARNING, "minga"):
         shown.now()
-    assert "of step 2: the shapes do not fit" in caplog.text
-    assert shown.latest["step"] == 1
-    fails, run.step = False, 3
+    assert "of step 3: the shapes do not fit" in caplog.text
+    assert shown.latest["step"] == 2
+    fails, run.step = False, 4
     shown.if_due()
     shown.now()
-    assert shown.latest["step"] == 3
+    assert shown.latest["step"] == 4

@@ -30,8 +30,8 @@ class HeldOut:
         self._due, self._begun, self._step = 0.0, 0.0, -1
 
     def now(self) -> None:
-        """Evaluate the model as it is and wait for the figures. Raises what the recipe raises the first time; later a
-        run goes on without them.
+        """Evaluate the model as it is and wait for the figures. Raises what the recipe raises, if it never gave any;
+        otherwise, and in `if_due`, training goes on without them.
         """
         self._wait()
         if self._run.step != self._step:
@@ -42,20 +42,21 @@ class HeldOut:
         """Start an evaluation in the background if it is time for one; call it while the model is at rest."""
         if self._evaluator.is_busy:
             return
-        self._tell_failure()
+        self._tell(self._evaluator.take_error())
         if self._run.step != self._step and time.monotonic() >= self._due:
             self._start()
 
     def _wait(self) -> None:
         self._evaluator.wait()
-        self._tell_failure()
-
-    def _tell_failure(self) -> None:
-        """Say why the last evaluation gave no figures; it is tried again when the next one is due."""
-        if (error := self._evaluator.take_error()) is None:
-            return
-        if not self.first:
+        error = self._evaluator.take_error()
+        if error is not None and not self.first:
             raise error
+        self._tell(error)
+
+    def _tell(self, error: Exception | None) -> None:
+        """Say why the last evaluation gave no figures; it is tried again when the next one is due."""
+        if error is None:
+            return
         why = None if isinstance(error, MingaError) else error  # another author's defect, with its traceback
         logger.warning("no figures on held-out data of step %d: %s", self._step, error, exc_info=why)
         self._due = time.monotonic() + FIRST_PERIOD_S

@@ -76,9 +76,9 @@ def _code(recipe: Recipe[Any]) -> list[Path]:
     package = sys.modules[type(recipe).__module__.partition(".")[0]]
     if package.__name__ == minga.__name__:
         return []
-    places = getattr(package, "__path__", ())
-    modules = [path for place in places for path in Path(place).rglob("*.py")]
-    return sorted(modules) or [Path(str(package.__file__))]
+    places = [Path(each) for each in getattr(package, "__path__", ())]
+    modules = [path for place in places for path in place.rglob("*.py")] or [Path(package.__file__ or "")]
+    return sorted(path for path in modules if path.is_file())  # an editor's lock may be a link to nothing
 
 
 def _stored(folder: Path) -> dict[str, Content] | None:
