@@ -37,6 +37,9 @@ CONNECTING: Final = timedelta(seconds=30)
 LOOK_S: Final = 0.02
 """Seconds between two looks whether all ranks are there."""
 
+NEVER_SENT: Final = 1
+"""A tag that no message has."""
+
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this user may open)
 """Where Linux has files that are memory. Elsewhere ranks have none in common."""
 
@@ -95,6 +98,17 @@ class ProcessGroup:
         for group in groups:
             if group is not None and dist.is_initialized():  # the program may have ended all groups by itself
                 dist.destroy_process_group(group)
+
+    def abandon(self) -> None:
+        """End with `ClosedError` whatever other threads wait for in this group, which is of no use then; on any thread,
+        and not collective.
+
+        gloo has no call for that. But when it waits in vain for one thing it gives up all.
+        """
+        if self._group is not None and self.size > 1:
+            with contextlib.suppress(RuntimeError):
+                never = dist.irecv(torch.zeros(1), (self.rank + 1) % self.size, self._group, NEVER_SENT)
+                _wait(never, patience=timedelta(milliseconds=1))
 
     @property
     def leads(self) -> bool:
@@ -233,22 +247,30 @@ def _connected(size: int) -> dist.ProcessGroup:
     """A group of all ranks, for which this one waits.
 
     While ranks connect, PyTorch heeds neither signals nor the death of a rank that has not connected yet. So they meet
-    at the store of the program's own group first, and have little time to connect then.
+    at the store of the program's own group first, where one that is told to end says so, and have little time to
+    connect then.
     """
-    store, key = dist.distributed_c10d._get_default_store(), "minga/ranks that are there"  # noqa: SLF001
-    before = store.add(key, 1) - 1  # a program may make one group after the other
-    while store.add(key, 0) < before - before % size + size:
-        time.sleep(LOOK_S)
+    store, there, left = dist.distributed_c10d._get_default_store(), "minga/ranks there", "minga/ranks that left"  # noqa: SLF001
+    before = store.add(there, 1) - 1  # a program may make one group after the other
+    try:
+        while not store.add(left, 0) and store.add(there, 0) < before - before % size + size:
+            time.sleep(LOOK_S)
+        if store.add(left, 0):
+            raise RuntimeError("it left while it waited")
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the store has ended with its rank
+            store.add(left, 1)
+        raise
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=CONNECTING)
     dist.distributed_c10d._set_pg_timeout(PATIENCE, group)  # noqa: SLF001  (of what is collective)
     return group
 
 
-def _wait(*under_way: dist.Work | None) -> None:
+def _wait(*under_way: dist.Work | None, patience: timedelta = PATIENCE) -> None:
     """For what goes from one rank to another."""
     for each in under_way:
         if each is not None:
-            each.wait(PATIENCE)
+            each.wait(patience)
 
 
 def _memory_file(size_bytes: int) -> str:
