@@ -229,6 +229,10 @@ if rank != leaving:
     sys.stdin.read()
     os._exit(0)
 
+GOING
+"""
+
+GOING = """
 class Late:
     def __del__(self, say=os.write, sleep=time.sleep):
         say(1, b"going")
@@ -237,15 +241,40 @@ class Late:
 late = Late()  # goes when threads have no interpreter any more
 """
 
+BUSY = """
+import os, sys, time, torch
+import torch.distributed as dist
+from minga.training.ranks.process_group import ProcessGroup
 
-@pytest.mark.parametrize("leaving", [0, 1])
-def test_a_rank_that_leaves_before_the_others_is_not_aborted_by_their_end(tmp_path: Path, leaving: int) -> None:
+rank, leaving = map(int, sys.argv[1:3])
+dist.init_process_group("gloo", init_method=sys.argv[3], rank=rank, world_size=2)
+ranks = ProcessGroup()
+if rank != leaving:
+    time.sleep(0.5)
+dist.broadcast(torch.zeros(8), 1 - leaving, group=ranks._group, async_op=True)
+if rank != leaving:
+    sys.stdin.read()
+    os._exit(0)
+sys.setswitchinterval(1000.0)
+until = time.monotonic() + 2.0
+while time.monotonic() < until:
+    pass  # a thread of gloo waits for the interpreter, to let go of the tensor
+GOING
+"""
+
+
+@pytest.mark.parametrize(("script", "leaving"), [(LEFT, 0), (LEFT, 1), (BUSY, 1)])
+def test_a_rank_that_leaves_before_the_others_is_not_aborted_by_their_end(
+    tmp_path: Path, script: str, leaving: int
+) -> None:
     """A thread that waits for gloo would want an interpreter that is gone by then. So these are interpreters."""
     options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     options["env"] = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
     store = f"file://{(tmp_path / 'store').as_posix()}"
     with contextlib.ExitStack() as stack:
-        words = [[sys.executable, "-c", LEFT, str(rank), str(leaving), store] for rank in (0, 1)]
+        words = [
+            [sys.executable, "-c", script.replace("GOING", GOING), str(rank), str(leaving), store] for rank in (0, 1)
+        ]
         processes = [stack.enter_context(subprocess.Popen(each, **options)) for each in words]
         for process in processes:
             stack.callback(process.kill)

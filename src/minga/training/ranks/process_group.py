@@ -9,6 +9,7 @@ Nothing can mix with what the program sends. If a rank dies, the others' calls f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -64,6 +65,7 @@ class ProcessGroup:
             self._group: dist.ProcessGroup | None = _connected(self.size)
         self._devices: dist.ProcessGroup | None = None
         self._board: torch.Tensor | None = None
+        atexit.register(self._leave)
 
     @classmethod
     def of_this_process(cls, *, has_peer: bool, is_sharded: bool = False) -> ProcessGroup | None:
@@ -94,10 +96,17 @@ class ProcessGroup:
         A thread of gloo lets go of the tensors of an operation after the operation is over, for which it needs the
         interpreter. A process that ends just then would be aborted.
         """
+        atexit.unregister(self._leave)
         groups, self._group, self._devices = (self._group, self._devices), None, None
         for group in groups:
             if group is not None and dist.is_initialized():  # the program may have ended all groups by itself
                 dist.destroy_process_group(group)
+
+    def _leave(self) -> None:
+        """The process ends before the group did, and waits for nobody."""
+        self.abandon()
+        self._devices = None
+        self.end()
 
     def abandon(self) -> None:
         """End with `ClosedError` whatever other threads wait for in this group, which is of no use then; on any thread,
@@ -106,7 +115,7 @@ class ProcessGroup:
         gloo has no call for that. But when it waits in vain for one thing it gives up all.
         """
         if self._group is not None and self.size > 1:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, ValueError):  # the program may have ended all groups by itself
                 never = dist.irecv(torch.zeros(1), (self.rank + 1) % self.size, self._group, NEVER_SENT)
                 _wait(never, patience=timedelta(milliseconds=1))
 
