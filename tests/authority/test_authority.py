@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import datetime as dt
 import json
 import logging
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -554,6 +556,27 @@ def test_who_has_access_without_a_login_needs_none(tmp_path: Path, monkeypatch: 
     handed = Transfer(bytes.fromhex(run), 0, 0, (), (bytes.fromhex(next_one.peer_id),), 1)
     files.keep_orders([handed.signed_by(first)])
     assert [logs_in(peer, alice) for peer in (first, second, next_one)] == [False, True, False], "in the present term"
+
+
+def test_an_interrupt_ends_a_login_where_a_loop_runs_already() -> None:
+    """In a notebook: it is not waited for until the person has logged in after all."""
+    before, ended = signal.signal(signal.SIGINT, signal.default_int_handler), list[str]()
+
+    async def login() -> None:
+        try:
+            _thread.interrupt_main()
+            await asyncio.sleep(4.0)
+            ended.append("of itself")
+        finally:
+            ended.append("now")
+
+    async def cell() -> None:
+        _completed(login())
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    signal.signal(signal.SIGINT, before)
+    assert ended == ["now"]
 
 
 @asynchronously

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ STOP_S: Final = 60.0
 """Seconds that a command has to finish its step and say goodbye."""
 END_S: Final = 10.0
 """Seconds that it has after that to end at once, before it is killed."""
+LOOK_S: Final = 0.2
 KEPT_ERROR_LINES: Final = 20
 
 
@@ -67,12 +69,9 @@ class Command:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the command has ended and all that it said was read; whether it has, within `seconds`."""
-        end_s = None if seconds is None else time.monotonic() + seconds
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        self._reader.join(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        while self._reader.is_alive() and (left_s := end_s - time.monotonic()) > 0.0:
+            self._reader.join(min(left_s, LOOK_S))  # in slices, so that an interrupt is heard everywhere
         return not self._reader.is_alive()
 
     def complaint(self) -> str:

@@ -157,12 +157,13 @@ class Client:
 
     def close(self) -> None:
         """End; a peer that this client made leaves the run. May be called twice."""
-        if isinstance(self._half, TurnHalf) and not self._closed:
-            with contextlib.suppress(MingaError, TimeoutError):
-                self._lead(self._half.leave(), LEAVE_S)
-        self._closed = True
-        if self._owns_peer:
-            self.peer.close()
+        is_closed, self._closed = self._closed, True
+        with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off the goodbye
+            if self._owns_peer:
+                rest.callback(self.peer.close)
+            if isinstance(self._half, TurnHalf) and not is_closed:
+                with contextlib.suppress(MingaError, TimeoutError):
+                    self._lead(self._half.leave(), LEAVE_S)
 
     def __enter__(self) -> Client:
         return self

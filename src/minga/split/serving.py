@@ -21,6 +21,7 @@ from minga.split.server.service import SplitService
 from minga.split.sharing.variants import applying_for, check_split, server_of
 from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
+from minga.training.bridge.loop_thread import LOOK_S
 from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -86,21 +87,25 @@ class SplitServer:
 
     def wait(self, steps: int | None = None) -> None:
         """Wait until the top has taken so many steps, or (None) for good; also ended by `close`."""
+
+        def is_over() -> bool:
+            return self._closed or (steps is not None and self._core.applying.steps >= steps)
+
         with self._stepped:
-            self._stepped.wait_for(lambda: self._closed or (steps is not None and self._core.applying.steps >= steps))
+            while not self._stepped.wait_for(is_over, LOOK_S):
+                pass  # in slices, so that Ctrl-C is heard everywhere
 
     def close(self) -> None:
         """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
         if self._closed:
             return
-        with contextlib.suppress(ClosedError):  # the program closed the peer first
-            self.peer.call(self._end())
-        self._service.join()
-        if self._owns_peer:
-            self.peer.close()
-        with self._stepped:
-            self._closed = True
-            self._stepped.notify_all()
+        with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off each part
+            rest.callback(self._tell_closed)
+            if self._owns_peer:
+                rest.callback(self.peer.close)
+            rest.callback(self._service.join)
+            with contextlib.suppress(ClosedError):  # the program closed the peer first
+                self.peer.call(self._end())
 
     def __enter__(self) -> SplitServer:
         return self
@@ -109,6 +114,11 @@ class SplitServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _tell_closed(self) -> None:
+        with self._stepped:
+            self._closed = True
+            self._stepped.notify_all()
 
     async def _end(self) -> None:
         """Leave the program's part of the model with all that was applied."""

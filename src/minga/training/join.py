@@ -340,10 +340,11 @@ def enter(
             thread.ask(lambda: started.node.spawn(keeping))
         return Peer(thread, started, signed, spec, files, directory, held)
     except BaseException:
-        if session is not None:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
-                thread.call(session.close(), 1.0)
-        thread.close()
+        with contextlib.closing(thread):  # also if Ctrl-C comes once more
+            if session is not None:
+                for closing in (session.close, session.node.close):
+                    with contextlib.suppress(Exception):  # the first error is the one to tell
+                        thread.call(closing(), 1.0)
         raise
 
 

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from minga.access.access_files import AccessFiles
@@ -30,6 +29,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import AuthorityClient
 from minga.login.credentials import Credentials, LogIn, LoginUser, check_clock
 from minga.network.interface import PeerId
+from minga.training.bridge.loop_thread import LoopThread
 from minga.training.session import Session
 from minga.training.transfer.run_files import fetch_run_spec
 
@@ -191,13 +191,13 @@ def _age(token: Token) -> tuple[int, int, int]:
 
 
 def _completed(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where a loop runs already, as in notebooks."""
+    """Run a coroutine to its end, also where a loop runs already, as in notebooks. Ctrl-C cancels it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+    with contextlib.closing(LoopThread("minga-login")) as thread:
+        return thread.call(coroutine)
 
 
 async def _obtain(log_in: LogIn, identity: Identity, kept: Token | None) -> Token:

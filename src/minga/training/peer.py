@@ -221,14 +221,21 @@ class Peer:
             return
         self._closed = True
         atexit.unregister(self.close)
-        with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
-            self._thread.call(self._session.close(reason), self._session.stays_s + CLOSE_S)
-        self._thread.close()
-        self._session.disk.close()
-        self.checkpointer.close()
-        for stream in self._streams:
-            stream.close()
-        self.held.close()
+        with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off each part
+            rest.callback(self.held.close)
+            for stream in self._streams:
+                rest.callback(stream.close)
+            rest.callback(self.checkpointer.close)
+            rest.callback(self._session.disk.close)
+            rest.callback(self._thread.close)
+            rest.callback(self._hang_up)
+            with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
+                self._thread.call(self._session.close(reason), self._session.stays_s + CLOSE_S)
+
+    def _hang_up(self) -> None:
+        """Close the network where the goodbye has not come so far."""
+        with contextlib.suppress(Exception):
+            self._thread.call(self._session.node.close(), CLOSE_S)
 
     def __enter__(self) -> Peer:
         return self

@@ -120,7 +120,7 @@ from minga import cli
 from minga.cli.terminal import exit_codes, interrupt
 
 def hang_up():
-    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     time.sleep(0.01)
 
 class Resource:
@@ -144,10 +144,11 @@ cli.main([])
 """
 
 
-def test_further_signals_leave_a_command_that_ends_in_peace() -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGHUP", exit_codes.TERMINATED), ("SIGINT", exit_codes.INTERRUPTED)])
+def test_further_signals_leave_a_command_that_ends_in_peace(name: str, code: int) -> None:
     """They come while it tidies up, and while it says what it had done."""
-    done = forked.run("-c", COMMAND, timeout_s=40)
-    assert (done.returncode, done.stderr) == (exit_codes.TERMINATED, "minga: interrupted at step 7\n")
+    done = forked.run("-c", COMMAND, name, timeout_s=40)
+    assert (done.returncode, done.stderr) == (code, "minga: interrupted at step 7\n")
 
 
 UNREAD = """

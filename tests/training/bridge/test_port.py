@@ -32,7 +32,7 @@ def ones_of(p: GradientPort) -> OnesReplica:
 
 
 def end_round(p: GradientPort, limit: int | None = None) -> None:
-    p.absorb(1, torch.zeros(2), ContributionFate.COUNTED)
+    p.absorb(1, torch.zeros(2), ContributionFate.COUNTED, 1, 0, 1)
     p.reopen(limit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -172,6 +173,24 @@ def test_an_interrupt_while_waiting_loses_nothing(host: MakePeer) -> None:
     train(opt, model)
     assert opt.finished
     peer.close()
+    assert minga_threads() <= others
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_of_the_goodbye_leaves_nothing_behind(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a second Ctrl-C in a notebook, where the process, and with it the lock on the key, stays."""
+    others, freed = minga_threads(), list[str]()
+    peer = host()
+    peer.held.callback(freed.append, "key")
+
+    async def goodbye(_: str) -> None:
+        _thread.interrupt_main()
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(peer.session, "close", goodbye)
+    with pytest.raises(KeyboardInterrupt):
+        peer.close()
+    assert freed == ["key"]
     assert minga_threads() <= others
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -172,6 +173,117 @@ os._exit(0)
     said, errors = processes[0].communicate(timeout=45)
     processes[1].communicate()
     assert "another process of this peer has ended" in said, errors
+
+
+def test_a_rank_that_is_told_to_end_while_it_waits_for_a_slow_one_says_so(tmp_path: Path) -> None:
+    """Nobody tries to connect with it then, of which neither signals nor anything else could tell for half a minute."""
+    script = f"""
+import os, pathlib, sys, time, minga
+import torch.distributed as dist
+from minga.training.ranks import process_group
+
+rank, left = int(sys.argv[1]), pathlib.Path({(tmp_path / "left").as_posix()!r})
+dist.init_process_group("gloo", init_method="file://{(tmp_path / "store").as_posix()}", rank=rank, world_size=3)
+sleep = time.sleep
+if rank == 0:
+    def tell_to_end(seconds):
+        raise SystemExit(143)
+    time.sleep = tell_to_end
+else:
+    dist.new_group = lambda **_: print("connects", flush=True)
+while rank == 2 and not left.exists():
+    sleep(0.02)
+try:
+    process_group.ProcessGroup()
+except minga.ClosedError as error:
+    print(error, flush=True)
+except SystemExit:
+    left.touch()
+    sleep(1.0)
+os._exit(0)
+"""
+    environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    pipe = subprocess.PIPE
+    processes = [forked.start("-c", script, str(rank), env=environment, stdout=pipe, stderr=pipe) for rank in range(3)]
+    said = [process.communicate(timeout=45)[0] for process in processes]
+    assert said[1] == said[2] == "another process of this peer has ended: a rank left before all had come\n"
+
+
+LEFT = """
+import os, sys, threading, time, torch
+import torch.distributed as dist
+from types import SimpleNamespace
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.rank_sums import CopyShares
+
+rank, leaving = map(int, sys.argv[1:3])
+dist.init_process_group("gloo", init_method=sys.argv[3], rank=rank, world_size=2)
+vector = SimpleNamespace(numel=8, parameters_numel=8)
+shares = CopyShares(ProcessGroup(), SimpleNamespace(vector=vector, accelerator=None), are_combined=False)
+shares.open(0)
+if leaving == rank == 0:
+    shares._count()  # it wants a share that the other one never comes to
+    threading.Thread(target=shares.bring, args=(0, torch.zeros(8)), daemon=True).start()
+    time.sleep(0.5)
+if rank != leaving:
+    sys.stdin.read()
+    os._exit(0)
+
+GOING
+"""
+
+GOING = """
+class Late:
+    def __del__(self, say=os.write, sleep=time.sleep):
+        say(1, b"going")
+        sleep(3.0)
+
+late = Late()  # goes when threads have no interpreter any more
+"""
+
+BUSY = """
+import os, sys, time, torch
+import torch.distributed as dist
+from minga.training.ranks.process_group import ProcessGroup
+
+rank, leaving = map(int, sys.argv[1:3])
+dist.init_process_group("gloo", init_method=sys.argv[3], rank=rank, world_size=2)
+ranks = ProcessGroup()
+if rank != leaving:
+    time.sleep(0.5)
+dist.broadcast(torch.zeros(8), 1 - leaving, group=ranks._group, async_op=True)
+if rank != leaving:
+    sys.stdin.read()
+    os._exit(0)
+sys.setswitchinterval(1000.0)
+until = time.monotonic() + 2.0
+while time.monotonic() < until:
+    pass  # a thread of gloo waits for the interpreter, to let go of the tensor
+GOING
+"""
+
+
+@pytest.mark.parametrize(("script", "leaving"), [(LEFT, 0), (LEFT, 1), (BUSY, 1)])
+def test_a_rank_that_leaves_before_the_others_is_not_aborted_by_their_end(
+    tmp_path: Path, script: str, leaving: int
+) -> None:
+    """A thread that waits for gloo would want an interpreter that is gone by then. So these are interpreters."""
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options["env"] = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    store = f"file://{(tmp_path / 'store').as_posix()}"
+    with contextlib.ExitStack() as stack:
+        words = [
+            [sys.executable, "-c", script.replace("GOING", GOING), str(rank), str(leaving), store] for rank in (0, 1)
+        ]
+        processes = [stack.enter_context(subprocess.Popen(each, **options)) for each in words]
+        for process in processes:
+            stack.callback(process.kill)
+        going = processes[leaving]
+        assert going.stdout is not None
+        assert going.stdout.read(5) == b"going"
+        processes[1 - leaving].communicate(timeout=45)
+        errors = going.communicate(timeout=45)[1]
+    assert going.returncode == 0, errors
 
 
 def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:

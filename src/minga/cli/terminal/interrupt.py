@@ -144,7 +144,7 @@ class Interruption:
             return bytes([_NOW])
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
-        if self._is_deferred(signal_number):
+        if self._ending or self._is_deferred(signal_number):  # what is said at the end would be broken off
             return
         self._ending = True
         interrupts.append(signal_number)

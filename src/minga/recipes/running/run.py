@@ -136,6 +136,7 @@ class RecipeRun:
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(work)
         inner, scheduler = build_optimizer(spec.optimizer, self.model, self.recipe.decayed, run=spec)
+        base = given_base(self.model, peer.files)
         meet()
         self.optimizer = Optimizer(
             inner,
@@ -144,7 +145,7 @@ class RecipeRun:
             model=self.model,
             rules=self.recipe,
             offload=work.offload,
-            base=given_base(self.model, peer.files),
+            base=base,
         )
 
     @property

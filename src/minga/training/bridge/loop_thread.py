@@ -10,14 +10,22 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from minga.core.aio import end
+from minga.core.errors import ClosedError
 
 T = TypeVar("T")
+
+END_S: Final = 1.0
+"""Seconds that what is left on a loop has to end."""
+LOOK_S: Final = 0.2
+"""Seconds between two looks whether the loop still runs, at which Ctrl-C is heard everywhere."""
 
 
 class LoopThread:
@@ -25,17 +33,36 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop = _new_loop()
+        self._pool = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
+        self.loop.set_default_executor(self._pool)
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine on the loop and wait for its result, from any other thread.
 
-        If the waiting thread is interrupted (Ctrl-C), the coroutine is cancelled.
+        If the waiting thread is interrupted (Ctrl-C), the coroutine is cancelled. Raises `ClosedError` if the loop ends
+        first, or has ended: nobody may wait for it then, least of all a thread that the interpreter waits for.
         """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return future.result(timeout_s)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError as error:  # the loop is closed
+            coroutine.close()
+            raise ClosedError("this peer was closed") from error
+        ends_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        try:
+            while not future.done():
+                if not self._thread.is_alive():
+                    coroutine.close()
+                    raise ClosedError("this peer was closed")
+                if (left_s := ends_s - time.monotonic()) <= 0.0:
+                    raise TimeoutError
+                with contextlib.suppress(TimeoutError):
+                    future.exception(min(left_s, LOOK_S))
+            return future.result()
+        except concurrent.futures.CancelledError as error:  # by `close`
+            raise ClosedError("this peer was closed") from error
         except BaseException:
             future.cancel()
             raise
@@ -48,20 +75,31 @@ class LoopThread:
 
         return self.call(run())
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Cancel what is left on the loop, stop it and join the thread; may be called twice."""
-        if self.loop.is_closed():
-            return
-        with contextlib.suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, TimeoutError):
-            self.call(_cancel_others(), timeout_s)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout_s)
-        if not self._thread.is_alive():
-            self.loop.close()
+    def close(self) -> None:
+        """Stop the loop, cancel what is left on it, and wait for the thread, for some seconds at most; may be called
+        twice.
+        """
+        if not self._is_ending:
+            self._is_ending = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(4 * END_S)  # `_run` gives three times as long as one thing has to end
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(self._end_all())
+        self.loop.close()
+
+    async def _end_all(self) -> None:
+        """Cancel all tasks, let other threads end what they do for them, and cancel what those have begun meanwhile."""
+        await _cancel_others()
+        # asyncio's own way to wait for them cannot be given up without a wait for them.
+        waiting = threading.Thread(target=self._pool.shutdown, daemon=True)
+        waiting.start()
+        ends_s = self.loop.time() + END_S
+        while waiting.is_alive() and self.loop.time() < ends_s:
+            await asyncio.sleep(0.01)
+        await _cancel_others()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -71,9 +109,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    await end(*others)
-    await asyncio.get_running_loop().shutdown_default_executor()
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        ended, _ = await asyncio.wait(others, timeout=END_S)
+        await end(*ended)  # which takes note of their exceptions
 
 
 # ---- Settled objects: what stays as long as a peer trains is not looked through again and again for garbage.

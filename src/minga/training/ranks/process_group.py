@@ -9,6 +9,7 @@ Nothing can mix with what the program sends. If a rank dies, the others' calls f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -37,6 +38,9 @@ CONNECTING: Final = timedelta(seconds=30)
 LOOK_S: Final = 0.02
 """Seconds between two looks whether all ranks are there."""
 
+NEVER_SENT: Final = 1
+"""A tag that no message has."""
+
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this user may open)
 """Where Linux has files that are memory. Elsewhere ranks have none in common."""
 
@@ -60,6 +64,7 @@ class ProcessGroup:
             self._group: dist.ProcessGroup | None = _connected(self.size)
         self._devices: dist.ProcessGroup | None = None
         self._board: torch.Tensor | None = None
+        atexit.register(self._leave)
 
     @classmethod
     def of_this_process(cls, *, has_peer: bool, is_sharded: bool = False) -> ProcessGroup | None:
@@ -90,10 +95,28 @@ class ProcessGroup:
         A thread of gloo lets go of the tensors of an operation after the operation is over, for which it needs the
         interpreter. A process that ends just then would be aborted.
         """
+        atexit.unregister(self._leave)
         groups, self._group, self._devices = (self._group, self._devices), None, None
         for group in groups:
             if group is not None and dist.is_initialized():  # the program may have ended all groups by itself
                 dist.destroy_process_group(group)
+
+    def _leave(self) -> None:
+        """The process ends before the group did, and waits for nobody."""
+        self.abandon()
+        self._devices = None
+        self.end()
+
+    def abandon(self) -> None:
+        """End with `ClosedError` whatever other threads wait for in this group, which is of no use then; on any thread,
+        and not collective.
+
+        gloo has no call for that. But when it waits in vain for one thing it gives up all.
+        """
+        if self._group is not None and self.size > 1:
+            with contextlib.suppress(RuntimeError, ValueError):  # the program may have ended all groups by itself
+                never = dist.irecv(torch.zeros(1), (self.rank + 1) % self.size, self._group, NEVER_SENT)
+                _wait(never, patience=timedelta(milliseconds=1))
 
     @property
     def leads(self) -> bool:
@@ -232,22 +255,38 @@ def _connected(size: int) -> dist.ProcessGroup:
     """A group of all ranks, for which this one waits.
 
     While ranks connect, PyTorch heeds neither signals nor the death of a rank that has not connected yet. So they meet
-    at the store of the program's own group first, and have little time to connect then.
+    at the store of the program's own group first. A rank that is told to end meanwhile leaves a word there, by which
+    the others end, too, now and at each later attempt. Once all are there they have little time to connect, where
+    PyTorch can change the time limit of a group afterwards.
     """
-    store, key = dist.distributed_c10d._get_default_store(), "minga/ranks that are there"  # noqa: SLF001
-    before = store.add(key, 1) - 1  # a program may make one group after the other
-    while store.add(key, 0) < before - before % size + size:
-        time.sleep(LOOK_S)
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=CONNECTING)
+    store, there, left = dist.distributed_c10d._get_default_store(), "minga/ranks there", "minga/ranks that left"  # noqa: SLF001
+    before = store.add(there, 1) - 1  # a program may make one group after the other
+    try:
+        while not store.check([left]) and int(store.get(there)) < before - before % size + size:
+            time.sleep(LOOK_S)
+        if store.check([left]):
+            raise RuntimeError("a rank left before all had come")
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the store has ended with its rank
+            store.add(left, 1)
+        raise
+    limit = CONNECTING if _limits_change() else PATIENCE
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
     dist.distributed_c10d._set_pg_timeout(PATIENCE, group)  # noqa: SLF001  (of what is collective)
     return group
 
 
-def _wait(*under_way: dist.Work | None) -> None:
+def _limits_change() -> bool:
+    """Whether this PyTorch takes up another time limit for a gloo group that exists; before 2.10 it says so only."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 10)
+
+
+def _wait(*under_way: dist.Work | None, patience: timedelta = PATIENCE) -> None:
     """For what goes from one rank to another."""
     for each in under_way:
         if each is not None:
-            each.wait(PATIENCE)
+            each.wait(patience)
 
 
 def _memory_file(size_bytes: int) -> str:
@@ -289,5 +328,5 @@ def _together() -> Iterator[None]:
     """Turns the failure of a collective operation into the error that users know."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # ValueError: the program has ended all groups by itself
         raise ClosedError(f"another process of this peer has ended: {str(error)[:200]}") from error

@@ -39,7 +39,7 @@ from minga.training.replica.replica import Replica
 ITEM_BYTES: Final = 4
 """Bytes of an element of the vector, float32."""
 END_S: Final = 2.0
-"""How long a process that ends waits for its carrier."""
+"""How long a process that ends waits for a share that is under way, or still wanted."""
 
 logger = logging.getLogger("minga.training")
 
@@ -80,8 +80,7 @@ class RankShares(ABC):
         if not ranks.leads:
             self._carrier = threading.Thread(target=self._carry, name="minga-rank-carrier", daemon=True)
             self._carrier.start()
-            # A thread that is told something by gloo while the interpreter goes away would abort the process.
-            atexit.register(self._carrier.join, END_S)
+        atexit.register(self._leave)
 
     @abstractmethod
     def combine(self, samples: int) -> int | None:
@@ -135,6 +134,7 @@ class RankShares(ABC):
 
     def end(self) -> None:
         """Nothing is brought any more."""
+        atexit.unregister(self._leave)
         if self._carrier is not None:
             self._carrier.join(END_S)
             return
@@ -204,7 +204,25 @@ class RankShares(ABC):
             while (command := self._carriers.command()).method == "bring":
                 key, done = command.arguments
                 self._bring(key, done, None)
-            self._carriers.end()
+        self._carriers.end()
+
+    def _leave(self) -> None:
+        """This process ends before the run does: no thread may be left that waits for gloo, which would abort the
+        process if it told it something while the interpreter goes away.
+        """
+        if self._carrier is not None:
+            self._carrier.join(END_S)
+            if self._carrier.is_alive():
+                self._carriers.abandon()
+                self._carrier.join(END_S)
+            return
+        if not self._word.acquire(timeout=END_S):
+            self._carriers.abandon()
+            if not self._word.acquire(timeout=END_S):
+                return
+        self._word.release()
+        with contextlib.suppress(ClosedError):
+            self.end()
 
     def _count(self) -> None:
         with self._has_done:

@@ -11,6 +11,7 @@ from typing import Final
 from minga.core.events.bus import Event
 from minga.network.gossip.board import Board
 from minga.network.rpc.node import Node
+from minga.training.bridge.loop_thread import LOOK_S
 from minga.training.record_kinds import Metrics
 
 METRICS_PERIOD_S: Final = 1.0
@@ -78,11 +79,10 @@ class EventStream(Iterator[Event]):
         self._unsubscribe = subscribe(self._on_event)
 
     def __next__(self) -> Event:
-        with self._news:
-            self._news.wait_for(lambda: self._waiting or self._closed)
-            if not self._waiting:
+        while (event := self.get(LOOK_S)) is None:  # in slices, so that Ctrl-C is heard everywhere
+            if self._closed and not self._waiting:
                 raise StopIteration
-            return self._waiting.popleft()
+        return event
 
     def get(self, timeout_s: float) -> Event | None:
         """The next event, or None if none comes in time, or none will come any more."""
