@@ -146,11 +146,11 @@ def victims_of(plan: Plan, case: str) -> set[int]:
     }[case]
 
 
-SINGLY = [soaked("relay"), soaked("root")]
-"""In `make test` a relay dies in each part, and all roots but one."""
+FURTHER = [soaked(case) for case in ("relay", "root", "leader", "a relay of each part")]
+"""In `make test` all roots but one die, and a site with its relays; `test_one_repair` has each of a few members."""
 
 
-@pytest.mark.parametrize("case", [*SINGLY, "leader", "site", "roots", "a relay of each part"])
+@pytest.mark.parametrize("case", ["site", "roots", *FURTHER])
 def test_a_round_of_seventy_is_mended_over_the_connections_that_it_has(case: str) -> None:
     @virtually
     async def main() -> None:

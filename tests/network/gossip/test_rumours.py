@@ -20,7 +20,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import virtually
 
 
@@ -67,7 +67,7 @@ async def everyone_hears(swarm: Swarm, writers: list[Peer], limit_s: float) -> N
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=3))
-@pytest.mark.parametrize("size", [5, 9, 16])
+@pytest.mark.parametrize("size", [soaked(5), 9, soaked(16)])
 def test_records_reach_everybody_over_bad_lines_and_past_one_way_paths(
     monkeypatch: pytest.MonkeyPatch, size: int, seed: int
 ) -> None:
