@@ -19,7 +19,7 @@ REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
 # An example may have to wait for a core, and what few find is found in many runs.
-settings.register_profile("shared machine", deadline=None, max_examples=40)
+settings.register_profile("shared machine", deadline=None, max_examples=25)
 settings.load_profile("shared machine")
 
 FAULT_SEEDS = "0:1"

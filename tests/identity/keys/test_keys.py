@@ -344,3 +344,22 @@ def test_a_process_remembers_more_signatures_where_it_is_told_to_and_never_fewer
     for count, remembered in ((1, 2), (5, 5), (3, 5)):
         keys.remember_signatures(count)
         assert keys._verified.cache_info().maxsize == remembered
+
+
+def test_a_process_of_many_peers_does_not_compute_what_it_signed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[bytes] = []
+    monkeypatch.setattr(keys, "_verified", functools.lru_cache(2)(lambda *signed: computed.append(signed[2])))
+    monkeypatch.setattr(keys, "_most_signed_here", 0)
+    monkeypatch.setattr(keys, "_signed_here", set())
+    one, other = Identity.generate(), Identity.generate()
+    before = one.sign(b"m")
+    keys.remember_signatures(2)
+    signature = one.sign(b"mine", context=b"c")
+    assert keys.verify(one.peer_id, signature, b"mine", context=b"c")
+    assert not computed
+    for peer, said, context in ((one, b"m", b""), (other, b"mine", b"c"), (one, b"mind", b"c"), (one, b"mine", b"")):
+        assert not keys.verify(peer.peer_id, before if said == b"m" else signature, said, context=context)
+    assert len(computed) == 4
+    for number in range(5):
+        one.sign(bytes([number]))
+    assert len(keys._signed_here) <= 2

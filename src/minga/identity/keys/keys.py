@@ -48,17 +48,20 @@ def verify(peer_id: str, signature: bytes, message: bytes, *, context: bytes = b
     """
     if not is_peer_id(peer_id) or len(signature) != SIGNATURE_BYTES or len(context) > 255:
         return False
-    return _verified(peer_id, bytes(signature), _digest(message, context))
+    signed = peer_id, bytes(signature), _digest(message, context)
+    return signed in _signed_here or _verified(*signed)
 
 
 def remember_signatures(count: int) -> None:
     """Let this process remember what it found out about the last `count` signatures, if it remembers fewer now.
 
-    A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones.
+    A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones, and most
+    were made in this process: those, too, are remembered from now on, and are not computed again.
     """
-    global _verified
+    global _verified, _most_signed_here
     if (_verified.cache_info().maxsize or 0) < count:
         _verified = functools.lru_cache(count)(_verify_digest)
+    _most_signed_here = max(_most_signed_here, count)
 
 
 @final
@@ -165,7 +168,13 @@ class Identity:
 
     def sign(self, message: bytes, *, context: bytes = b"") -> bytes:
         """The 64-byte signature of `message` for the purpose `context` (at most 255 bytes, e.g. `b"run-spec"`)."""
-        return self._key.sign(_SIGNED_LABEL + _digest(message, context))
+        digest = _digest(message, context)
+        signature = self._key.sign(_SIGNED_LABEL + digest)
+        if _most_signed_here:
+            if len(_signed_here) >= _most_signed_here:
+                _signed_here.clear()
+            _signed_here.add((self._peer_id, signature, digest))
+        return signature
 
     def __repr__(self) -> str:
         return f"Identity(peer_id={self._peer_id[:10]}…)"
@@ -227,3 +236,6 @@ def _verify_digest(peer_id: str, signature: bytes, digest: bytes) -> bool:
 
 
 _verified = functools.lru_cache(_VERIFIED_CACHE_SIZE)(_verify_digest)
+_signed_here: set[tuple[str, bytes, bytes]] = set()
+"""Peer, signature and digest of what this process signed, where it has many peers."""
+_most_signed_here = 0
