@@ -101,7 +101,7 @@ def test_records_reach_everybody_while_peers_come_and_go(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, of=2))
 @pytest.mark.parametrize(
-    ("size", "most_records", "most_pushes"), [(2, 1.1, 2.5), (6, 1.1, 11), (8, 2.5, 15), (20, 2.7, 15)]
+    ("size", "most_records", "most_pushes"), [(2, 1.1, 2.5), soaked(6, 1.1, 11), (8, 2.5, 15), soaked(20, 2.7, 15)]
 )
 def test_in_a_steady_swarm_few_records_come_twice(
     monkeypatch: pytest.MonkeyPatch, size: int, most_records: float, most_pushes: float, seed: int
