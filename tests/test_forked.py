@@ -49,12 +49,3 @@ def test_signals_end_them_as_they_end_others(number: int) -> None:
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(20) == -number
-
-
-def test_strings_hash_otherwise_where_that_is_wanted() -> None:
-    code = "import os; print(hash('minga'), os.environ['PYTHONHASHSEED'])"
-    forked_here, fresh = forked.run("-c", code, env={**os.environ, "PYTHONHASHSEED": "?"}), hash("minga")
-    assert forked_here.stdout == f"{fresh} ?\n"
-    for _ in range(2):
-        other, seed = forked.run_with_other_hashes("-c", code).stdout.split()
-        assert (int(other) != fresh, seed) == (True, forked.OTHER_HASHES)

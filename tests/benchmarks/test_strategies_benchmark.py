@@ -24,6 +24,7 @@ from minga.averaging.solver.division import Division, PartShare
 from minga.simulation.virtual_time import run_virtual
 from tests.worlds.recipe_text import GENESIS
 from tests.worlds.reduce_world import World
+from tests.worlds.seeds import soaked
 
 NUMEL = 1 << 17
 EIGHT = (1.0,) * 8
@@ -174,14 +175,13 @@ def test_a_loss_that_is_never_reached_is_a_result() -> None:
     "name",
     [
         "local-100-int4-overlap-f2",
-        "local-100-overlap-muon-warm30",
-        "local-20-batch",
         "local-30-int4-r1-m0-warm30",
-        "sparseloco-30",
-        "demo",
         "powersgd",
         "leader",
-        "float16",
+        *(
+            soaked(name)
+            for name in ("local-100-overlap-muon-warm30", "local-20-batch", "sparseloco-30", "demo", "float16")
+        ),
     ],
 )
 def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: Path, name: str) -> None:

@@ -120,12 +120,12 @@ def test_gossip_takes_what_is_foreseen(size: int) -> None:
     async def sent_per_s() -> float:
         swarm = Swarm(seed=1)
         await swarm.grow(size)
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(12.0)
         before = sum(peer.node.traffic()[0] for peer in swarm.peers)
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(12.0)
         after = sum(peer.node.traffic()[0] for peer in swarm.peers)
         await swarm.close()
-        return (after - before) / size / 20.0
+        return (after - before) / size / 12.0
 
     assert run_virtual(sent_per_s()) == pytest.approx(gossip_bytes_per_s(size), rel=0.15)
 

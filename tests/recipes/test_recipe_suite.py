@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from minga.testing.recipe_suite import (
     check_public_batches,
     check_synthetic_batch,
 )
+from tests.worlds import forked
 from tests.worlds.recipe_text import GENESIS
 from tests.worlds.seeds import soaked
 
@@ -228,3 +230,13 @@ def test_the_registry_imports_no_recipe() -> None:
     code = "import sys, minga.recipes; print([name for name in ('torch', 'transformers') if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are fresh interpreters")
+def test_strings_hash_otherwise_in_the_other_process_of_the_suite() -> None:
+    code = "import os; print(hash('minga'), os.environ['PYTHONHASHSEED'])"
+    forked_here, fresh = forked.run("-c", code, env={**os.environ, "PYTHONHASHSEED": "?"}), hash("minga")
+    assert forked_here.stdout == f"{fresh} ?\n"
+    for _ in range(2):
+        other, seed = forked.run_with_other_hashes("-c", code).stdout.split()
+        assert (int(other) != fresh, seed) == (True, forked.OTHER_HASHES)

@@ -15,6 +15,7 @@ import minga
 from minga.training.replica.replica import Replica
 from minga.training.replica.schedule import Schedule
 from tests.worlds.script_peers import Machine, network, run_scripts, spec_of
+from tests.worlds.seeds import soaked
 
 STEPS = 8
 RATES = [1.0, 0.5, 0.25]
@@ -29,7 +30,7 @@ SHORT: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = 
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [soaked("one cycle"), "list", "warm-up, then one cycle"])
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step()`")
 def test_beyond_the_end_of_a_schedule_its_last_rate_is_held(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str

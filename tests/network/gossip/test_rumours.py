@@ -20,7 +20,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import virtually
 
 
@@ -67,7 +67,7 @@ async def everyone_hears(swarm: Swarm, writers: list[Peer], limit_s: float) -> N
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=3))
-@pytest.mark.parametrize("size", [5, 9, 16])
+@pytest.mark.parametrize("size", [soaked(5), 9, soaked(16)])
 def test_records_reach_everybody_over_bad_lines_and_past_one_way_paths(
     monkeypatch: pytest.MonkeyPatch, size: int, seed: int
 ) -> None:
@@ -101,7 +101,7 @@ def test_records_reach_everybody_while_peers_come_and_go(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, of=2))
 @pytest.mark.parametrize(
-    ("size", "most_records", "most_pushes"), [(2, 1.1, 2.5), (6, 1.1, 11), (8, 2.5, 15), (20, 2.7, 15)]
+    ("size", "most_records", "most_pushes"), [(2, 1.1, 2.5), soaked(6, 1.1, 11), (8, 2.5, 15), soaked(20, 2.7, 15)]
 )
 def test_in_a_steady_swarm_few_records_come_twice(
     monkeypatch: pytest.MonkeyPatch, size: int, most_records: float, most_pushes: float, seed: int

@@ -160,7 +160,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
 }
 HIDING = {"hidden parts": ("p2", "p3")}
 DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
-STEPS = {"sign flip": 16, "covered claims": 16}
+STEPS = {"sign flip": 16, "covered claims": 16, "lying claims": 6}
 
 
 class Played:
@@ -179,7 +179,7 @@ class Played:
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
-            await swarm.run(STEPS.get(attack, 6))
+            await swarm.run(STEPS.get(attack, 4))
             assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 

@@ -18,10 +18,10 @@ from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.security.protocol.statements import Body, Claims, Phase, Result, Slot, state
 from minga.security.step.member import ExcludedError
 from minga.security.verification.claims import PartClaim
-from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
+from minga.simulation.attacks.gradient_attacks import Attack
 from minga.simulation.attacks.protocol_attacks import SilentResult
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
-from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
+from tests.worlds.secure_world import Helpless, Quadratic
 from tests.worlds.swarm_tools import virtually
 
 pytestmark = pytest.mark.promise("when-members-are-hostile")
@@ -58,11 +58,9 @@ class TooFar(Attack):
 @pytest.mark.parametrize(
     ("attack", "bans"),
     [
-        (NoNumber, {"p3": "UNDELIVERED"}),
         (Huge, {"p3": "UNDELIVERED"}),
         (NoRadius, {"p3": "SILENT"}),
         (Helpless, {}),
-        (LyingProjections, {"p3": "FALSE_CLAIMS"}),
         (TooFar, {"p3": "FALSE_CLAIMS"}),
     ],
 )

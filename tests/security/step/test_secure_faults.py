@@ -336,7 +336,7 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is None
 
 
-@pytest.mark.parametrize("after_s", [0.45, 0.6, 0.65, 0.7])
+@pytest.mark.parametrize("after_s", [0.45, soaked(0.6), 0.65, soaked(0.7)])
 def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
     """In any phase of a step."""
 

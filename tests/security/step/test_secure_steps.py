@@ -7,14 +7,10 @@ import torch
 
 from minga.security.protocol.behaviour import MakeBehaviour
 from minga.security.step.member import BannedError, ExcludedError
-from minga.simulation.attacks.gradient_attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
+from minga.simulation.attacks.gradient_attacks import SignFlip
 from minga.simulation.attacks.protocol_attacks import (
-    Equivocation,
     FalseAccusation,
     LyingJudge,
-    SilentClaims,
-    SilentResult,
-    WithheldReveal,
 )
 from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Quadratic
@@ -45,30 +41,6 @@ async def test_honest_members_take_the_same_steps_and_ban_nobody() -> None:
     work = swarm.honest[0].work
     assert isinstance(work, Quadratic)
     assert work.loss < 0.1
-
-
-ONE_LIAR = [
-    (SilentResult, "SILENT"),
-    (WithheldReveal, "SILENT"),
-    (SilentClaims, "SILENT"),
-    (WithheldPart, "UNDELIVERED"),
-    (WrongAggregate, "WRONG_AGGREGATE"),
-    (LyingNorms, "FALSE_CLAIMS"),
-    (Equivocation, "EQUIVOCATED"),
-    (SignFlip, "WRONG_GRADIENT"),
-]
-FOUND_BY_LOT = {SignFlip: 18}
-"""Steps until a validator has been drawn for sure; the others show themselves at once."""
-
-
-@pytest.mark.parametrize(("attack", "reason"), ONE_LIAR)
-def test_a_single_liar_goes_and_nobody_else_does(attack: type[Attack], reason: str) -> None:
-    @virtually
-    async def run() -> None:
-        swarm = await played(6, FOUND_BY_LOT.get(attack, 6), {"p3": lambda allies: attack(2, allies)})
-        assert swarm.bans(swarm.honest[0]) == {"p3": reason}
-
-    run()
 
 
 @virtually

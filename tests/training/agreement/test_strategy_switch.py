@@ -223,7 +223,7 @@ async def post_local(settings: dict[str, Any], averaging: dict[str, Any]) -> Non
     [
         soaked({}, {"codec": "float32"}),
         ({"overlap": True}, {"codec": "topk(k=64)", "download_codec": "float16"}),
-        ({"fragments": 2, "overlap": True, "merge": "mix"}, {"codec": "float32"}),
+        soaked({"fragments": 2, "overlap": True, "merge": "mix"}, {"codec": "float32"}),
     ],
     ids=["diloco", "overlapped topk", "streaming"],
 )

@@ -14,6 +14,7 @@ from minga.training.life.board_view import BoardView
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import Progress
 from tests.worlds.board_swarm import Swarm
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
 STATUSES = ("training", "syncing", "averaging", "paused", "finished")
@@ -64,7 +65,7 @@ def expected_alive(view: BoardView) -> list[PeerId]:
     return sorted((others - elsewhere) | {view._node.peer_id})
 
 
-@pytest.mark.parametrize("seed", [5, 18, 25, 28, 33, 35])
+@pytest.mark.parametrize("seed", [5, 18, *map(soaked, (25, 28, 33, 35))])
 def test_conclusions_follow_every_change(seed: int) -> None:
     """Those of peers that write again after a goodbye, or after they were forgotten, too."""
 

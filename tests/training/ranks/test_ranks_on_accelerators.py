@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.worlds import forked
+from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
@@ -455,7 +456,7 @@ def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subproc
     return processes
 
 
-KINDS = ["synchronous/ddp", "delayed/messages", "local/ddp", "local-batch", "delayed/aborts"]
+KINDS = ["synchronous/ddp", "delayed/messages", "local/ddp", soaked("local-batch"), "delayed/aborts"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

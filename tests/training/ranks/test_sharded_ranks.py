@@ -22,6 +22,7 @@ from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot
 from tests.worlds import forked
+from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
@@ -172,7 +173,7 @@ def newest_state(directory: Path) -> StateSnapshot:
     return checkpoint.snapshot
 
 
-@pytest.mark.parametrize(("size", "kind", "strategy"), [(2, "adamw", "synchronous"), (3, "lamb", "delayed")])
+@pytest.mark.parametrize(("size", "kind", "strategy"), [soaked(2, "adamw", "synchronous"), (3, "lamb", "delayed")])
 def test_a_sharded_peer_and_a_plain_one_share_a_run_and_its_checkpoints(
     tmp_path: Path, size: int, kind: str, strategy: str
 ) -> None:

@@ -28,6 +28,7 @@ from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
 SPEC = RunSpec.from_mapping({"name": "device", "training": {"buffers": "average"}})
@@ -130,8 +131,15 @@ def life(trainer: Trainer, kind: type[Strategy], settings: dict[str, Any], *, ab
 KINDS = [(Synchronous, {}), (Delayed, {}), (Local, {}), (Local, {"local_batch": 8}), (Local, {"overlap": True})]
 
 
-@pytest.mark.parametrize("aborts", [False, True])
-@pytest.mark.parametrize(("kind", "settings"), KINDS)
+@pytest.mark.parametrize(
+    ("kind", "settings", "aborts"),
+    [
+        *((*each, False) for each in KINDS),
+        (Delayed, {}, True),
+        (Local, {"overlap": True}, True),
+        *(soaked(*each, True) for each in KINDS if each not in ((Delayed, {}), (Local, {"overlap": True}))),
+    ],
+)
 def test_sums_on_the_device_end_where_sums_in_ram_do(
     kind: type[Strategy], settings: dict[str, Any], *, aborts: bool
 ) -> None:
