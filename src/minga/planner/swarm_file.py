@@ -35,7 +35,7 @@ from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.files import read_toml
-from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.core.spec.fields import Printable, Real, Section, any_of, choice, described, real, whole
 from minga.core.spec.problems import explain
 from minga.core.units import parse_rate
 from minga.planner.peer_text import MAX_PEERS
@@ -107,12 +107,14 @@ class _SwarmTables(Section):
     """A whole file."""
 
     target_batch_size: int = whole(..., 1, 10**9, "samples of a step, all peers together")
-    strategy: Annotated[str, AfterValidator(_check_strategy)] = choice(
-        "synchronous", "whether rounds overlap with computing", *STRATEGIES.names()
+    strategy: Annotated[str, AfterValidator(_check_strategy)] = described(
+        "synchronous", "whether rounds overlap with computing", any_of(STRATEGIES.names())
     )
     parameters: int | None = whole(None, 1, 10**13, "numbers in the vector")
     vector_bytes: int | None = whole(None, 1, 10**14, "size of the vector as it travels, instead of parameters")
-    codec: Annotated[str, AfterValidator(_check_codec)] = choice("adaptive", "how parameters travel", *codec_choices())
+    codec: Annotated[str, AfterValidator(_check_codec)] = described(
+        "adaptive", "how parameters travel", any_of(codec_choices())
+    )
     peers: Annotated[tuple[_PeerClass, ...], Field(strict=False, min_length=1, max_length=MAX_CLASSES)] = described(
         ..., "classes of equal peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
     )

@@ -6,6 +6,7 @@ and the documentation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -83,9 +84,14 @@ def _plain(number: float) -> str:
 
 def choice(default: Any, meaning: str, *options: str) -> Any:
     """One of several words: `options`, which the annotation enforces, a `Literal` of the same words."""
-    field = described(default, meaning, "one of " + ", ".join(f'"{option}"' for option in options))
+    field = described(default, meaning, any_of(options))
     field.json_schema_extra["options"] = list(options)
     return field
+
+
+def any_of(options: Iterable[str]) -> str:
+    """What is allowed where each of these words is."""
+    return "one of " + ", ".join(f'"{option}"' for option in options)
 
 
 def described(default: Any, meaning: str, allowed: str, *, private: bool = False, **bounds: Any) -> Any:
