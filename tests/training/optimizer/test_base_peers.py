@@ -105,8 +105,9 @@ def test_a_newcomer_gets_what_is_trained_and_another_base_is_refused_on_both_sid
         came = same.wait_for("state.downloaded")
         assert came["received_bytes"] <= came["total_bytes"] < 4 * trained_bytes
         same.wait_for("step.applied")
-        for program in (first, same):  # with one step: who goes on after the other would lack a quorum
-            program.last_step = first.step + 5
+        last_step = first.step + 5  # of both: who goes on after the other would lack a quorum
+        for program in (first, same):
+            program.last_step = last_step
         for program in (first, same):
             program.wait_until_over()
             assert not program.error
