@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -438,6 +439,31 @@ def test_closed_while_everything_is_under_way() -> None:
             await one.close()
             for result in await asyncio.gather(*started, return_exceptions=True):
                 assert isinstance(result, ClosedError | UnreachableError)
+
+    run(main)
+
+
+def test_a_closed_network_frees_its_port_though_others_still_hold_its_streams() -> None:
+    """An error that is still looked at holds a stream and its connection. A peer comes back at its old port."""
+
+    async def main() -> None:
+        settings = NetworkSettings(host="127.0.0.1", relay="none", tcp=False)
+        async with networks(1) as (other,):
+            network = await IrohNetwork.open(os.urandom(32), settings)
+            both = await join(other, network)
+            held = [await stream_pair(both.incoming, both.outgoing), await stream_pair(both.outgoing, both.incoming)]
+            for near, far in held:
+                await near.write(b"forth")
+                assert await read_all(far, 5) == b"forth"
+            port = int(network.address.direct[0].rpartition(":")[2])
+            await network.close()
+            again = await IrohNetwork.open(os.urandom(32), replace(settings, port=port))
+            await again.close()
+            for near, far in held:
+                for use in (near.read(1), near.write(b"x"), near.write(b""), near.finish(), far.read(1)):
+                    with pytest.raises((ClosedError, UnreachableError)):
+                        await use
+            assert both.incoming.facts().bytes_sent > 0
 
     run(main)
 

@@ -71,6 +71,7 @@ class IrohStream(Stream):
     async def write(self, data: Buffer) -> None:
         """Send all of `data`; see the interface."""
         with self._explained():
+            self.interrupt.check()
             view = memoryview(data).cast("B")
             if self._sender is None and view.nbytes:
                 # The header travels with the first bytes: a packet and a foreign call less for each stream.
@@ -131,15 +132,20 @@ class IrohStream(Stream):
             ends.append(self._receiver.stop)
         await self._connection.break_off(*ends)
 
+    def lose(self, error: Callable[[], MingaError]) -> None:
+        """The connection is gone: end everything that waits, and let go of it."""
+        self.interrupt.fire(error)
+        self._sender = self._receiver = None
+
     async def _open_sender(self, first: bytes) -> None:
         async with self._opening:
             self.interrupt.check()
             kind = OPEN if self._opened_here else ANSWER
             sender = await self._connection.open_sender(HEADER.pack(kind, self._number) + first, self.interrupt)
-            self._sender = sender
             if self.interrupt.fired:  # in this very turn, and the reset did not know of this sender yet
                 await self._connection.break_off(sender.reset)
                 self.interrupt.check()
+            self._sender = sender
 
     async def _read_some(self, target: memoryview) -> int:
         with self._explained():
@@ -149,6 +155,7 @@ class IrohStream(Stream):
             if self._receiver is None:
                 self._receiver_arrived = asyncio.get_running_loop().create_future()
                 await self.interrupt.wait(self._receiver_arrived)
+                self.interrupt.check()
             try:
                 got = await ffi_bytes.read_into(self._receiver, target, self.interrupt)
             except BINDING_ERRORS:
@@ -262,9 +269,9 @@ class IrohConnection(Connection):
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
-        self._spawn(self._accept_forever())
-        self._spawn(self._drop_datagrams())
-        self._spawn(self._watch())
+        self._spawn(self._accept_forever(incoming))
+        self._spawn(self._drop_datagrams(incoming))
+        self._spawn(self._watch(outgoing))
         self._sampling: asyncio.Handle = asyncio.get_running_loop().call_soon(self._sample_round_trip, SAMPLES)
 
     @property
@@ -343,6 +350,7 @@ class IrohConnection(Connection):
     async def open_sender(self, first: bytes, interrupt: Interrupt) -> Any:
         """Open a one-way stream on the outgoing lane and send `first`; waits while too many are open."""
         # An interrupt would come too late for this call only if the other side allows no streams for ever.
+        self._interrupt.check()
         sender = await self._outgoing.open_uni()
         try:
             await ffi_bytes.write_all(sender, first, interrupt)
@@ -423,7 +431,7 @@ class IrohConnection(Connection):
 
         self._interrupt.fire(error)
         for stream in list(self._streams.values()):
-            stream.interrupt.fire(error)
+            stream.lose(error)
         self._arrived.fail(error)
         if self._wondering is not None and self._wondering is not asyncio.current_task():
             self._wondering.cancel()
@@ -435,6 +443,9 @@ class IrohConnection(Connection):
         for lane in (self._outgoing, self._incoming):
             with contextlib.suppress(*BINDING_ERRORS):
                 lane.close(0, b"")
+        # The transport keeps its socket, and so its port, while anybody holds a lane or a stream of one. An error that
+        # is still looked at holds this connection.
+        self._outgoing = self._incoming = None
         self._on_lost(self)
 
     def _new_stream(self, number: int, *, opened_here: bool) -> IrohStream:
@@ -442,14 +453,14 @@ class IrohConnection(Connection):
         self._streams[opened_here, number] = stream
         return stream
 
-    async def _watch(self) -> None:
-        await self._outgoing.closed()
+    async def _watch(self, lane: Any) -> None:
+        await lane.closed()
         self._lose("the connection was lost")
 
-    async def _accept_forever(self) -> None:
+    async def _accept_forever(self, lane: Any) -> None:
         with contextlib.suppress(*BINDING_ERRORS):
             while True:
-                self._spawn(self._introduce(await self._incoming.accept_uni()))
+                self._spawn(self._introduce(await lane.accept_uni()))
         self._lose("the connection was lost")
 
     async def _introduce(self, receiver: Any) -> None:
@@ -501,10 +512,10 @@ class IrohConnection(Connection):
         """Send what iroh's threads at the other end acknowledge, whatever Python does there, and nobody heeds."""
         self._outgoing.send_datagram(b"\0")
 
-    async def _drop_datagrams(self) -> None:
+    async def _drop_datagrams(self, lane: Any) -> None:
         with contextlib.suppress(*BINDING_ERRORS):
             while True:
-                await self._incoming.read_datagram()
+                await lane.read_datagram()
 
     def _sample_round_trip(self, left: int) -> None:
         with contextlib.suppress(*BINDING_ERRORS):
@@ -534,6 +545,8 @@ class IrohConnection(Connection):
         iroh selects one address of a peer for all connections to it, and one that has no path to that address goes on
         with its own, of which none is selected then.
         """
+        if self._interrupt.fired:
+            return None
         return max(self._outgoing.paths(), key=lambda path: (path.is_selected, path.is_ip, -path.rtt_ms), default=None)
 
     def _measure(self) -> None:
