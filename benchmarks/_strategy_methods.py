@@ -19,6 +19,7 @@ BITS: Final = {
     ("float16", None): (16.0, 16.0),
     ("int8", None): (8.0 + 16.0 / 256, 8.0 + 16.0 / 256),
     ("int4", None): (4.0 + 16.0 / 64, 4.0 + 16.0 / 64),
+    ("sign(magnitudes=2)", None): (2.0 + 32.0 / 256, 8.0 + 16.0 / 256),
     ("topk(k=41)", "gtopk"): (0.246, 1.375),
 }
 """What formulas give for an element of a contribution and of a mean, by their codecs; else it depends on the data."""
@@ -106,10 +107,12 @@ def _strategy(name: str, codec: str = "float16", **settings: Any) -> Tables:
 
 
 _LOCAL: Final = re.compile(
-    r"local-(?P<batches>\d+)(-(?P<codec>float32|int8|int4))?(-r(?P<rate>[\d.]+))?(-m(?P<momentum>[\d.]+))?"
+    r"local-(?P<batches>\d+)(-(?P<codec>float32|int8|int4|sign2?))?(-r(?P<rate>[\d.]+))?(-m(?P<momentum>[\d.]+))?"
     r"(-(?P<weight>batch))?(-(?P<overlap>overlap))?(-f(?P<fragments>\d+))?(-(?P<muon>muon))?(-x(?P<factor>[\d.]+))?"
     r"(-warm(?P<warm>\d+))?"
 )
+NAMED: Final = {"sign2": "sign(magnitudes=2)"}
+"""Codecs whose names in methods are shorter."""
 MUON: Final = {"optimizer": {"name": "muon", "momentum": 0.95}}
 HALF: Final = 0.5
 """Of the tasks' rate: what trials found for gradients that come late."""
@@ -163,13 +166,17 @@ def method_of(name: str) -> Method:
     `local-30-int4-r1-m0.5-muon-warm5` has 30 global batches a round, the codec int4 (else float16), an outer rate of 1
     and a momentum of 0.5 (else those that plans take for so many steps), Muon for the inner steps, and begins with 5 %
     of the samples in synchronous steps. Before `muon` stand `batch`, `overlap` and `f2`, for the weights, rounds beside
-    computing, and 2 fragments; after it `x0.5`, for half the task's learning rate. Raises `KeyError` for another name.
+    computing, and 2 fragments; after it `x0.5`, for half the task's learning rate, as after a name of `OTHERS`. Raises
+    `KeyError` for another name.
     """
     if (said := _LOCAL.fullmatch(name)) is None:
-        return OTHERS[name]
+        return _other(name)
     batches, rate, momentum = int(said["batches"]), said["rate"], said["momentum"]
     way = local_way(
-        batches, said["codec"] or "float16", overlap=bool(said["overlap"]), fragments=int(said["fragments"] or 1)
+        batches,
+        NAMED.get(said["codec"], said["codec"]) or "float16",
+        overlap=bool(said["overlap"]),
+        fragments=int(said["fragments"] or 1),
     )
     settings = dict(way.strategy.table)
     settings |= {"outer_learning_rate": float(rate)} if rate else {}
@@ -181,6 +188,13 @@ def method_of(name: str) -> Method:
     return Method(
         name, spec, batches, half, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual
     )
+
+
+def _other(name: str) -> Method:
+    if (said := re.fullmatch(r"(?P<name>.+)-x(?P<factor>[\d.]+)", name)) is None:
+        return OTHERS[name]
+    found = OTHERS[said["name"]]
+    return replace(found, name=name, rate=float(said["factor"]) * found.rate, usual=False)
 
 
 OURS = method_of("local-20-float32-r0.6-m0.5")

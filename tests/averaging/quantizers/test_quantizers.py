@@ -26,6 +26,7 @@ VARIANTS = [
     "float8(block=32)",
     "e3m0(block=64, rounding=stochastic)",
     "natural(rounding=stochastic)",
+    "sign(magnitudes=2)",
 ]
 HERE = [check for check in CODEC_CHECKS if check is not check_processes]
 
@@ -61,6 +62,8 @@ def test_exact_bytes() -> None:
     assert encode("e3m0", powers) == bytes.fromhex("803f e7 76 81")
     assert encode("natural", torch.tensor([1.0, -3.0, 2.9, 0.0])) == bytes([127, 129, 128, 0, 0b0010])
     assert encode("sign", torch.tensor([3.0, -1.0, 2.0, -2.0])) == bytes.fromhex("0040 0a")
+    assert encode("sign(magnitudes=2)", torch.tensor([3.0, -1.0, 5.0, -2.0])) == bytes.fromhex("c03f 8040 66")
+    assert encode("sign(magnitudes=2)", torch.tensor([2.0, -2.0])) == bytes.fromhex("0040 0040 04")
 
 
 def test_drawn_bytes_are_the_same_for_ever() -> None:
@@ -85,6 +88,7 @@ def test_drawn_bytes_are_the_same_for_ever() -> None:
         ("natural", 9.0, 1.125, None),
         ("natural(rounding=stochastic)", 9.0, 8 / 7, 1.125),
         ("sign", 1.0625, 256.0039, None),
+        ("sign(magnitudes=2)", 2.125, 256.0039, None),
         ("float32", 32.0, 1.0, None),
         ("float16", 16.0, None, None),
         ("bfloat16", 16.0, 1.00002, None),
@@ -138,6 +142,7 @@ def test_what_e3m0_loses_below_its_smallest_power_is_less_than_what_its_largest_
         ("float8", (0.0007, 0.0006, 0.0005)),
         ("e3m0", (0.037, 0.034, 0.028)),
         ("sign", (0.363, 0.498, 0.589)),
+        ("sign(magnitudes=2)", (0.132, 0.207, 0.322)),
     ],
 )
 def test_squared_errors_on_normal_laplace_and_heavy_tailed_values(
@@ -188,6 +193,7 @@ def test_other_seeds_give_other_bytes_and_the_same_seed_the_same() -> None:
         ("sign", -1, 0x80, "more signs than elements"),
         ("sign", 1, 0xBF, "means from"),
         ("sign", 1, 0x7F, "means from"),
+        ("sign(magnitudes=2)", 1, 0x40, "the mean of small magnitudes is above"),
     ],
 )
 def test_bytes_that_no_encoder_writes_are_refused(choice: str, at: int, byte: int, said: str) -> None:
@@ -206,6 +212,11 @@ def test_an_odd_number_of_codes_leaves_half_a_byte_empty() -> None:
         encoded[-1] |= 0x10
         with pytest.raises(InvalidEncodingError, match="an element too many"):
             decode(choice, bytes(encoded), 5)
+    encoded = bytearray(encode("sign(magnitudes=2)", torch.ones(5)))
+    assert encoded[-1] == 0
+    encoded[-1] = 0b0100
+    with pytest.raises(InvalidEncodingError, match="more signs than elements"):
+        decode("sign(magnitudes=2)", bytes(encoded), 5)
 
 
 def test_blocks_that_no_scale_can_hold_lose_less_than_a_hundredth() -> None:
@@ -225,7 +236,8 @@ def test_any_magnitude_and_any_seed_is_within_the_bound(numel: int, exponent: fl
 
 
 @pytest.mark.parametrize(
-    "choice", ["int4(block=63)", "int4(rounding=down)", "float8(rounding=stochastic)", "sign(k=3)"]
+    "choice",
+    ["int4(block=63)", "int4(rounding=down)", "float8(rounding=stochastic)", "sign(k=3)", "sign(magnitudes=3)"],
 )
 def test_settings_that_there_are_not(choice: str) -> None:
     with pytest.raises(ConfigurationError, match="codec"):
