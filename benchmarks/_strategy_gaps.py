@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, LATENCY_S, MBIT, Clock
-from benchmarks._strategy_methods import DILOCO, REFERENCE, known_as, method_of
+from benchmarks._strategy_methods import DILOCO, known_as, method_of
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Task
 from minga.core.files import write_atomically
 from minga.core.spec.sections import OptimizerSection
@@ -21,7 +21,7 @@ from minga.planner.auto_choice import choose
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
-from minga.planner.ways import SYNCHRONOUS
+from minga.planner.ways import SYNCHRONOUS, TrainingWay
 
 PATH: Final = Path(__file__).resolve().parents[1] / "src/minga/planner/strategy_gaps.json"
 TARGET: Final = "80%"
@@ -33,23 +33,45 @@ Row = dict[str, Any]
 
 def write_gaps(rows: Sequence[Row], path: Path = PATH) -> int:
     """Put the gaps of these rows, of peers of equal speed, into the table, whose other rows stay; how many rows are
-    measured now. Runs count that are long enough for a result, with the settings that plans mean.
+    measured now.
+
+    Runs count that are long enough for a result, with the settings that plans mean; of a way at several learning rates
+    those at the best. Gaps with an optimizer of a method's own are relative to synchronous float16 with it.
     """
     table = json.loads(path.read_text("utf-8"))
-    good = [row for row in rows if row["method"] not in (REFERENCE, DILOCO.name) and not row["too_short"]]
+    good = [row for row in rows if row["method"] != DILOCO.name and not row["too_short"]]
     good = [row for row in good if method_of(row["method"]).usual]
-    for task, name in dict.fromkeys((row["task"], row["method"]) for row in good if row["budget"] == 1):
-        ours = [row for row in good if (row["task"], row["method"]) == (task, name)]
-        once = [row for row in ours if row["budget"] == 1]
-        values, seeds = [gap for row in once for gap in row["gap_percent"]], max(row["seeds"] for row in once)
-        line = {**method_of(name).choice, "percent": [min(values), max(values)], "basis": "measured", "task": task}
-        arrives = any(row["targets"][TARGET]["samples"] is not None for row in ours)
-        line |= {"seeds": seeds, **({} if arrives else {"arrives": False})}
-        table["rows"] = [each for each in table["rows"] if not _is_replaced(each, line)] + [line]
+    for task in dict.fromkeys(row["task"] for row in good):
+        ways: dict[str, list[Row]] = {}
+        for row in (row for row in good if row["task"] == task):
+            ways.setdefault(json.dumps(method_of(row["method"]).choice), []).append(row)
+        best = {way: _of_best_rate(ours) for way, ours in ways.items()}
+        for way, ours in best.items():
+            choice = json.loads(way)
+            base = best.get(json.dumps(known_as(TrainingWay(SYNCHRONOUS, "float16"), choice.get("optimizer", ""))))
+            once = [row for row in ours if row["budget"] == 1]
+            if ours is base or not once or not base:
+                continue
+            scale = 1.0 + base[0]["gap_percent"][0] / 100.0
+            values = [100.0 * ((1.0 + gap / 100.0) / scale - 1.0) for row in once for gap in row["gap_percent"]]
+            percent = [round(min(values), 3), round(max(values), 3)]
+            arrives = any(row["targets"][TARGET]["samples"] is not None for row in ours)
+            line = {**choice, "percent": percent, "basis": "measured", "task": task}
+            line |= {"seeds": max(row["seeds"] for row in once), **({} if arrives else {"arrives": False})}
+            table["rows"] = [each for each in table["rows"] if not _is_replaced(each, line)] + [line]
     head = json.dumps({**table, "rows": []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
     lines = ",\n".join(f"  {json.dumps(line)}" for line in table["rows"])
     write_atomically(path, f"{head}[\n{lines}\n ]\n}}\n".encode())
     return sum(line["basis"] == "measured" for line in table["rows"])
+
+
+def _of_best_rate(rows: Sequence[Row]) -> list[Row]:
+    """Those of the method whose mean gap is least; of all kappas and budgets."""
+    gaps: dict[str, list[float]] = {}
+    for row in rows:
+        gaps.setdefault(row["method"], []).append(row["gap_percent"][0])
+    best = min(gaps, key=lambda name: min(gaps[name]))
+    return [row for row in rows if row["method"] == best]
 
 
 def _is_replaced(old: Row, new: Row) -> bool:
@@ -61,30 +83,35 @@ def _key(line: Row) -> Row:
 
 
 def auto_rows(rows: Sequence[Row], peers: int) -> list[Row]:
-    """For each task and kappa, with peers of equal speed: the method that "auto" chooses, its share of the reference's
-    time to the target, that of the best method with the same optimizer, and the ratio of both; None where it was not
-    run or never comes there.
+    """For each task, optimizer and kappa, with peers of equal speed: the method that "auto" chooses, its share of the
+    reference's time to the target, that of the best method with the same optimizer, and the ratio of both; None where
+    it was not run or never comes there. Of a method at several learning rates the best counts.
     """
     found = []
-    for task, kappa in dict.fromkeys((row["task"], row["kappa"]) for row in rows):
+    rows = [row for row in rows if row["method"] != DILOCO.name]
+    kinds = dict.fromkeys((row["task"], method_of(row["method"]).optimizer, row["kappa"]) for row in rows)
+    for task, optimizer, kappa in kinds:
         shares: dict[str, float] = {}
         for row in rows:
             share = row["targets"][TARGET]["share_of_reference"]
-            is_same = (row["task"], row["kappa"]) == (task, kappa) and "muon" not in row["method"]
+            is_same = (row["task"], method_of(row["method"]).optimizer, row["kappa"]) == (task, optimizer, kappa)
             if is_same and share is not None:
                 shares[row["method"]] = min(share[0], shares.get(row["method"], share[0]))
-        way = choose(_planned(TASKS[task], kappa, peers)).compared.way
-        run = [row["method"] for row in rows if row["method"] != DILOCO.name]
-        alike = [name for name in run if (each := method_of(name)).usual and each.choice == known_as(way)]
-        method = alike[0] if alike else None
+        if not shares:
+            continue
+        way = choose(_planned(TASKS[task], kappa, peers, optimizer)).compared.way
+        chosen = known_as(way, optimizer)
+        alike = [name for name in shares if (each := method_of(name)).usual and each.choice == chosen]
+        method = min(alike, key=lambda name: shares[name], default=None)
         mine, best = shares.get(method or ""), min(shares, key=lambda name: shares[name])
-        where = {"task": task, "kappa": kappa, "chosen": f"{way.name}, {way.codec}", "method": method}
+        where = {"task": task, "kappa": kappa, "optimizer": optimizer or TASKS[task].optimizer["name"]}
+        where |= {"chosen": f"{way.name}, {way.codec}", "method": method}
         figures = {"share_of_reference": mine, "best": best, "best_share": shares[best]}
         found.append({**where, **figures, "ratio": None if mine is None else round(mine / shares[best], 3)})
     return found
 
 
-def _planned(task: Task, kappa: float, peers: int) -> PlannedRun:
+def _planned(task: Task, kappa: float, peers: int, optimizer: str) -> PlannedRun:
     """The swarm of the benchmark, as an organiser would describe it."""
     clock = Clock((1.0,) * peers, kappa, task.parameters, task.parameters)
     up, down, auxiliary = (f"{rate / MBIT:g}Mbit" for rate in (HOME_UP, HOME_DOWN, AUXILIARY))
@@ -94,6 +121,6 @@ def _planned(task: Task, kappa: float, peers: int) -> PlannedRun:
         f"{latency}); (aux, {auxiliary}, {latency})"
     )
     model = ModelFacts(task.stands_for, (task.parameters,), 1e12, 128, None, "as given")
-    optimizer = OptimizerSection(name="adamw")
-    volunteers = resolve(parse_peers(described), model, optimizer, GLOBAL_BATCH)
-    return PlannedRun(volunteers, model, optimizer, GLOBAL_BATCH, SYNCHRONOUS, "float16")
+    section = OptimizerSection(name=optimizer or task.optimizer["name"])
+    volunteers = resolve(parse_peers(described), model, section, GLOBAL_BATCH)
+    return PlannedRun(volunteers, model, section, GLOBAL_BATCH, SYNCHRONOUS, "float16")

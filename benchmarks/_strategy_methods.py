@@ -19,7 +19,7 @@ BITS: Final = {
     ("float16", None): (16.0, 16.0),
     ("int8", None): (8.0 + 16.0 / 256, 8.0 + 16.0 / 256),
     ("int4", None): (4.0 + 16.0 / 64, 4.0 + 16.0 / 64),
-    ("sign(magnitudes=2)", None): (2.0 + 32.0 / 256, 8.0 + 16.0 / 256),
+    ("sign(magnitudes=2)", None): (2.0 + 32.0 / 256, 4.0 + 16.0 / 64),
     ("topk(k=41)", "gtopk"): (0.246, 1.375),
 }
 """What formulas give for an element of a contribution and of a mean, by their codecs; else it depends on the data."""
@@ -31,7 +31,7 @@ class Method:
 
     Its learning rate is `rate` times the task's. It begins with synchronous steps for the share `warm` of the samples.
     `variant` has what tuning tries instead of some settings. With `is_plain` it is a loop of plain torch. A method is
-    `usual` with the settings that plans mean.
+    `usual` with the settings that plans mean, whatever its optimizer and learning rate.
     """
 
     name: str
@@ -61,11 +61,17 @@ class Method:
         return None if "sketch" in self.spec["averaging"] else found
 
     @property
+    def optimizer(self) -> str:
+        """Its own, where it does not take the task's; else ""."""
+        return str(self.spec.get("optimizer", {}).get("name", ""))
+
+    @property
     def choice(self) -> dict[str, Any]:
         """What plans know it by."""
         averaging, strategy = self.spec["averaging"], self.spec.get("training", {}).get("strategy", "synchronous")
         choice = StrategyChoice(strategy, self.spec.get("strategy", {}).get(strategy, {}))
-        return known_as(TrainingWay(choice, averaging["codec"], averaging.get("download_codec"), self.batches))
+        way = TrainingWay(choice, averaging["codec"], averaging.get("download_codec"), self.batches)
+        return known_as(way, self.optimizer)
 
     def tables(self, warm_samples: int) -> Tables:
         """What it says in a run spec, with so many samples before its strategy begins."""
@@ -80,11 +86,12 @@ class Method:
         return [replace(self, spec=spec, rate=factor) for factor in TUNED_FACTORS for spec in tried]
 
 
-def known_as(way: TrainingWay) -> dict[str, Any]:
+def known_as(way: TrainingWay, optimizer: str = "") -> dict[str, Any]:
     """What plans know a way by; what is as usual is left out."""
     found: dict[str, Any] = {"strategy": way.strategy.name, "codec": way.codec}
     found |= {"download_codec": way.download_codec} if way.download_codec else {}
     found |= {"batches": way.batches} if way.batches > 1 else {}
+    found |= {"optimizer": optimizer} if optimizer else {}
     return found | {name: each for name, each in way.strategy.table.items() if name in ("overlap", "fragments")}
 
 
@@ -133,9 +140,10 @@ OTHERS: Final = {
         Method("float32", _averaging("float32")),
         Method("int8", _averaging("int8")),
         Method("int4", _averaging("int4")),
+        Method("sign2", _averaging("sign(magnitudes=2)")),
         Method("adaptive", _averaging("adaptive")),
-        Method("float16-muon", {**_averaging("float16"), **MUON}, usual=False),
-        Method("int4-muon", {**_averaging("int4"), **MUON}, usual=False),
+        Method("float16-muon", {**_averaging("float16"), **MUON}),
+        Method("int4-muon", {**_averaging("int4"), **MUON}),
         Method("delayed", _strategy("delayed"), rate=HALF),
         Method("delayed-int8", _strategy("delayed", "int8"), rate=HALF),
         Method(
@@ -184,7 +192,7 @@ def method_of(name: str) -> Method:
     settings |= {"weight": "batch"} if said["weight"] else {}
     spec = {**_strategy("local", way.codec, **settings), **(MUON if said["muon"] else {})}
     half = {"strategy": {"local": {"outer_learning_rate": settings["outer_learning_rate"] / 2}}}
-    usual = not any(said[word] for word in ("rate", "momentum", "weight", "muon", "factor", "warm"))
+    usual = not any(said[word] for word in ("rate", "momentum", "weight", "warm"))
     return Method(
         name, spec, batches, half, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual
     )
@@ -194,7 +202,7 @@ def _other(name: str) -> Method:
     if (said := re.fullmatch(r"(?P<name>.+)-x(?P<factor>[\d.]+)", name)) is None:
         return OTHERS[name]
     found = OTHERS[said["name"]]
-    return replace(found, name=name, rate=float(said["factor"]) * found.rate, usual=False)
+    return replace(found, name=name, rate=float(said["factor"]) * found.rate)
 
 
 OURS = method_of("local-20-float32-r0.6-m0.5")

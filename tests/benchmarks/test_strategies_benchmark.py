@@ -159,6 +159,24 @@ def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path)
     assert table == {"about": "a table", "exponent": 0.2, "rows": [kept, measured]}
 
 
+def test_gaps_with_another_optimizer_are_relative_to_synchronous_steps_with_it_and_at_the_best_rate(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "gaps.json"
+    path.write_text(json.dumps({"about": "a table", "exponent": 0.2, "rows": []}))
+    losses = {REFERENCE: 2.0, "float16-muon": 1.9, "float16-muon-x2": 1.6}
+    losses |= {"local-1-int4-muon": 1.9, "local-1-int4-muon-x2": 1.64, "local-1-int4-muon-x4": 1.8}
+    results = Results(tmp_path, processes=0)
+    for name, last in losses.items():
+        results.keep(Cell("gpt", method_of(name), 1, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
+    methods = [method_of(name) for name in losses]
+    series = Series(results, ["gpt"], methods, [1], [1.0], (1.0, 1.0), 32 * 30)
+    assert write_gaps([row for row, _ in series.run({"gpt": methods})], path) == 1
+    (row,) = json.loads(path.read_text("utf-8"))["rows"]
+    wanted = {"strategy": "local", "codec": "int4", "optimizer": "muon", "percent": [2.5, 2.5], "basis": "measured"}
+    assert row == {**wanted, "task": "gpt", "seeds": 1}
+
+
 def test_a_loss_that_is_never_reached_is_a_result() -> None:
     cells = [Cell("albert", method_of(name), 1, (1.0, 1.0), 960) for name in ("int8", REFERENCE)]
     runs = [Timeline(cell, made_up((4.0, last)), 1.0) for cell, last in zip(cells, (3.5, 2.0), strict=True)]
@@ -233,7 +251,11 @@ def test_what_auto_chooses_is_compared_with_the_best_method() -> None:
         target = {"share_of_reference": share if share is None else [share] * 3}
         return {"task": "gpt", "kappa": 10.0, "method": method, "targets": {"80%": target}}
 
-    shares = {"float16": 1.0, "local-30-int4": 0.22, "local-30-int4-overlap": 0.2, "topk": None}
+    shares = {"float16": 1.0, "local-27-int4": 0.22, "local-30-int4-overlap": 0.2, "topk": None}
     (found,) = auto_rows([row(method, share) for method, share in shares.items()], 8)
-    assert found["chosen"] == "local H=30, int4"
-    assert (found["method"], found["best"], found["ratio"]) == ("local-30-int4", "local-30-int4-overlap", 1.1)
+    assert found["chosen"] == "local H=27, int4"
+    assert (found["method"], found["best"], found["ratio"]) == ("local-27-int4", "local-30-int4-overlap", 1.1)
+    rates = {"float16": 1.0, "local-10-sign2-muon": 0.14, "local-10-sign2-muon-x3": 0.08}
+    _, found = auto_rows([row(method, share) for method, share in rates.items()], 8)
+    assert found["optimizer"] == "muon"
+    assert (found["method"], found["ratio"]) == ("local-10-sign2-muon-x3", 1.0), "at the best rate"

@@ -7,14 +7,14 @@ import math
 import msgspec
 import pytest
 
-from minga.planner.ways import OWN, Gap, _between, _GapRow, compared_ways, gap_of
+from minga.planner.ways import OWN, Gap, _between, _GapRow, _GapTable, compared_ways, gap_of
 
 
 def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
     reference = gap_of("synchronous", "float16")
     assert reference == Gap(0.0, 0.0, "reference")
     assert reference.extra_samples == 1.0
-    assert all(way.gap is not None for way in OWN)
+    assert all(way.gap() is not None for way in OWN)
     assert gap_of("another", "float16") is None
     assert gap_of("synchronous", "another") is None
     assert gap_of("another", "another") is None
@@ -27,7 +27,7 @@ def test_what_was_measured_leaves_no_place_for_the_literature() -> None:
     assert many is not None
     assert (few.least, few.basis, many.basis) == (3.911, "measured", "measured")
     assert few.most == many.most == 19.4
-    assert few.runs == many.runs == 1 + 2
+    assert few.runs == many.runs == 1 + 2 + 1
     streamed = gap_of("local", "int4", batches=100, overlap=True, fragments=2)
     assert streamed is not None
     assert (streamed.most, streamed.basis) == (23.1, "measured")
@@ -44,6 +44,23 @@ def test_gaps_of_strategy_and_codec_add_up_and_are_as_sure_as_the_less_sure_one(
     both = Gap(0.0, 1.0, "measured", 3) + Gap(1.0, 1.0, "literature", arrives=False)
     assert both == Gap(1.0, 2.0, "literature", 3, arrives=False)
     assert Gap(0.0, 1.0, "measured", 3) + Gap(0.0, 0.0, "measured", 1) == Gap(0.0, 1.0, "measured", 1)
+
+
+def test_rows_of_an_optimizer_take_the_place_of_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of local steps all of them, also those of other tasks; of synchronous ones those with the same codec."""
+    local = _GapRow("local", "int4", (19.0, 19.0), "measured", batches=30, task="gpt")
+    int4, int8 = (_GapRow("synchronous", codec, (0.5, 0.5), "measured", task="gpt") for codec in ("int4", "int8"))
+    muon = [msgspec.structs.replace(row, percent=(2.0, 2.0), optimizer="muon", task="mini") for row in (local, int4)]
+    table = _GapTable("a table", 0.2, (local, int4, int8, *muon))
+    monkeypatch.setattr("minga.planner.ways._table", lambda: table)
+
+    def gaps(optimizer: str) -> list[float | None]:
+        found = [gap_of("local", "int4", batches=30, optimizer=optimizer)]
+        found += [gap_of("synchronous", codec, optimizer=optimizer) for codec in ("int4", "int8")]
+        return [gap and gap.most for gap in found]
+
+    assert gaps("") == gaps("lamb") == [19.0, 0.5, 0.5]
+    assert gaps("muon") == [2.0, 2.0, 0.5]
 
 
 def test_between_two_numbers_of_local_steps_the_logarithm_counts() -> None:

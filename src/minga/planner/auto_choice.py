@@ -4,8 +4,8 @@ Theory of operation. These ways are compared, the usual ones first:
 
     synchronous    adaptive, int8, int4
     delayed        int8, int4
-    local          int4, with and without overlap, each with the smallest H from 30 to 500 for which the transfer takes
-                   at most a tenth of a round's computing, or (overlapped) at most 0.8 of it, since it is hidden then
+    local          int4 and sign(magnitudes=2), each with the smallest H from 10 to 500 for which the transfer takes at
+                   most 0.1 or 0.3 of a round's computing, or (overlapped) at most 0.8 of it, since it is hidden then
 
 Of each the forecast says how many samples a second count, and the table of gaps how many more of them it needs to the
 same loss. The way that comes first to a loss is taken, or the first in the list that is at most 5 % later. A round of H
@@ -32,12 +32,12 @@ from minga.planner.devices import THIS, read_measurements
 from minga.planner.model_facts import facts_of_recipe
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve, swarm_rates
-from minga.planner.ways import DELAYED, FEW_INNER_STEPS, SYNCHRONOUS, TrainingWay, local_way
+from minga.planner.ways import DELAYED, SYNCHRONOUS, TrainingWay, local_way
 from minga.recipes.registry import CUSTOM
 
-WAITED_SHARE, HIDDEN_SHARE = 0.1, 0.8
+WAITED_SHARES, HIDDEN_SHARE = (0.1, 0.3), 0.8
 """How much of a round's computing its transfer may take: where peers wait for it, and where they go on."""
-MOST_INNER_STEPS: Final = 500
+FEWEST_INNER_STEPS, MOST_INNER_STEPS = 10, 500
 USUAL_PEERS: Final = "8x(t4, up=20Mbit, down=100Mbit)"
 """Volunteers at home, where nobody says who will take part."""
 _COUNTED_IN_STEPS: Final = (
@@ -118,17 +118,17 @@ def _transfer_to_computing(found: Compared) -> float:
 
 
 def _local_ways(setting: PlannedRun, codec: str | None) -> list[TrainingWay]:
-    """With and without overlap, each with the smallest number of inner steps that does."""
-    codec = codec or next(each for each in ("int4", "int8") if TrainingWay(SYNCHRONOUS, each).is_installed)
-    (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, codec)])
-    share = _transfer_to_computing(synchronous)
+    """With each codec and share of the transfer the smallest number of inner steps that does."""
     trainers = sum(each.peers.count for each in setting.volunteers if each.computes)
     inner = max(1, setting.target_batch_size // trainers)
     found = []
-    for overlap, most in ((False, WAITED_SHARE), (True, HIDDEN_SHARE)):
-        wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
-        steps = min(max(wanted, FEW_INNER_STEPS), MOST_INNER_STEPS)
-        found.append(local_way(steps, codec, local_batch=inner, overlap=overlap))
+    for each in ("int4", "sign(magnitudes=2)") if codec is None else (codec,):
+        (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, each)])
+        share = _transfer_to_computing(synchronous)
+        for most in (*WAITED_SHARES, HIDDEN_SHARE):
+            wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
+            steps = min(max(wanted, FEWEST_INNER_STEPS), MOST_INNER_STEPS)
+            found.append(local_way(steps, each, local_batch=inner, overlap=most == HIDDEN_SHARE))
     return found
 
 

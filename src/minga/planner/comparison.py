@@ -121,7 +121,7 @@ def compare(setting: PlannedRun, ways: Sequence[TrainingWay], auto: BatchLimits 
     found = []
     for way, planned in allowed:
         chosen = planned if auto is None or way.batches > 1 else with_advised_batch(planned, auto)
-        found.append(Compared(way, forecast(chosen), way.gap))
+        found.append(Compared(way, forecast(chosen), way.gap(setting.optimizer.name)))
     return tuple(found)
 
 

@@ -26,7 +26,9 @@ from minga.core.spec.choices import parse_choice
 # or else ranges from the literature, and say which. Where a strategy or a codec was measured, nothing of the literature
 # counts. The gap of a way goes from the least to the most of the tasks. In a task, a way without a row of its own gets
 # the sum of what its strategy and its codec have alone. Between two numbers of local steps the logarithm of the number
-# counts; beyond them the nearest row does.
+# counts; beyond them the nearest row does. Rows of an optimizer are relative to synchronous steps with that optimizer,
+# and count only for it: there they take the place of all rows of their strategy, and of synchronous steps of those with
+# their codec. Rows that name no optimizer were measured with AdamW.
 #
 # A gap of x % costs exp(x / (100 a)) times as many samples to the same loss, where the loss falls as samples^-a.
 
@@ -67,7 +69,9 @@ class Gap:
 
 
 class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A way to train: `batches` of the reference are a round of it. `task` and `seeds` are those of the benchmark."""
+    """A way to train: `batches` of the reference are a round of it. `task` and `seeds` are those of the benchmark.
+    `optimizer` is "" where it was AdamW, or any.
+    """
 
     strategy: str
     codec: str
@@ -77,6 +81,7 @@ class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: int = 1
     overlap: bool = False
     fragments: int = 1
+    optimizer: str = ""
     task: str = ""
     seeds: int = 0
     arrives: bool = True
@@ -104,11 +109,12 @@ def gap_of(
     batches: int = 1,
     overlap: bool = False,
     fragments: int = 1,
+    optimizer: str = "",
 ) -> Gap | None:
     """The gap of such a way; None if nothing is known of its strategy or its codec."""
-    wanted = _GapRow(strategy, codec, (0.0, 0.0), "reference", download_codec, batches, overlap, fragments)
+    wanted = _GapRow(strategy, codec, (0.0, 0.0), "reference", download_codec, batches, overlap, fragments, optimizer)
     by_task: dict[str, list[_GapRow]] = {}
-    for row in _table().rows:
+    for row in _rows_for(optimizer, strategy):
         by_task.setdefault(row.task, []).append(row)
     others = by_task.pop("", [])
     measured = [gap for rows in by_task.values() if (gap := _in_task(rows, wanted)) is not None]
@@ -120,23 +126,31 @@ def gap_of(
     return Gap(least, most, basis, runs, arrives)
 
 
+def _rows_for(optimizer: str, strategy: str) -> list[_GapRow]:
+    """The rows that count for this strategy with this optimizer."""
+    rows = [row for row in _table().rows if row.strategy == strategy and row.optimizer in ("", optimizer)]
+    own = [row for row in rows if row.optimizer]
+    if own and strategy != REFERENCE[0]:
+        return own
+    return own + [row for row in rows if not row.optimizer and row.codec not in {each.codec for each in own}]
+
+
 def _in_task(rows: Sequence[_GapRow], wanted: _GapRow) -> Gap | None:
     """What these rows say, which are those of one task, or of none."""
     for row in rows:
         if row.way == wanted.way:
             return row.gap
-    mine = [row for row in rows if row.strategy == wanted.strategy]
-    if wanted.strategy == REFERENCE[0] or not mine:
+    if wanted.strategy == REFERENCE[0] or not rows:
         return None
     kinds = ((wanted.overlap, wanted.fragments), (wanted.overlap, 1), (False, 1))
-    alike = next((found for kind in kinds if (found := [r for r in mine if (r.overlap, r.fragments) == kind])), mine)
+    alike = next((found for kind in kinds if (found := [r for r in rows if (r.overlap, r.fragments) == kind])), rows)
     codecs = {row.codec: row.download_codec for row in alike}
     if codecs.get(wanted.codec, wanted.codec) == wanted.download_codec:
         return _between([row for row in alike if row.codec == wanted.codec], wanted.batches)
     # What it was measured with stands for float16: it is one of the codecs that cost little.
     nearest = REFERENCE[1] if REFERENCE[1] in codecs else next(iter(codecs))
     of_strategy = _between([row for row in alike if row.codec == nearest], wanted.batches)
-    of_codec = gap_of(REFERENCE[0], wanted.codec, wanted.download_codec)
+    of_codec = gap_of(REFERENCE[0], wanted.codec, wanted.download_codec, optimizer=wanted.optimizer)
     return None if of_strategy is None or of_codec is None else of_strategy + of_codec
 
 
@@ -198,9 +212,8 @@ class TrainingWay:
         has_codecs = all(name in CODECS.names() for name in self._codecs)
         return has_codecs and self.strategy.name in STRATEGIES.names()
 
-    @property
-    def gap(self) -> Gap | None:
-        """How far its loss is behind after equally many samples; None if nobody knows."""
+    def gap(self, optimizer: str = "") -> Gap | None:
+        """How far its loss is behind after equally many samples with this optimizer; None if nobody knows."""
         settings = self.strategy.table
         return gap_of(
             self.strategy.name,
@@ -209,6 +222,7 @@ class TrainingWay:
             batches=self.batches,
             overlap=bool(settings.get("overlap", False)),
             fragments=int(settings.get("fragments", 1)),
+            optimizer=optimizer,
         )
 
     @property
@@ -241,6 +255,7 @@ OWN: Final = (
     TrainingWay(DELAYED, "float16"),
     TrainingWay(DELAYED, "int8"),
     local_way(20, "float16"),
+    local_way(14, "sign(magnitudes=2)"),
     local_way(20, "int4"),
     local_way(100, "int4"),
     local_way(100, "int4", overlap=True),

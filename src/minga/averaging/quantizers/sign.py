@@ -53,10 +53,11 @@ class SignCodec(Codec):
     """See the module."""
 
     Settings, name, block_elements, needs_residual = SignSettings, "sign", BLOCK_ELEMENTS, True
-    usual_download, fewest_elements = "int8", BLOCK_ELEMENTS
+    fewest_elements = BLOCK_ELEMENTS
 
     def __init__(self, settings: SignSettings = SignSettings()) -> None:  # noqa: B008  # frozen
         self.settings: SignSettings = settings
+        self.usual_download = "int8" if settings.magnitudes == 1 else "int4"
         self._bits = settings.magnitudes  # as many as there are means
         self._signs = _signs_by_byte(self._bits)
 
