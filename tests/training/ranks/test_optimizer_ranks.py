@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -273,8 +275,14 @@ def test_a_rank_that_leaves_before_the_others_is_not_aborted_by_their_end(tmp_pa
     kinds = json.dumps([(LEFT, 0), (LEFT, 1), (BUSY, 1)])
     words = [sys.executable, "-c", LEAVING, kinds, f"file://{(tmp_path / 'store').as_posix()}"]
     environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.stdout == "[0, 0, 0]\n", done.stderr
+    options: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, start_new_session=True, **options) as process:
+        try:
+            said, errors = process.communicate(timeout=90)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # those that it forked are not left behind
+                os.killpg(process.pid, signal.SIGKILL)
+    assert said == "[0, 0, 0]\n", errors
 
 
 def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:
