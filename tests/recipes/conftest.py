@@ -1,13 +1,22 @@
-"""The other process of the conformance suite of recipes comes from a server: torch is not imported for each check."""
+"""What the conformance suite of recipes needs comes from elsewhere: files prepared once, and a server of processes, so
+that torch is not imported for each check.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from minga.testing import recipe_suite
 from tests.worlds import forked
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all checks of one recipe, which prepare its files once."""
+    return tmp_path_factory.mktemp("checked")
 
 
 @pytest.fixture(autouse=True)
