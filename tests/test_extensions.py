@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,9 @@ from minga.core.spec.plugins import Origin
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
+from minga.testing import recipe_suite
 from minga.training.plugins_of_run import check_plugins
+from tests.worlds import forked
 from tests.worlds.extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
 from tests.worlds.swarm_tools import later, virtually
 
@@ -31,9 +34,12 @@ def _extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seam", ["codec", "sketch", "strategy", "recipe", "aggregator"])
-def test_each_plug_in_keeps_what_its_interface_promises(seam: str, tmp_path: Path) -> None:
+def test_each_plug_in_keeps_what_its_interface_promises(
+    seam: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import check_extras
 
+    monkeypatch.setattr(recipe_suite, "subprocess", SimpleNamespace(run=forked.run_for_suite))
     folder = tmp_path / "empty"
     folder.mkdir()
     check = getattr(check_extras, f"test_{seam}")

@@ -215,7 +215,7 @@ import spirals
 
 MEMBERS = 5
 module = __import__(PROGRAM) if PROGRAM else None
-spirals.SPEC = spec_of(1024, 30)
+spirals.SPEC = spec_of(1024, 12)
 spirals.enter = lambda program: enter(spirals.SPEC)
 own_step, own_show = minga.Optimizer.step, spirals.show
 told, stepped = {}, []
@@ -275,7 +275,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, EXAMPLES)
 import spirals
 
-peer = enter(spec_of(1024, 30)) if RANK == 0 else None
+peer = enter(spec_of(1024, 12)) if RANK == 0 else None
 while peer is not None and peer.status().members < 4:  # the others wait for this one, too
     time.sleep(0.05)
 dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=RANK, world_size=2)

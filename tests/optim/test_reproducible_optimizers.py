@@ -52,13 +52,17 @@ def played(width: str, steps: int) -> dict[str, dict[str, str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps", [FEW_STEPS, soaked(STEPS)])
 def test_bits_depend_neither_on_vector_width_nor_on_threads(steps: int) -> None:
-    """One test, since it takes a process for each width. Where there are several, torch's own optimizer differs."""
-    by_width = {width: played(width, steps) for width in widths_here()}
+    """One test, since it takes a process for each width. Where there are several, torch's own optimizer differs.
+
+    With few steps the widest and none at all are tried.
+    """
+    widths = widths_here() if steps > FEW_STEPS else {widths_here()[0], widths_here()[-1]}
+    by_width = {width: played(width, steps) for width in sorted(widths)}
     for name in OURS:
         digests = {width: digests[name] for width, digests in by_width.items()}
         assert len({each for by_threads in digests.values() for each in by_threads.values()}) == 1, f"{name}: {digests}"
-    if "avx2" in by_width:
-        assert by_width["avx2"][CONTROL]["1"] != by_width["default"][CONTROL]["1"]
+    for width in by_width.keys() - {"default"}:
+        assert by_width[width][CONTROL]["1"] != by_width["default"][CONTROL]["1"]
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -157,8 +157,8 @@ def forget_blobs() -> None:
 
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
-def test_albert_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
-    check(RecipeCase("albert", ALBERT), tmp_path)
+def test_albert_conforms(check: Callable[[RecipeCase, Path], None], checked: Path) -> None:
+    check(RecipeCase("albert", ALBERT), checked)
 
 
 IN_PROCESSES = (check_equal_models, check_public_batches)

@@ -11,7 +11,7 @@ from torch import nn
 
 from minga.core.rate_cap import RateCap
 from minga.simulation.virtual_time import run_virtual
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.split_world import (
     RecordingTop,
     SplitPeer,
@@ -75,7 +75,7 @@ def test_connections_that_break_at_any_moment_change_nothing(variant: str, seed:
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=12))
-@pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
+@pytest.mark.parametrize("variant", [soaked("vanilla"), "u-shaped"])
 def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, seed: int) -> None:
     async def scene() -> None:
         chance = random.Random(f"client {variant} {seed}")
@@ -113,7 +113,7 @@ def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, see
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=12))
-@pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
+@pytest.mark.parametrize("variant", [soaked("vanilla"), "u-shaped"])
 def test_a_server_that_is_killed_and_comes_again_at_any_moment(variant: str, seed: int) -> None:
     """With its top as after some batch; what it has applied of each client, it cannot know."""
 

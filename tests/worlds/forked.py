@@ -29,7 +29,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,6 +85,12 @@ def run_with_other_hashes(*words: str, timeout_s: float = 200.0) -> subprocess.C
             _others.append(_open_other(env))
         process = _Forked(words, text=True, encoding="utf-8", server=_others[0][0], **options)
     return _ended(process, words, timeout_s)
+
+
+def run_for_suite(words: Sequence[str], *, env: Mapping[str, str], timeout: float, **_: Any) -> Any:
+    """The `subprocess.run` of the conformance suite of recipes, which has other hashes there, too."""
+    assert env["PYTHONHASHSEED"] == OTHER_HASHES
+    return run_with_other_hashes(*words[1:], timeout_s=timeout)
 
 
 def _ended(

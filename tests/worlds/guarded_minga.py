@@ -13,7 +13,7 @@ from minga.cli.demo import stage
 from minga.cli.terminal.output import Ticker
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
 
-PAUSE_S = 0.03
+PAUSE_S = 0.08
 """Between micro-batches: tests wait for other things meanwhile, and what a peer computes is lost to those beside it."""
 
 

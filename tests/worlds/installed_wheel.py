@@ -28,7 +28,7 @@ def install(wheel: Path, folder: Path) -> str:
     """
     venv.create(folder, with_pip=False, symlinks=True)
     python = str(folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"))
-    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check")
     words = (sys.executable, "-m", "pip", "--python", python, "install", *options, str(wheel))
     subprocess.run(words, check=True, capture_output=True)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"

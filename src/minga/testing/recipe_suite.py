@@ -339,10 +339,8 @@ RECIPE_CHECKS: Final[tuple[Callable[[RecipeCase, Path], None], ...]] = (
 
 def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
     """Run every check on a recipe; `folder` is empty and writable."""
-    for number, check in enumerate(RECIPE_CHECKS):
-        own = folder / str(number)
-        own.mkdir()
-        check(RecipeCase(name, settings), own)
+    for check in RECIPE_CHECKS:
+        check(RecipeCase(name, settings), folder)
 
 
 def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:

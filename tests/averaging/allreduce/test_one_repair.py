@@ -18,8 +18,10 @@ REPAIR_S = 1.3
 
 
 @pytest.mark.parametrize("seed", [0, *(soaked(seed) for seed in range(1, 20))])
-@pytest.mark.parametrize("is_noticed", [False, True])
-@pytest.mark.parametrize("when_s", [0.02, 0.3, 0.6])
+@pytest.mark.parametrize(
+    ("when_s", "is_noticed"),
+    [(0.02, False), (0.3, False), (0.6, False), (0.3, True), soaked(0.02, True), soaked(0.6, True)],
+)
 @pytest.mark.parametrize("victim", range(6))
 def test_the_death_of_any_member_is_mended_at_once(victim: int, when_s: float, is_noticed: bool, seed: int) -> None:
     @virtually

@@ -116,12 +116,12 @@ def test_slow_peers_cost_the_others_nothing_fetch_no_state_and_are_told(strategy
                 swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
             for number in range(slow):
                 swarm.add(NEAR, TrainerSettings(4, 4.0 + 2 * number, jitter=0.05), name=f"slow-{number}")
-            await swarm.run_until_step(28, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
+            await swarm.run_until_step(20, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
             await swarm.close()
             return swarm
 
         swarm = main()
-        return swarm, seconds_between(swarm, 12, 28)
+        return swarm, seconds_between(swarm, 10, 20)
 
     swarm, seconds = taken(2)
     assert seconds <= 1.02 * taken(0)[1]
@@ -129,7 +129,7 @@ def test_slow_peers_cost_the_others_nothing_fetch_no_state_and_are_told(strategy
     told = swarm.log.of("training.too_slow")
     assert {each.peer for each in told} == {"slow-0", "slow-1"}
     assert all("smaller micro-batches would count" in str(each.event.fields["why"]) for each in told)
-    assert all(swarm.peers[each.peer].replica.step >= 27 for each in told), "it has the state, and could serve it"
+    assert all(swarm.peers[each.peer].replica.step >= 19 for each in told), "it has the state, and could serve it"
 
 
 def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batch() -> None:

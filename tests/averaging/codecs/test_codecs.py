@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidE
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
+from minga.testing.codecs import suite
 from minga.testing.codecs.defence import check_limit_is_consistent
 from minga.testing.codecs.suite import (
     check_cuts,
@@ -29,6 +33,7 @@ from minga.testing.codecs.suite import (
     check_processes,
     check_repeatable,
 )
+from tests.worlds import forked
 from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
 
 ALL = pytest.mark.parametrize("name", CODECS.names())
@@ -245,7 +250,11 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     assert inside == outside
 
 
-def test_the_suite_finds_a_codec_that_is_another_in_each_process() -> None:
+def test_the_suite_finds_a_codec_that_is_another_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return forked.run(*words[1:])
+
+    monkeypatch.setattr(suite, "subprocess", SimpleNamespace(run=elsewhere))
     with pytest.raises(CodecViolation, match="another process made other bytes"):
         check_processes(HomeSick())
 

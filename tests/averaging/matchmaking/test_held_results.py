@@ -22,7 +22,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
 
 pytestmark = pytest.mark.promise("no-silent-fork")
@@ -51,8 +51,10 @@ async def take_seats(liar: Party, victim: Member, liars: int) -> None:
                     pass
 
 
-@pytest.mark.parametrize("named", ["nobody", "ghosts", "all"])
-@pytest.mark.parametrize("liars", [1, 2])
+@pytest.mark.parametrize(
+    ("liars", "named"),
+    [(1, "nobody"), (2, "ghosts"), (1, "all"), soaked(2, "nobody"), soaked(1, "ghosts"), soaked(2, "all")],
+)
 def test_liars_that_say_that_they_hold_a_result_cost_no_attempt(liars: int, named: str) -> None:
     """Each leader adopted it: it dismissed its group where the liar did not say whose result that is, and where it
     named peers that do not exist, no group ever had a quorum again.

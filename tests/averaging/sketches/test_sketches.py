@@ -289,9 +289,9 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             await swarm.run_until_step(5, limit_s=100)
             await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(20, limit_s=300)
+            await swarm.run_until_step(14, limit_s=300)
             swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(40, limit_s=600)
+            await swarm.run_until_step(28, limit_s=600)
             await assert_equal_states(swarm)
             bases = [peer.replica._projections.sketch.basis() for peer in swarm.alive()]  # type: ignore[attr-defined]
             assert len(bases) == 4

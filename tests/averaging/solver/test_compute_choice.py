@@ -13,6 +13,7 @@ from minga.averaging.planning.contributor_choice import StepWork, combined, rest
 from minga.averaging.solver.division import CleanRates, SwarmRates, usable
 from minga.planner.lower_bound import shortest_round
 from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
+from tests.worlds.seeds import soaked
 
 
 def exhaustive(rates: SwarmRates, work: StepWork) -> float:
@@ -72,7 +73,7 @@ def test_the_programme_is_the_published_one() -> None:
         assert VECTOR / shortest_round(given, VECTOR) == pytest.approx(literal(scaled), rel=1e-5)
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("overlapped", [soaked(False), True])
 def test_the_choice_is_nearly_the_best_of_all(overlapped: bool) -> None:
     generator = random.Random(22)
     rested = 0

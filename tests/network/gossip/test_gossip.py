@@ -191,7 +191,7 @@ def test_clients_behind_nat_and_bad_lines_take_part() -> None:
     assert losses(run_virtual(run(), limit_s=600.0)) == []
 
 
-@pytest.mark.parametrize("founder_s", [-840.0, soaked(0.0), 840.0])
+@pytest.mark.parametrize("founder_s", [-840.0, soaked(0.0), soaked(840.0)])
 def test_clocks_that_are_a_quarter_of_an_hour_off_are_corrected(founder_s: float) -> None:
     """Whatever the founder's clock shows is the run's time, to newcomers and to those that are there already."""
 

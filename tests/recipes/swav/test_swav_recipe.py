@@ -25,8 +25,8 @@ FROZEN = 3
 
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
-def test_swav_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
-    check(RecipeCase("swav", SMALL), tmp_path)
+def test_swav_conforms(check: Callable[[RecipeCase, Path], None], checked: Path) -> None:
+    check(RecipeCase("swav", SMALL), checked)
 
 
 def test_prototypes_have_norm_1_on_every_peer_after_every_step(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
     return bans
 
 
-@pytest.mark.parametrize("late_s", [2.6, soaked(3.5), 6.0])
+@pytest.mark.parametrize("late_s", [2.6, soaked(3.5), soaked(6.0)])
 def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
     @virtually
     async def run() -> None:
@@ -182,7 +182,7 @@ def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: floa
     run()
 
 
-@pytest.mark.parametrize("late_for", [1, soaked(2), 3])
+@pytest.mark.parametrize("late_for", [soaked(1), soaked(2), 3])
 def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_most(late_for: int) -> None:
     """Nobody can tell whether such an owner was late or its aggregators lie."""
 
@@ -254,7 +254,7 @@ class WithheldFromSome(WithheldPart):
         return not self.is_on or part % 3 != 0
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [soaked(1), 3])
 def test_whoever_withholds_from_some_and_lets_all_wait_parts_nobody(count: int) -> None:
     @virtually
     async def run() -> None:

@@ -54,7 +54,7 @@ def test_elements_of_different_blocks_rarely_meet_and_signs_part_them() -> None:
     rng = np.random.default_rng(5)
     shapes = [np.ones(20 * BLOCK), np.zeros(20 * BLOCK), rng.normal(size=20 * BLOCK)]
     shapes[1][77::BLOCK] = 1.0
-    drawn = (Directions(rng.bytes(32), 16).entries(20 * BLOCK) for _ in range(50))
+    drawn = (Directions(rng.bytes(32), 16).entries(20 * BLOCK) for _ in range(20))
     lengths = [[float(np.square(entries @ residual).mean()) for residual in shapes] for entries in drawn]
     for residual, found_of_it in zip(shapes, np.array(lengths).T, strict=True):
         found = found_of_it / ENTRY_DEVIATION**2 / (residual @ residual)
