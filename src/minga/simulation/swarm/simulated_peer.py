@@ -26,6 +26,8 @@ from minga.training.session import Session
 from minga.training.state.snapshot import StateSnapshot
 
 POLL_S = 0.05
+IDLE_S = 1.0
+"""Longest pause of a trainer that has nothing to do but wait: it is woken for all but another try of its speed."""
 
 Life = Callable[["SimulatedPeer"], Coroutine[Any, Any, None]]
 """What a peer does once it is in the run, until its end."""
@@ -227,5 +229,5 @@ class SimulatedPeer:
                     self.checkpoint = self.replica.capture()
             elif work is None and until():
                 return
-            else:
-                await port.woken.wait(POLL_S)
+            else:  # what `until` asks for wakes nobody
+                await port.woken.wait(POLL_S if work is None else IDLE_S)
