@@ -84,7 +84,7 @@ async def test_over_relays_the_roots_attest_what_the_sites_gave() -> None:
     parts = (PartShare(0.5, 0, (0, 3)), PartShare(0.5, 2, (1, 2)))
     flat = Division((PartShare(1.0, 0),))
     sited = Division(parts, ((0, 1), (2, 3)))
-    swarm = make_swarm(4, divide=lambda rates, _: sited if len(rates.peers) == 4 else flat, numel=20_000)
+    swarm = make_swarm(4, divide=lambda rates, *_: sited if len(rates.peers) == 4 else flat, numel=20_000)
     await swarm.run_until_step(25)
     await sign_all(swarm)
     assert any(logged.event.fields["sites"] == 2 for logged in swarm.log.of("round.begun"))

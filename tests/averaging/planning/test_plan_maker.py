@@ -19,6 +19,7 @@ from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import unfair_parts
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
+from minga.averaging.solver.two_level import LARGE
 from minga.averaging.strategy_choice import Contributors
 from minga.core.errors import RejectedError
 from minga.core.events.bus import Event, EventBus
@@ -69,14 +70,15 @@ class Desk(PlanMaker):
         bus.subscribe(self.events.append)
         clock = SimpleNamespace(now=lambda: 1.7e9)
         node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, clock=clock, spawn=asyncio.ensure_future)
+        node.introduce = lambda _: None
         settings = GroupSettings(100_000, one_vector(NUMEL), aggregates=True, contributors=contributors)
         board: Any = Board(me, upload)
         self.board = board
         super().__init__(node, settings, board, self._count)
 
-    def _count(self, rates: SwarmRates, vector_bytes: float) -> Division:
+    def _count(self, rates: SwarmRates, vector_bytes: float, former: Division | None = None) -> Division:
         self.solved += 1
-        return divide(rates, vector_bytes)
+        return divide(rates, vector_bytes, former)
 
 
 def registrations(rates: Mapping[PeerId, float]) -> dict[PeerId, Registration]:
@@ -253,3 +255,24 @@ async def test_the_score_of_a_member_without_samples_does_not_lead() -> None:
     plan = await leader.plan(3, there)
     assert [plan.ids[each] for each in plan.contributors] == [PEERS[2]]
     assert plan.scores[plan.rank_of(PEERS[3])] is None
+
+
+def ways_of(plan: Plan) -> set[tuple[PeerId, frozenset[PeerId]]]:
+    """The root and the relays of each part."""
+    ids = plan.ids
+    return {(ids[part.root], frozenset(ids[relay] for relay in part.relays)) for part in plan.parts}
+
+
+@virtually
+async def test_the_next_leader_of_a_large_group_keeps_the_ways_over_which_it_is_connected() -> None:
+    peers = [PeerId(f"{index + 256:x}".rjust(64, "0")) for index in range(LARGE + 6)]
+    rates = {peer: 1e6 * (1.0 + (7 * place % 13)) for place, peer in enumerate(peers)}
+    other = Desk(peers[1], rates)
+    plan = await Desk(peers[0], rates).plan(3, registrations(rates))
+    assert len(plan.sites) > 1
+    other.remember(plan)
+    moved = {peer: rate * (1.1 if place % 2 else 0.9) for place, (peer, rate) in enumerate(rates.items())}
+    assert ways_of(await other.plan(4, registrations(moved))) <= ways_of(plan)
+    assert ways_of(await Desk(peers[1], rates).plan(4, registrations(moved))) != ways_of(plan), "it would be another"
+    fewer = {peer: moved[peer] for peer in peers[1:]}
+    assert len((await other.plan(5, registrations(fewer))).members) == len(fewer), "of other members it is made anew"

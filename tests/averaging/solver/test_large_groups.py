@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from minga.averaging.links import Links
 from minga.averaging.planning.signed_plan import unfair_parts
 from minga.averaging.solver.division import Division, PeerRates, SwarmRates, usable
 from minga.averaging.solver.flat import flat_shares, predict
-from minga.averaging.solver.planner import divide
+from minga.averaging.solver.planner import KEPT_LOSS, divide
 from minga.averaging.solver.two_level import LARGE
 from minga.network.bandwidth.access_link import AccessRates
 from tests.worlds.reduce_world import World
@@ -65,6 +66,28 @@ def test_groups_of_usual_size_and_those_with_too_few_aggregators_stay_flat() -> 
     division = divide(few, VECTOR_BYTES)
     assert not division.sites
     assert {part.root for part in division.parts} <= {0, 1, 2}
+
+
+def test_former_ways_are_kept_while_they_cost_little_and_their_aggregators_are_there() -> None:
+    rates = homes(150)
+    first = divide(rates, VECTOR_BYTES)
+    ways = {(part.root, part.relays) for part in first.parts}
+    generator = random.Random("moved")
+    moved = tuple(replace(p, upload=(p.upload or 0.0) * generator.uniform(0.8, 1.25)) for p in rates.peers)
+    again = divide(SwarmRates(moved), VECTOR_BYTES, first)
+    best = divide(SwarmRates(moved), VECTOR_BYTES)
+    assert {(part.root, part.relays) for part in best.parts} != ways
+    assert (again.predicted_s or 0.0) <= (1.0 + KEPT_LOSS) * (best.predicted_s or 0.0)
+    slight = tuple(replace(p, upload=(p.upload or 0.0) * generator.uniform(0.98, 1.02)) for p in rates.peers)
+    kept = divide(SwarmRates(slight), VECTOR_BYTES, first)
+    assert {(part.root, part.relays) for part in kept.parts} <= ways
+    assert kept.sites == first.sites
+    root = first.parts[0].root
+    slower = tuple(replace(p, upload=10 * MBIT) if place == root else p for place, p in enumerate(rates.peers))
+    assert root not in {part.root for part in divide(SwarmRates(slower), VECTOR_BYTES, first).parts}
+    client = tuple(replace(p, aggregates=False) if place == root else p for place, p in enumerate(rates.peers))
+    without = divide(SwarmRates(client), VECTOR_BYTES, first)
+    assert root not in {peer for part in without.parts for peer in (part.root, *part.relays)}
 
 
 @virtually

@@ -2,9 +2,12 @@
 
 What is known of the peers moves all the time by a little. A division stays good until the group has other members, or
 a rate differs by more than `MOVED` from what it was made of; only then a new one is solved, on another thread and as
-a rule while the step is still under way. Who should rest takes longer to find out and changes less often: it is asked
-every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
-not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
+a rule while the step is still under way. Each leader of a large group goes on from the last plan, whoever made that: as
+long as it can it keeps the ways, over which the members are connected, and changes their shares only.
+
+Who should rest takes longer to find out and changes less often: it is asked every `RESTING_PERIOD_S`, about all who
+could compute, and counts for the group that it was asked for. A leader that has not asked yet leaves it as the last
+plan of the same group had it, so that nobody rests and works by turns.
 
 A member refuses a plan that is unfair to it, see `signed_plan.py`.
 """
@@ -28,9 +31,10 @@ from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
 from minga.averaging.planning.contributor_choice import StepWork, resting
-from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of, unfair_parts
+from minga.averaging.planning.signed_plan import PlanNeeds, division_of, make_plan, member_of, unfair_parts
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
 from minga.averaging.solver.planner import MIN_PART_BYTES
+from minga.averaging.solver.two_level import LARGE
 from minga.core.errors import RejectedError
 from minga.core.events.averaging import PlanRefused
 from minga.core.refusal_code import RefusalCode
@@ -53,8 +57,10 @@ _NOTHING: Final = Links()
 """What a peer says of its line that has no record on the board."""
 
 Result = TypeVar("Result")
-Divide = Callable[[SwarmRates, float], Division]
-"""From the rates of a group, and the bytes of the vector as encoded, to who reduces what."""
+Divide = Callable[[SwarmRates, float, Division | None], Division]
+"""From the rates of a group, the bytes of the vector as encoded, and the division of the same peers that was agreed on
+last, if there was one, to who reduces what.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class PlanMaker:
         self._asked = _Standby()
         self._agreed = _Standby()
         self._roots: frozenset[PeerId] = frozenset()
+        self._former: tuple[tuple[PeerId, ...], Division] | None = None  # of the last plan: its members, in their order
         self._rested_s = float("-inf")
         self._plans = 0
 
@@ -148,6 +155,9 @@ class PlanMaker:
         ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
         self._roots = frozenset(ids[part.root] for part in plan.parts)
+        if len(ids) > LARGE and not plan.adopts:
+            self._former = ids, division_of(plan)
+            self._solved = None  # what this peer made as an earlier leader
 
     async def _solve(self, step: int, registrations: Mapping[PeerId, Registration]) -> _Solved:
         size = self._settings.vectors(step).encoded_bytes
@@ -157,9 +167,16 @@ class PlanMaker:
         rates = await self._rates(step, order, registrations)
         solved = self._solved
         if solved is None or (solved.order, solved.vector_bytes) != (order, size) or _has_moved(solved.rates, rates):
-            division = await _aside(self._divide, rates, size)
+            division = await _aside(self._divide, rates, size, self._former_of(order))
             solved = self._solved = _Solved(order, rates, size, division)
         return solved
+
+    def _former_of(self, order: Sequence[PeerId]) -> Division | None:
+        """The division of the last plan by the places of its members in `order`, if these are the same peers."""
+        if self._former is None or set(self._former[0]) != set(order):
+            return None
+        places = {peer: place for place, peer in enumerate(order)}
+        return renumbered(self._former[1], [places[peer] for peer in self._former[0]])
 
     async def _rates(
         self, step: int, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False

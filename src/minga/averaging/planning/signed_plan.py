@@ -22,7 +22,7 @@ from minga.averaging.election import Electorate
 from minga.averaging.links import Links
 from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, MAX_PLAN_BYTES, GroupMember, Join, Part, Plan, SignedPlan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
-from minga.averaging.solver.division import Division
+from minga.averaging.solver.division import Division, PartShare
 from minga.averaging.solver.flat import equal_parts, predict
 from minga.averaging.solver.two_level import LARGE, most_ways
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
@@ -93,6 +93,17 @@ def make_plan(
         resting=tuple(resting),
         predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
+
+
+def division_of(plan: Plan) -> Division:
+    """Who reduces what by a plan, as its leader divided the vector."""
+    starts = [0, *(part.stop for part in plan.parts)]
+    numel = plan.parts[-1].stop
+    parts = (
+        PartShare((part.stop - start) / numel, part.root, part.relays)
+        for start, part in zip(starts, plan.parts, strict=False)
+    )
+    return Division(tuple(parts), plan.sites)
 
 
 def _stops(needs: PlanNeeds, division: Division) -> Iterator[int]:

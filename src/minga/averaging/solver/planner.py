@@ -31,12 +31,15 @@ from minga.averaging.apportionment import NoAggregatorError
 from minga.averaging.solver.division import CleanRates, Division, FloatArray, PartShare, SwarmRates, renumbered, usable
 from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares, possible_roots, predict_usable
 from minga.averaging.solver.loads import AggregationTree, Indices
-from minga.averaging.solver.two_level import LARGE, Partition, large_group_ways, partitions
+from minga.averaging.solver.two_level import LARGE, Partition, large_group_ways, partitions, ways_again
 
 TWO_LEVEL_GAIN: Final = 0.1
 """By which fraction of the flat time two levels have to be faster."""
 
 MIN_PART_BYTES: Final = 16 << 10
+KEPT_LOSS: Final = 0.05
+"""By which fraction a round of a large group may take longer by the ways of the round before, which are connected."""
+
 LEAST_SHARE: Final = 1e-3
 """A part smaller than these is not worth its streams; its share goes to the others."""
 
@@ -54,8 +57,13 @@ ALIKE: Final = 4.0
 DIGITS: Final = 13
 
 
-def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MIN_PART_BYTES) -> Division:
+def divide(
+    rates: SwarmRates, vector_bytes: float, former: Division | None = None, *, min_part_bytes: float = MIN_PART_BYTES
+) -> Division:
     """The division of a vector of `vector_bytes` (as encoded) with the shortest round by `rates`.
+
+    A large group keeps the sites, relays and roots of a `former` division of the same peers, with other shares, where
+    such a round takes hardly longer: else most members would have to connect to others.
 
     Whatever the rates are, there is an answer (see `usable`); parts are sorted by root and relays. A group of one
     keeps the whole vector. Raises `NoAggregatorError` if all of several peers are clients, and `ValueError` for an
@@ -72,7 +80,9 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
     given = usable(rates)
     order = _canonical_order(given)
     least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
-    best = _best(_Question(_reordered(given, order), order, vector_bytes, least))
+    if former is not None:
+        former = renumbered(former, np.argsort(order).tolist())
+    best = _best(_Question(_reordered(given, order), order, vector_bytes, least, former))
     named = renumbered(best, order.tolist())
     return named if given.known else replace(named, predicted_s=None, binding=None)
 
@@ -87,6 +97,7 @@ class _Question:
     names: Indices
     vector_bytes: float
     least: float
+    former: Division | None = None
 
     @property
     def few(self) -> int:
@@ -124,7 +135,7 @@ def _best(asked: _Question) -> Division:
 
 
 def _large(asked: _Question) -> Division | None:
-    """The division of a large group, with as few relays as will do."""
+    """The division of a large group, with as few relays as will do, or by the former ways."""
     best: Division | None = None
     for sites, ways, shares in large_group_ways(asked.rates, asked.few):
         tried = asked.timed(_parts(ways, shares), sites)
@@ -132,6 +143,10 @@ def _large(asked: _Question) -> Division | None:
         saved_s = asked.slack_s if len(ways) > asked.few else 0.0
         if best is None or (tried.predicted_s or 0.0) < min(before_s * (1.0 - TWO_LEVEL_GAIN), before_s - saved_s):
             best = tried
+    if best is not None and asked.former is not None and (again := ways_again(asked.rates, asked.former)) is not None:
+        kept = asked.timed(_parts(*again), asked.former.sites)
+        if (kept.predicted_s or 0.0) <= (best.predicted_s or 0.0) * (1.0 + KEPT_LOSS):
+            return kept
     return best
 
 

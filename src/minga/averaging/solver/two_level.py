@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.division import BoolArray, CleanRates, FloatArray
+from minga.averaging.solver.division import BoolArray, CleanRates, Division, FloatArray
 from minga.averaging.solver.loads import AggregationTree, loads
 
 # ---- Sites: peers that are near to each other and far from the rest, seen from the rates between pairs.
@@ -171,6 +171,20 @@ def large_group_ways(rates: CleanRates, few: int) -> list[tuple[Partition, list[
         if shares is not None:
             found.append((sites, ways, shares))
     return found
+
+
+def ways_again(rates: CleanRates, former: Division) -> tuple[list[AggregationTree], FloatArray] | None:
+    """The ways of a division that a large group had, and the best shares of them by present rates; None if one of its
+    aggregators is none any more.
+    """
+    from minga.averaging.solver.share_lp import best_shares
+
+    ways = [AggregationTree(part.root, part.relays) for part in former.parts]
+    if not former.sites or not all(rates.aggregates[[way.root, *way.relays]].all() for way in ways):
+        return None
+    nothing = np.zeros((rates.count, rates.count), dtype=np.bool_)
+    shares = best_shares(loads(ways, former.sites, rates.sends, rates.receives, nothing), rates, nothing)
+    return None if shares is None else (ways, shares)
 
 
 def _dealt(peers: list[int], count: int) -> Partition:
