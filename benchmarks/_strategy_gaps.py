@@ -45,14 +45,14 @@ def write_gaps(rows: Sequence[Row], path: Path = PATH) -> int:
         ways: dict[str, list[Row]] = {}
         for row in (row for row in good if row["task"] == task):
             ways.setdefault(json.dumps(method_of(row["method"]).choice), []).append(row)
-        best = {way: _of_best_rate(ours) for way, ours in ways.items()}
+        best = {way: found for way, ours in ways.items() if (found := _of_best_rate(ours))}
         for way, ours in best.items():
             choice = json.loads(way)
             base = best.get(json.dumps(known_as(TrainingWay(SYNCHRONOUS, "float16"), choice.get("optimizer", ""))))
-            once = [row for row in ours if row["budget"] == 1]
-            if ours is base or not once or not base:
+            if ours is base or base is None:
                 continue
-            scale = 1.0 + base[0]["gap_percent"][0] / 100.0
+            once = [row for row in ours if row["budget"] == 1]
+            scale = 1.0 + min(row["gap_percent"][0] for row in base if row["budget"] == 1) / 100.0
             values = [100.0 * ((1.0 + gap / 100.0) / scale - 1.0) for row in once for gap in row["gap_percent"]]
             percent = [round(min(values), 3), round(max(values), 3)]
             arrives = any(row["targets"][TARGET]["samples"] is not None for row in ours)
@@ -66,11 +66,12 @@ def write_gaps(rows: Sequence[Row], path: Path = PATH) -> int:
 
 
 def _of_best_rate(rows: Sequence[Row]) -> list[Row]:
-    """Those of the method whose mean gap is least; of all kappas and budgets."""
+    """All rows of the method whose mean gap with the samples of the reference is least; none if there is none."""
     gaps: dict[str, list[float]] = {}
     for row in rows:
-        gaps.setdefault(row["method"], []).append(row["gap_percent"][0])
-    best = min(gaps, key=lambda name: min(gaps[name]))
+        if row["budget"] == 1:
+            gaps.setdefault(row["method"], []).append(row["gap_percent"][0])
+    best = min(gaps, key=lambda name: min(gaps[name]), default=None)
     return [row for row in rows if row["method"] == best]
 
 
@@ -121,6 +122,6 @@ def _planned(task: Task, kappa: float, peers: int, optimizer: str) -> PlannedRun
         f"{latency}); (aux, {auxiliary}, {latency})"
     )
     model = ModelFacts(task.stands_for, (task.parameters,), 1e12, 128, None, "as given")
-    section = OptimizerSection(name=optimizer or task.optimizer["name"])
+    section = OptimizerSection.model_validate({"name": optimizer or task.optimizer["name"]})
     volunteers = resolve(parse_peers(described), model, section, GLOBAL_BATCH)
     return PlannedRun(volunteers, model, section, GLOBAL_BATCH, SYNCHRONOUS, "float16")

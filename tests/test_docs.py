@@ -61,7 +61,7 @@ def shortened(program: str) -> str:
 
 def smaller(spec: str) -> str:
     """A run whose steps take few samples: what its commands do is the same."""
-    return re.sub(r"(?m)^(target_batch_size = )\d+", r"\g<1>16", spec)
+    return re.sub(r"(?m)^(target_batch_size = )[\d_]+", r"\g<1>16", spec)
 
 
 def environment(folder: Path) -> dict[str, str]:

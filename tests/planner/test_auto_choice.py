@@ -64,6 +64,19 @@ def test_with_muon_home_lines_take_few_inner_steps_and_two_bits_for_each_movemen
     assert ways[0].batches == 10 < ways[1].batches
 
 
+def test_beside_a_sketch_no_codec_is_chosen_that_leaves_something_out_too() -> None:
+    tables = {"recipe": {"albert": {"size": "tiny"}}, "optimizer": {"name": "muon"}}
+    training, peers = (
+        {"strategy": "auto", "target_batch_size": 64},
+        f"8x({SPEED}, up=0.1Mbit, down=1Mbit); (aux, 9Mbit)",
+    )
+    found = {}
+    for sketch in ("identity", "powersgd"):
+        named = RunSpec.from_mapping({"name": "x", "training": training, "averaging": {"sketch": sketch}, **tables})
+        found[sketch] = with_chosen_strategy(named, peers)[0].averaging.codec
+    assert found == {"identity": "sign(magnitudes=2)", "powersgd": "int4"}
+
+
 def test_a_codec_of_the_organiser_s_stays_and_a_batch_that_leaders_choose_excludes_local_steps() -> None:
     assert chosen("10Mbit", codec="float32").compared.way.codec == "float32"
     found, reason = with_chosen_strategy(spec(target_batch_size="auto"), f"8x({SPEED}, 1Mbit)")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,15 +71,19 @@ class AutoChoice:
         return spec.model_copy(update={"strategy": {**spec.strategy, **table}}).amended(changes)
 
 
-def choose(setting: PlannedRun, codec: str | None = None, auto: BatchLimits | None = None) -> AutoChoice:
+def choose(
+    setting: PlannedRun, codec: str | None = None, auto: BatchLimits | None = None, *, has_sketch: bool = False
+) -> AutoChoice:
     """The strategy for these peers and this model, of which `setting` has the target batch of synchronous steps.
 
     With a `codec` that is the run's, whatever the strategy. With `auto` the leaders choose the batch, and no local
-    steps are taken, whose batch is to be fixed. Raises `ConfigurationError` as `forecast` does.
+    steps are taken, whose batch is to be fixed. Beside a sketch, which may leave something out, no codec is taken that
+    does so too. Raises `ConfigurationError` as `forecast` does.
     """
     (reference,) = compare(setting, [TrainingWay(SYNCHRONOUS, "float16")])
     kappa = _transfer_to_computing(reference)
-    ways = _shared_steps(codec) + ([] if auto else _local_ways(setting, codec))
+    local_codecs = (codec,) if codec is not None else ("int4",) if has_sketch else ("int4", "sign(magnitudes=2)")
+    ways = _shared_steps(codec) + ([] if auto else _local_ways(setting, local_codecs))
     found = best_of(compare(setting, ways, auto))
     return AutoChoice(found, kappa, f"{_words(kappa)}: {_why(found, reference, is_batch_chosen=auto is not None)}")
 
@@ -117,12 +121,12 @@ def _transfer_to_computing(found: Compared) -> float:
     return round_s * sum(peer.samples_per_second for peer in rates.peers) / setting.target_batch_size
 
 
-def _local_ways(setting: PlannedRun, codec: str | None) -> list[TrainingWay]:
+def _local_ways(setting: PlannedRun, codecs: Sequence[str]) -> list[TrainingWay]:
     """With each codec and share of the transfer the smallest number of inner steps that does."""
     trainers = sum(each.peers.count for each in setting.volunteers if each.computes)
     inner = max(1, setting.target_batch_size // trainers)
     found = []
-    for each in ("int4", "sign(magnitudes=2)") if codec is None else (codec,):
+    for each in codecs:
         (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, each)])
         share = _transfer_to_computing(synchronous)
         for most in (*WAITED_SHARES, HIDDEN_SHARE):
@@ -189,4 +193,4 @@ def _for_spec(spec: RunSpec, peers: str) -> AutoChoice:
     setting = PlannedRun(volunteers, model, spec.optimizer, least, SYNCHRONOUS, codec or "float16")
     is_auto = training.target_batch_size == "auto"
     limits = BatchLimits(*training.batch_range, training.most_communication) if is_auto else None
-    return choose(setting, codec, limits)
+    return choose(setting, codec, limits, has_sketch=spec.averaging.sketch != "identity")

@@ -88,6 +88,8 @@ def test_former_ways_are_kept_while_they_cost_little_and_their_aggregators_are_t
     client = tuple(replace(p, aggregates=False) if place == root else p for place, p in enumerate(rates.peers))
     without = divide(SwarmRates(client), VECTOR_BYTES, first)
     assert root not in {peer for part in without.parts for peer in (part.root, *part.relays)}
+    quarters = tuple(replace(part, share=part.share / 4) for part in first.parts for _ in range(4))
+    assert divide(rates, VECTOR_BYTES, replace(first, parts=quarters)) == first, "more parts than there should be"
 
 
 @virtually

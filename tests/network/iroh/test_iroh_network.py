@@ -456,7 +456,14 @@ def test_a_closed_network_frees_its_port_though_others_still_hold_its_streams() 
                 await near.write(b"forth")
                 assert await read_all(far, 5) == b"forth"
             port = int(network.address.direct[0].rpartition(":")[2])
+            waiting = [
+                asyncio.ensure_future(held[0][0].read(1)),
+                asyncio.ensure_future(held[0][0].write(bytes(40 << 20))),
+            ]
+            await asyncio.sleep(0.02)
             await network.close()
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(each, ClosedError) for each in errors), "and they hold all that they went through"
             again = await IrohNetwork.open(os.urandom(32), replace(settings, port=port))
             await again.close()
             for near, far in held:

@@ -180,10 +180,9 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
 
 @virtually
 async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
-    make, settings = attack_of("random-direction").begin(2), SecureSettings(peers_per_validator=2)
-    hostile = dict.fromkeys(("p1", "p2", "p5"), make)
-    swarm = SecureSwarm(7, lambda: Flippable(100), hostile, settings=settings, seed=1)  # three of five contribute once
-    await swarm.run(5)  # by then the first of them is found, and no later step goes farther
+    make, settings = attack_of("random-direction").begin(4), SecureSettings(peers_per_validator=2)
+    swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
+    await swarm.run(7)  # by then the first of them is found, and no later step goes farther
     work = swarm.honest[0].work
     assert isinstance(work, Flippable)
     assert set(swarm.bans(swarm.honest[0]).values()) == {"WRONG_GRADIENT"}

@@ -11,9 +11,10 @@ means rounded to nearest. |decoded - x| is at most the largest magnitude of the 
 
     |decoded - x|**2 = |x|**2 - (1 - u**2) sum of k m_k**2  with |u| <= 2**-8, for k elements that share the mean m_k
 
-Two means leave out no more than one, so delta = n / (1 - 2**-16) of both at worst, where one element is all there is.
-Normal values have 1.57 = pi / 2 with one magnitude and 1.15 with two. Encoding a decoded slice gives the same values
-again, and the same bytes but for signs of zeros.
+One mean leaves most where one element is all there is: delta = n / (1 - 2**-16). Two leave no more than one, so that
+this bounds both. Normal values have 1.57 = pi / 2 with one magnitude and 1.15 with two. Encoding a decoded slice gives
+the same values again, and the same bytes but for signs of zeros and for which magnitudes are large where both means
+are rounded to one.
 
 Source: scaled signs with error feedback (Karimireddy et al. 2019), here by blocks instead of tensors.
 """
@@ -154,12 +155,12 @@ def _two_means(magnitudes: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tens
     """
     large = torch.gt(magnitudes, mean[:, None], out=torch.empty_like(magnitudes))
     count = large.sum(1)
-    large.mul_(count[:, None] < magnitudes.shape[1])  # all are equal, and their mean was rounded down
+    large.mul_(count[:, None] < magnitudes.shape[1])  # all are nearly equal, and their mean was rounded down
     count = torch.where(count < magnitudes.shape[1], count, 0.0)
     above = magnitudes * large
     low, high = _sums(magnitudes - above), _sums(above)
     low, high = low / (magnitudes.shape[1] - count), high / count
-    return large, torch.stack([low, torch.where(count > 0, high, low)])
+    return large, torch.stack([low, torch.where(count > 0, torch.maximum(high, low), low)])  # sums are rounded, too
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:

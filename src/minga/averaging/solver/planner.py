@@ -143,8 +143,13 @@ def _large(asked: _Question) -> Division | None:
         saved_s = asked.slack_s if len(ways) > asked.few else 0.0
         if best is None or (tried.predicted_s or 0.0) < min(before_s * (1.0 - TWO_LEVEL_GAIN), before_s - saved_s):
             best = tried
-    if best is not None and asked.former is not None and (again := ways_again(asked.rates, asked.former)) is not None:
-        kept = asked.timed(_parts(*again), asked.former.sites)
+    former = asked.former
+    if (
+        best is None or former is None or len(former.parts) > len(best.parts)
+    ):  # whoever made that one had others in mind
+        return best
+    if (again := ways_again(asked.rates, former)) is not None:
+        kept = asked.timed(_parts(*again), former.sites)
         if (kept.predicted_s or 0.0) <= (best.predicted_s or 0.0) * (1.0 + KEPT_LOSS):
             return kept
     return best

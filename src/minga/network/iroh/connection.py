@@ -142,10 +142,13 @@ class IrohStream(Stream):
             self.interrupt.check()
             kind = OPEN if self._opened_here else ANSWER
             sender = await self._connection.open_sender(HEADER.pack(kind, self._number) + first, self.interrupt)
-            if self.interrupt.fired:  # in this very turn, and the reset did not know of this sender yet
-                await self._connection.break_off(sender.reset)
-                self.interrupt.check()
-            self._sender = sender
+            if not self.interrupt.fired:
+                self._sender = sender
+                return
+            # It fired in this very turn, and the reset did not know of this sender yet.
+            await self._connection.break_off(sender.reset)
+            del sender
+            self.interrupt.check()
 
     async def _read_some(self, target: memoryview) -> int:
         with self._explained():
@@ -354,10 +357,12 @@ class IrohConnection(Connection):
         sender = await self._outgoing.open_uni()
         try:
             await ffi_bytes.write_all(sender, first, interrupt)
+            return sender
         except BaseException:
             await self.break_off(sender.reset)
             raise
-        return sender
+        finally:
+            del sender  # which the error would hold
 
     async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Call the foreign `reset` or `stop` of one-way streams; that is seen through even if the caller is cancelled.
@@ -430,6 +435,11 @@ class IrohConnection(Connection):
             return explain(what, peer)
 
         self._interrupt.fire(error)
+        # The lanes first: the transport finishes a sender that is released on a lane that is open, and what was sent
+        # until then would pass for the whole stream.
+        for lane in (self._outgoing, self._incoming):
+            with contextlib.suppress(*BINDING_ERRORS):
+                lane.close(0, b"")
         for stream in list(self._streams.values()):
             stream.lose(error)
         self._arrived.fail(error)
@@ -440,9 +450,6 @@ class IrohConnection(Connection):
         if self._tcp is not None:
             self._tcp.lose(error)
             self._tcp = None  # it knows this connection: neither should have to wait for the garbage collector
-        for lane in (self._outgoing, self._incoming):
-            with contextlib.suppress(*BINDING_ERRORS):
-                lane.close(0, b"")
         # The transport keeps its socket, and so its port, while anybody holds a lane or a stream of one. An error that
         # is still looked at holds this connection.
         self._outgoing = self._incoming = None

@@ -112,6 +112,7 @@ async def write(stream: Any, data: memoryview, interrupt: Interrupt) -> int:
         return int(_call(library.ffi_iroh_ffi_rust_future_complete_u64, future))
     finally:
         library.ffi_iroh_ffi_rust_future_free_u64(future)
+        del stream  # an error that is still looked at would hold it, and with it the socket
 
 
 async def read_into(stream: Any, target: memoryview, interrupt: Interrupt) -> int:
@@ -132,6 +133,7 @@ async def read_into(stream: Any, target: memoryview, interrupt: Interrupt) -> in
         buffer = _call(library.ffi_iroh_ffi_rust_future_complete_rust_buffer, future)
     finally:
         library.ffi_iroh_ffi_rust_future_free_rust_buffer(future)
+        del stream  # as above
     try:
         size = int(buffer.len) - _LENGTH.size
         if not 0 <= size <= limit:
@@ -147,10 +149,13 @@ async def read_into(stream: Any, target: memoryview, interrupt: Interrupt) -> in
 async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
     """Write all of `data`, giving other tasks a turn between pieces."""
     view = memoryview(data).cast("B")
-    while view.nbytes:
-        view = view[await write(stream, view, interrupt) :]
-        if view.nbytes:
-            await asyncio.sleep(0)
+    try:
+        while view.nbytes:
+            view = view[await write(stream, view, interrupt) :]
+            if view.nbytes:
+                await asyncio.sleep(0)
+    finally:
+        del stream  # as in `write`
 
 
 def _foreign_copy(data: memoryview) -> Any:
