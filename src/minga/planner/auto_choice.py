@@ -5,7 +5,8 @@ Theory of operation. These ways are compared, the usual ones first:
     synchronous    adaptive, int8, int4
     delayed        int8, int4
     local          int4 and sign(magnitudes=2), each with the smallest H from 10 to 500 for which the transfer takes at
-                   most 0.1 or 0.3 of a round's computing, or (overlapped) at most 0.8 of it, since it is hidden then
+                   most 0.8 of a round's computing (overlapped: it is hidden then, as is the time of codecs, which no
+                   forecast has), or at most 0.1 or 0.3 of it
 
 Of each the forecast says how many samples a second count, and the table of gaps how many more of them it needs to the
 same loss. The way that comes first to a loss is taken, or the first in the list that is at most 5 % later. A round of H
@@ -129,7 +130,7 @@ def _local_ways(setting: PlannedRun, codecs: Sequence[str]) -> list[TrainingWay]
     for each in codecs:
         (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, each)])
         share = _transfer_to_computing(synchronous)
-        for most in (*WAITED_SHARES, HIDDEN_SHARE):
+        for most in (HIDDEN_SHARE, *WAITED_SHARES):
             wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
             steps = min(max(wanted, FEWEST_INNER_STEPS), MOST_INNER_STEPS)
             found.append(local_way(steps, each, local_batch=inner, overlap=most == HIDDEN_SHARE))
