@@ -49,6 +49,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.size  # shown, no limit
 
 types: setup
 	$(BIN)/mypy

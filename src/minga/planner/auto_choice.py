@@ -130,11 +130,16 @@ def _local_ways(setting: PlannedRun, codecs: Sequence[str]) -> list[TrainingWay]
     for each in codecs:
         (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, each)])
         share = _transfer_to_computing(synchronous)
-        for most in (HIDDEN_SHARE, *WAITED_SHARES):
-            wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
-            steps = min(max(wanted, FEWEST_INNER_STEPS), MOST_INNER_STEPS)
-            found.append(local_way(steps, each, local_batch=inner, overlap=most == HIDDEN_SHARE))
+        found.append(local_way(_inner_steps(share, HIDDEN_SHARE), each, local_batch=inner, overlap=True))
+        waited = dict.fromkeys(_inner_steps(share, most) for most in WAITED_SHARES)
+        found += [local_way(steps, each, local_batch=inner) for steps in waited]
     return found
+
+
+def _inner_steps(share: float, most: float) -> int:
+    """The fewest for which the transfer, which is `share` of computing with one of them, is at most so much of it."""
+    wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
+    return min(max(wanted, FEWEST_INNER_STEPS), MOST_INNER_STEPS)
 
 
 def _in_rounds(spec: RunSpec, batches: int) -> Mapping[str, Any]:

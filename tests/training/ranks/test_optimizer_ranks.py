@@ -268,6 +268,7 @@ print([os.waitstatus_to_exitcode(ended[process]) for process in leave])
 """
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks interpreters")
 def test_a_rank_that_leaves_before_the_others_is_not_aborted_by_their_end(tmp_path: Path) -> None:
     """A thread that waits for gloo would want an interpreter that is gone by then. So these are interpreters that end
     as any does, and each is forked from one that has imported what they need.

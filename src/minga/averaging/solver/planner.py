@@ -144,9 +144,8 @@ def _large(asked: _Question) -> Division | None:
         if best is None or (tried.predicted_s or 0.0) < min(before_s * (1.0 - TWO_LEVEL_GAIN), before_s - saved_s):
             best = tried
     former = asked.former
-    if (
-        best is None or former is None or len(former.parts) > len(best.parts)
-    ):  # whoever made that one had others in mind
+    # A hostile leader may have signed one with very many parts, which would cost every later leader seconds.
+    if best is None or former is None or len(former.parts) > len(best.parts):
         return best
     if (again := ways_again(asked.rates, former)) is not None:
         kept = asked.timed(_parts(*again), former.sites)
