@@ -105,14 +105,14 @@ def test_a_newcomer_gets_what_is_trained_and_another_base_is_refused_on_both_sid
         came = same.wait_for("state.downloaded")
         assert came["received_bytes"] <= came["total_bytes"] < 4 * trained_bytes
         same.wait_for("step.applied")
-        last_step = first.step + 5  # of both: who goes on after the other would lack a quorum
-        for program in (first, same):
-            program.last_step = last_step
-        for program in (first, same):
+        # The newcomer first, and its peer with it: a program whose loop has ended offers no state to who lags behind.
+        for program in (same, first):
+            program.last_step = program.step + 5
             program.wait_until_over()
             assert not program.error
             (folder,) = sorted((program.peer.directory / "checkpoints").glob("step-*"))[-1:]
             assert sum(each.stat().st_size for each in folder.iterdir()) < 4 * trained_bytes + 32_768
+            program.peer.close()
     finally:
         for program in programs:
             program.end()
