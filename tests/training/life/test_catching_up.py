@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from minga.training.life.catching_up import CatchingUp
+from minga.core.errors import RemoteError
+from minga.core.events.training import StateAwaited
+from minga.training.life.catching_up import LONGEST_WAIT_S, CatchingUp, StateWait
 from tests.worlds.swarm_tools import virtually
 
 
@@ -38,3 +40,28 @@ def test_a_program_is_warned_when_its_state_differs_for_the_second_time(caplog: 
         main()
     assert [event.step for event in emitted] == [10, 20, 30]
     assert len(caplog.records) == 1
+
+
+def test_a_peer_says_once_that_it_waits_for_a_state_that_others_have_and_do_not_give(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    emitted: list[Any] = []
+
+    @virtually
+    async def main() -> None:
+        unused: Any = SimpleNamespace(clear=lambda: None, is_behind=lambda step: False)
+        events: Any = SimpleNamespace(emit=emitted.append)
+        node: Any = SimpleNamespace(events=events)
+        founding: Any = SimpleNamespace(run=SimpleNamespace(organiser="organiser"))
+        catching_up = CatchingUp(unused, unused, unused, events, lambda _: False, StateWait(node, founding))
+        for seconds in (LONGEST_WAIT_S + 60, 10):
+            for _ in range(int(seconds)):  # as long as others are there that have it: alone it would fork the run
+                await catching_up.note_failure(9, RemoteError("no state of step 9 or later here"))
+            await catching_up.go_without()
+
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        main()
+    assert [event.why for event in emitted if isinstance(event, StateAwaited)] == [
+        "the state of step 9, which others have, did not come: no state of step 9 or later here"
+    ] * 2
+    assert len(caplog.records) == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,28 @@ async def test_one_peer_does_not_take_all_places_among_the_waiting(swarm: Swarm)
     finally:
         for each in asking:
             each.cancel()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_program_whose_loop_has_ended_hears_once_that_others_wait_for_its_state(
+    comes: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    @virtually
+    async def main(swarm: Swarm) -> None:
+        donor, behind, ahead = swarm.peer(), swarm.peer(), swarm.peer()
+        assert not donor.server.wants(5)
+        asking = [asyncio.ensure_future(ask(behind, donor, 5)), asyncio.ensure_future(ask(ahead, donor, 6))]
+        for _ in range(10):
+            await asyncio.sleep(25.0)
+            if comes:
+                donor.server.wants(4)
+        for each in asking:
+            each.cancel()
+
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        main(tmp_path)
+    told = [each.message for each in caplog.records if "waits for the state of step 5" in each.message]
+    assert len(told) == (not comes)
 
 
 def test_no_copies_pile_up_while_one_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,6 +399,8 @@ class _Joining:
                     self._done.steps += 1
                     self._done.contributed += applied.samples > 0
                     self._step = applied.step
+                    if self._phase == "waiting":  # those that had a later state went
+                        self._phase = "training"
                 case SyncAdvanced() as sync:
                     self._sync = (sync.done_bytes, sync.total_bytes)
                     self._phase = "downloading the state"

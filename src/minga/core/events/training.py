@@ -121,7 +121,7 @@ class RunFileFailed(EventData, kind="run.file_failed"):
 
 
 class StateAwaited(EventData, kind="state.awaited"):
-    """This peer has no state of the run, and waits for a peer that gives it one; `why` says for whom or what."""
+    """This peer has no state of the run, or an old one, and waits for a peer that gives it one; `why` says for what."""
 
     why: str
 

@@ -116,9 +116,9 @@ logger = logging.getLogger("minga.training")
 
 @loop_bound
 class StateWait:
-    """The wait of a peer that has no state of the run: it says for what it waits, and gives up in the end.
+    """The wait of a peer for a state of the run: it says for what it waits, and gives up in the end if it has none.
 
-    Such a peer never trains.
+    Meanwhile it does not train.
     """
 
     def __init__(self, node: Node, founding: Founding) -> None:
@@ -163,6 +163,10 @@ class StateWait:
             await self._founding.look_again()
         self._note(f"{why or self._nobody()}{self._place(', and it was')}")
         await asyncio.sleep(SYNC_RETRY_S)
+
+    def tell(self, why: str) -> None:
+        """Say once for what a peer waits that has a state of the run, if an older one, and may wait for ever."""
+        self._note(why, is_hopeful=True)
 
     def end(self) -> None:
         """What was waited for is here."""
@@ -273,6 +277,7 @@ class CatchingUp:
             return
         if not self.needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
+        self._wait.end()
         self.needs_state = False
 
     async def fetch(self, wanted: Wanted, *, in_doubt: bool) -> StateSnapshot:
@@ -292,6 +297,7 @@ class CatchingUp:
         if self.discards_state:
             await self._wait.for_state(error.message)
         else:
+            self._wait.tell(f"the state of step {newest}, which others have, did not come: {error.message}")
             await asyncio.sleep(SYNC_RETRY_S)
 
     def finish(self, step: int) -> None:

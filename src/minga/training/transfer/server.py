@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -129,6 +130,11 @@ MAX_DOWNLOADS = 8
 MAX_DOWNLOADS_OF_ONE = 2
 MAX_WAITING, MAX_WAITING_PER_PEER = 64, 4
 
+OVERDUE_S = 2 * BOUNDARY_WAIT_S
+"""A program that came to no boundary for so long while others wait for its state may have ended its loop."""
+
+logger = logging.getLogger("minga.training")
+
 
 @dataclass(eq=False)
 class _Held:
@@ -151,6 +157,8 @@ class StateServer:
         self._published_step = self._admitted_step = -1  # the second is older while a copy is hashed
         self._withdrawals = 0
         self._waiting: list[tuple[int, PeerId]] = []  # the least step that each wants, and who
+        self._boundary = -1, self._loop.time()  # the step of the training thread's last one, and when that was
+        self._is_told = False
         self._is_fetching = False
         self.first: Manifest | None = None
         """That of the state with which this peer could found the run. Others may compare; the state is not served."""
@@ -165,6 +173,7 @@ class StateServer:
     @any_thread
     def wants(self, step: int) -> bool:
         """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
+        self._boundary = step, self._loop.time()
         if step <= self._published_step or self._admitted_step < self._published_step:
             return False  # one copy at a time: it may be what they wait for
         if not any(least <= step for least, _ in tuple(self._waiting)):
@@ -268,6 +277,7 @@ class StateServer:
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._is_fetching:
+                self._tell_if_overdue(request.minimum_step, peer)
                 raise RejectedError(
                     f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
                 )
@@ -281,6 +291,21 @@ class StateServer:
             self._use(held.manifest.digest)
         found = (Description(h.snapshot.step, h.manifest.digest, h.snapshot.lineage) for h in ready)
         await stream.send(DescribeReply(tuple(found)))
+
+    def _tell_if_overdue(self, minimum_step: int, peer: PeerId) -> None:
+        """Say once that `peer` waits in vain: this program has what it needs, and does not come to hand it over."""
+        step, since_s = self._boundary
+        overdue_s = self._loop.time() - since_s
+        if self._is_fetching or self._is_told or step < minimum_step or overdue_s < OVERDUE_S:
+            return
+        self._is_told = True
+        logger.warning(
+            "peer %s waits for the state of step %d, which this program has: but for %.0f s it called minga.Optimizer "
+            "not once. If its loop has ended, call follow() of the optimizer, or close the peer, so that others go on",
+            peer[:10],
+            step,
+            overdue_s,
+        )
 
     async def _serve_manifest(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(ManifestRequest)
