@@ -231,6 +231,23 @@ async def test_of_many_others_some_are_enough() -> None:
     await world.close()
 
 
+@virtually
+async def test_eight_that_are_free_are_enough_where_others_are_in_a_probe() -> None:
+    for engaged in (8, 9):
+        world = LinkWorld([(5.0, 5.0)] * 18)
+        await world.start()
+        other = world.peers.pop()
+        async with contextlib.AsyncExitStack() as stack:
+            for partner in world.peers[-engaged:]:
+                reservation = await stack.enter_async_context(other.node.open(partner.peer_id, RESERVE))
+                await reservation.send(Reserve())
+                await reservation.receive(Ready)
+            assert await probe(world, 0) is (engaged == 8)
+        assert world.peers[0].rates().upload == (pytest.approx(5 * MB, rel=0.1) if engaged == 8 else None)
+        world.peers.append(other)
+        await world.close()
+
+
 # ---- at the expense of nobody
 
 

@@ -9,8 +9,9 @@ repeated now and then when nothing else has confirmed the result for long.
 No peer is in two probes at once: a prober asks its partners first, and a partner refuses while it is in a probe, or in
 the middle of other bulk traffic. A prober draws its partners at random and asks one of them before the others, so that
 in a swarm of new members most attempts end with one short answer. A prober that is refused, or gets too few partners,
-releases all of them and tries again after a random pause, with others. (A queue at one peer, or at one of 32, was
-tried: 16 to 64 new peers took as long to probe one after the other.)
+releases all of them and tries again with others after a random pause, which doubles each time: where lines are too busy
+for probes, rounds tell what they carry. (A queue at one peer, or at one of 32, was tried: 16 to 64 new peers took as
+long to probe one after the other.)
 
 Other bulk traffic ends a probe at once, so that no round waits for one. The upload phase counts if it was complete by
 then, and the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets
@@ -47,8 +48,8 @@ from minga.network.rpc.stream import MessageStream
 # ---- One probe, whose partners begin each phase together.
 
 
-ENOUGH = 0.85
-"""The share of the partners that a probe needs to show anything."""
+ENOUGH, AMPLE = 0.85, 8
+"""The share of the partners that a probe needs to show anything, and how many do, whatever share that is."""
 
 
 class Barrier:
@@ -91,7 +92,7 @@ class ProbeSession:
     """One probe: its partners begin each phase together. Unless it `fills` the upload there is one phase only."""
 
     def __init__(self, partners: int, *, fills: bool) -> None:
-        self.enough, self.fills = math.ceil(ENOUGH * partners), fills
+        self.enough, self.fills = min(math.ceil(ENOUGH * partners), AMPLE), fills
         self.accepted: set[PeerId] = set()
         self.ready, self.filled = Barrier(partners), Barrier(partners)
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -229,10 +230,8 @@ PEER_PERIOD_S = 30.0
 MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 
 LOOK_S, LATER_LOOK_S = 0.5, 5.0
-FIRST_RETRY_S, LAST_RETRY_S, RETRY_PER_PARTNER_S = 1.0, 4.0, 0.125
-"""Pauses after a refusal: at first, and at most, in all and for each peer that could be a partner. All peers of a large
-swarm pause at the same moments, and if all asked then, those that are free would be asking themselves.
-"""
+FIRST_RETRY_S = 1.0
+"""The longest pause after a first refusal."""
 
 PATIENT_TRIES = 8
 """A prober leaves out partners that failed this often."""
@@ -272,7 +271,6 @@ class Prober:
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
         self._moved: deque[tuple[float, int]] = deque()  # when, and how many bytes, in the last day
-        self._able = 0  # how many could be partners when that was looked at last
         node.serve(RESERVE, self._serve_reservation)
         node.serve(SINK, self._serve_sink)
         node.serve(SOURCE, self._serve_source)
@@ -295,7 +293,7 @@ class Prober:
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
             elif sent - sent_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
-                retry_s = min(2.0 * retry_s, max(LAST_RETRY_S, RETRY_PER_PARTNER_S * self._able))
+                retry_s = min(2.0 * retry_s, MAX_AGE_S)
             else:  # bytes were spent for nothing: not again and again
                 await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
@@ -375,7 +373,6 @@ class Prober:
     def _chosen(self) -> list[PeerId]:
         """Partners for a probe; in a large swarm connected ones, because a connection costs more than to ask."""
         able = self._partners()
-        self._able = len(able)
         connected = [peer for peer in able if self._node.is_connected(peer)]
         able = connected if len(connected) >= MAX_PARTNERS else able
         partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES]
