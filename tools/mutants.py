@@ -1,18 +1,20 @@
 """Breaks the code in seeded ways, one at a time, and counts what the tests notice: `python -m tools.mutants --seed 1`.
 
 In a copy of the checkout one comparison, operator, constant, condition or return of a module is changed. Then up to
-twelve test files run that import the module, or else those of its folder, until one fails. Of what is printed as alive
-no test sees a difference: either none guards it, or there is none. The tests have to pass beforehand. A mutant takes a
-quarter of a minute or so, on one core.
+twelve test files run that import the module, or else those of its folder, until one fails, which is printed. Of what is
+printed as alive no test sees a difference: either none guards it, or there is none. The tests have to pass beforehand.
+A mutant takes a quarter of a minute or so, on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).parent.parent
 NOT_COPIED: Final = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis", "site")
 MOST_FILES: Final = 12
+ALL_TESTS: Final = 5
+"""All tests of a mutant have so many times the seconds that one has."""
 OTHERS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -109,23 +115,35 @@ def _imports(text: str, name: str) -> bool:
     return f"from {name} import" in text or f"import {name}" in text or f"from {package} import {last}" in text
 
 
-def is_noticed(mutant: Mutant, copy: Path, seconds: float) -> bool:
-    """Whether a test fails with this change, or does not end."""
+def noticer(mutant: Mutant, copy: Path, seconds: float) -> str:
+    """The first test that fails with this change, or how the tests ended otherwise; empty if all pass."""
     path, tests = copy / mutant.path, tests_of(mutant.path)
+    if not tests:
+        return ""
     whole = path.read_text("utf-8")
     tree = ast.parse(whole)
     node, field, value, _ = list(changes(tree))[mutant.number]
     setattr(node, field, value)
     path.write_text(ast.unparse(ast.fix_missing_locations(tree)), "utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    env = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=copy, env=env, capture_output=True, timeout=seconds) if tests else None  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
-        path.write_text(whole, "utf-8")
-    return done is not None and done.returncode != 0
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={seconds}", *tests]
+    env = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": ""}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out:
+        # A group and a file: what the tests started ends with them, and holds no pipe that is read to its end.
+        run = subprocess.Popen(command, cwd=copy, env=env, stdout=out, stderr=out, process_group=0)  # noqa: S603
+        try:
+            status = run.wait(timeout=ALL_TESTS * seconds)
+        except subprocess.TimeoutExpired:
+            return f"no end within {ALL_TESTS * seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            path.write_text(whole, "utf-8")
+        out.seek(0)
+        failed = [line for line in out.read().splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return ""
+    return failed[0] if failed else f"status {status}"
 
 
 def main() -> None:
@@ -134,7 +152,7 @@ def main() -> None:
     made.add_argument("--seed", type=int, default=1, help="draws the mutants")
     made.add_argument("--count", type=int, default=300, help="how many of them")
     made.add_argument("--packages", nargs="+", default=["averaging", "training", "network", "security"])
-    made.add_argument("--seconds", type=float, default=300.0, help="after so long the tests count as failed")
+    made.add_argument("--seconds", type=float, default=60.0, help="after so long a test counts as failed")
     options = made.parse_args()
     everyone = mutants(options.packages)
     drawn = random.Random(options.seed).sample(everyone, min(options.count, len(everyone)))
@@ -143,9 +161,9 @@ def main() -> None:
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
         for mutant in drawn:
-            killed = is_noticed(mutant, copy, options.seconds)
-            noticed += killed
-            print("noticed" if killed else "alive  ", mutant, flush=True)
+            test = noticer(mutant, copy, options.seconds)
+            noticed += bool(test)
+            print(f"noticed {mutant} | {test}" if test else f"alive   {mutant}", flush=True)
     print(f"{noticed} of {len(drawn)} were noticed, of {len(everyone)} mutants in all")
 
 

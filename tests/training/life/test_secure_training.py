@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -140,6 +141,9 @@ def test_founders_train_together_and_end_in_the_same_bits(start: Callable[..., T
     for trainer in trainers:
         assert [event.fields["step"] for event in trainer.of("step.applied")] == list(range(1, STEPS + 1))
         assert not trainer.of("secure.banned")
+    ready = [event.fields["ready"] for event in trainers[0].of("secure.waiting")]
+    assert ready
+    assert all(number != other for number, other in pairwise(ready)), "each number is told once"
     seeds = [seed for trainer in trainers for seed in trainer.seeds]
     assert len(set(seeds)) < len(seeds)  # somebody computed again what somebody else had
 
