@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from minga.identity.keys.keys import Identity
+from minga.network.gossip import records
+from minga.security.accountability import evidence
 from minga.security.accountability.rulings import hidden_parts
 from minga.security.messaging.spread import MAX_ANSWER_BYTES, StatementGossip
+from minga.security.protocol import members, protocol_state, rules, statements
 from minga.security.protocol.members import MAX_CHARGES
 from minga.security.protocol.statements import (
     MAX_ACCUSATIONS,
@@ -91,3 +94,17 @@ async def test_who_lacks_more_statements_than_fit_into_an_answer_gets_them_all_a
     assert lacking.slots.of(slot) == having.slots.of(slot)
     for node in nodes:
         await node.close()
+
+
+def test_what_is_signed_or_hashed_as_a_whole_takes_no_unknown_field() -> None:
+    """Two texts would be one statement otherwise; see CONTRIBUTING on what may change on the wire."""
+    signed = [
+        each
+        for module in (records, statements, evidence, members, protocol_state, rules)
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
+    ]
+    assert len(signed) >= 25
+    for each in signed:
+        assert each.__struct_config__.forbid_unknown_fields, each
+        assert each.__struct_config__.frozen, each

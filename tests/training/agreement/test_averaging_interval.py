@@ -6,7 +6,7 @@ import pytest
 
 from minga.training.agreement.comparison import LONGEST, AveragingInterval, Drift
 
-CLOSE, MIDDLE, FAR = Drift(0.01, 1.0), Drift(0.1, 1.0), Drift(0.5, 1.0)
+CLOSE, MIDDLE, FAR = Drift(0.04, 4.0), Drift(0.4, 4.0), Drift(2.0, 4.0)
 
 
 def of(every: int = 0, *, fixed: int = 0, is_useful: bool = True) -> AveragingInterval:

@@ -109,6 +109,9 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
         assert peer.checkpointer.newest_step() == 0
         opt.save_checkpoint()
         assert peer.checkpointer.newest_step() == 3, "it is there before the end"
+        peer.checkpointer._judged = 41, True
+        assert peer.checkpointer.is_due(41), "what is copied at one moment is written at another: it is asked once"
+        assert not peer.checkpointer.is_due(42)
     with minga.host(spec, options, resume=peer.directory) as peer:
         opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)
         assert opt.global_step == 3

@@ -119,6 +119,11 @@ def test_the_averaged_gradient_is_clipped(host: MakePeer) -> None:
     torch.optim.SGD(bare.parameters(), lr=1.0).step()
     assert norm > 0.01
     assert same(ours, bare)
+    mean_loss(ours, next(batches(BATCH))).backward()
+    opt.zero_grad(set_to_none=False)
+    assert [each.grad is not None and not each.grad.any() for each in ours.parameters()] == [True] * 4
+    opt.zero_grad()
+    assert [each.grad for each in ours.parameters()] == [None] * 4
 
 
 def test_state_dict_and_back(host: MakePeer) -> None:
