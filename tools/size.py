@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import tokenize
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 
 
+@cache  # what a package has is part of the whole, too
 def code_lines(text: str) -> int:
     """Lines that have a token other than comments and strings that stand alone."""
     lines, begins = set[int](), True
