@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.framework_peers import results_of
+from tests.worlds.seeds import soaked
 
 LOOP = """
 import logging
@@ -83,7 +84,7 @@ say(said=said)
 """
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, soaked(3)])
 def test_a_loop_with_epochs_and_evaluations_ends_with_the_run(count: int, tmp_path: Path) -> None:
     found = results_of(tmp_path, [f"PEERS = {'012'[:count]!r}\n{LOOP}"] * count)
     assert {(told["step"], told["digest"]) for told in found} == {(8, found[0]["digest"])}

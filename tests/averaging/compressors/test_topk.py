@@ -17,8 +17,9 @@ from minga.testing import CODEC_CHECKS
 from minga.testing.codecs.cases import decoded_of, encoded_of
 from minga.testing.codecs.classes import distance_after
 from minga.testing.codecs.suite import check_processes
+from tests.worlds.seeds import soaked
 
-CHOICES = ("topk(k=41, values=2bit)", "topk(k=4096)", "gtopk(k=1)")
+CHOICES = ("topk(k=41, values=2bit)", soaked("topk(k=4096)"), "gtopk(k=1)")
 ONE_PROCESS = [check for check in CODEC_CHECKS if check is not check_processes]  # of all codecs at once elsewhere
 
 

@@ -121,7 +121,7 @@ def test_a_process_that_was_stopped_gets_its_place_back() -> None:
     run_virtual(main(), limit_s=600.0)
 
 
-@pytest.mark.parametrize(("size", "limit_s"), [(2, 3.0), soaked(6, 3.0), (20, 6.0)])
+@pytest.mark.parametrize(("size", "limit_s"), [(2, 3.0), (6, 3.0), soaked(20, 6.0)])
 def test_two_that_enter_at_once_at_different_peers_find_each_other(size: int, limit_s: float) -> None:
     async def main() -> None:
         swarm = await settled_swarm(size)

@@ -102,7 +102,7 @@ def _joined(tensors: Mapping[str, torch.Tensor], names: list[str]) -> torch.Tens
 @pytest.mark.parametrize(
     ("strategy", "codec", "download_codec"),
     [
-        ("synchronous", "topk", "int8"),
+        soaked("synchronous", "topk", "int8"),
         soaked("synchronous", "int8", ""),
         ("local", "int4(block=32)", ""),
     ],

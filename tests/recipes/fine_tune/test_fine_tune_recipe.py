@@ -48,7 +48,7 @@ def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Pat
     check(RecipeCase("fine-tune", settings), tmp_path / "checked")
 
 
-@pytest.mark.parametrize("lora", [{}, {"dora": True, "rslora": True}], ids=["lora", "dora, rslora"])
+@pytest.mark.parametrize("lora", [{}, soaked({"dora": True, "rslora": True})], ids=["lora", "dora, rslora"])
 def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     lora: dict[str, Any], base: Path, run_of: RunOf
 ) -> None:

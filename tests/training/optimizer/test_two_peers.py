@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 import minga
 from minga.core.events.bus import Event
 from tests.worlds.optimizer_loops import MakePeer, Normed, batches, mean_loss, small_model, train
+from tests.worlds.seeds import soaked
 
 
 def live_together(first: minga.Peer, join: Callable[[], minga.Peer], models: list[nn.Module]) -> list[minga.Optimizer]:
@@ -50,7 +51,7 @@ def live_together(first: minga.Peer, join: Callable[[], minga.Peer], models: lis
     return optimizers
 
 
-@pytest.mark.parametrize(("strategy", "buffers"), [("synchronous", "average"), ("delayed", "local")])
+@pytest.mark.parametrize(("strategy", "buffers"), [("synchronous", "average"), soaked("delayed", "local")])
 def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy: str, buffers: str) -> None:
     first = host(strategy=strategy, buffers=buffers, target_batch_size=32, stop_after_steps=60)
     heard: list[Event] = []
