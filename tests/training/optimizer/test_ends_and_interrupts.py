@@ -106,7 +106,6 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
     with minga.host(spec, options) as peer:
         opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
         train(opt, first, steps=3)
-        assert peer.checkpointer.newest_step() == 0
         opt.save_checkpoint()
         assert peer.checkpointer.newest_step() == 3, "it is there before the end"
         peer.checkpointer._judged = 41, True
