@@ -34,7 +34,9 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One process that runs `function` ("module:name"). `heard` is called with each message, on a thread."""
+    """One process of the interpreter `python` that runs `function` ("module:name"). `heard` is called with each
+    message, on a thread.
+    """
 
     def __init__(
         self,
@@ -43,13 +45,15 @@ class Worker:
         settings: Mapping[str, Any],
         log: IO[str],
         heard: Callable[[Worker, Message], None] | None = None,
+        *,
+        python: str = sys.executable,
     ) -> None:
         self.name = name
         self._log, self._heard = log, heard
         self._messages: queue.Queue[Message | None] = queue.Queue()
         path = os.pathsep.join([str(ROOT), str(PACKAGES), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._worker", function, json.dumps(settings)],
+            [python, "-m", "benchmarks._worker", function, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -139,10 +143,12 @@ class Workers:
         function: str,
         settings: Mapping[str, Any],
         heard: Callable[[Worker, Message], None] | None = None,
+        *,
+        python: str = sys.executable,
     ) -> Worker:
         """Start one more."""
         log = open(self.directory / f"{name}.log", "w")  # noqa: SIM115  (closed with the set)
-        worker = Worker(name, function, settings, log, heard)
+        worker = Worker(name, function, settings, log, heard, python=python)
         self.all.append(worker)
         return worker
 

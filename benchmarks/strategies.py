@@ -4,6 +4,7 @@
     python -m benchmarks.strategies --results FOLDER --methods int8,local-30-int4-r1-m0-warm5 --seeds 1,2,3 --json
     python -m benchmarks.strategies --results FOLDER --only-report --plots docs --write-gaps
     python -m benchmarks.strategies --against diloco --task gpt --samples 1920 --kappa 10
+    python -m benchmarks.strategies --against hivemind --against-python PYTHON --task mini --samples 1920 --peers 4
 
 Small language models learn from the World English Bible, by 8 or 16 peers in turn in one process: gradients,
 strategies, codecs, residuals and their bytes are real, and time is virtual. A peer's speed is set; the transfer of a
@@ -27,11 +28,15 @@ each task, kappa and method, as mean, least and most of the seeds:
 
 `bytes` compares the encoded bytes with what formulas give. `auto` says what strategy = "auto" chooses, and how many
 times the best method's time to the middle target that takes. `--against diloco` adds a loop of plain torch, and minga's
-with the same settings beside it; `against` says how far their losses are apart.
+with the same settings beside it; `against` says how far their losses are apart. `--against hivemind` runs the same
+model on the same batches by hivemind's optimizer, with averaged gradients and with local updates, in processes of an
+interpreter that has hivemind 1.1.12 and minga. Its loss at equal samples and its bytes can be compared with minga's in
+`against`; its seconds cannot, which are real, of a network on one machine, where minga's are of a clock.
 
 What this cannot show: large models, for which methods that step locally lose less; data centres; real loss of packets.
 
-ok: bytes within 1 % of the formulas and headers; the losses of both loops within 1e-5 after the first round.
+ok: bytes within 1 % of the formulas and headers; the losses of both loops within 1e-5 after the first round; hivemind's
+peers had as many samples as minga's.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +58,8 @@ from blake3 import blake3
 
 from benchmarks._report import emit, finish, note, parser
 from benchmarks._strategy_gaps import auto_rows, write_gaps
+from benchmarks._strategy_hivemind import METHODS as HIVEMIND
+from benchmarks._strategy_hivemind import has_hivemind, hivemind_row, run_hivemind
 from benchmarks._strategy_methods import DILOCO, LOCAL, OTHERS, OURS, QUICK, REFERENCE, Method, method_of
 from benchmarks._strategy_run import EVALUATIONS, Cell, Record, run_cell
 from benchmarks._strategy_table import Row, Timeline, bytes_row, over_seeds, text, write_plots
@@ -209,6 +217,17 @@ def against_rows(runs: Sequence[Timeline]) -> list[Row]:
     return found
 
 
+def hivemind_rows(series: Series, python: str) -> list[Row]:
+    """Each of hivemind's methods beside minga's, for each task and seed; its peers are processes of `python`."""
+    found = []
+    for task, seed, name in product(series.tasks, series.seeds, HIVEMIND):
+        cells = [Cell(task, method_of(each), seed, series.speeds, series.samples) for each in (name, REFERENCE)]
+        records = [record for cell in cells if (record := series.results.get(cell)) is not None]
+        if len(records) == len(cells):
+            found.append(hivemind_row(cells[0], run_hivemind(cells[0], series.results.folder, python), *records))
+    return found
+
+
 def _options() -> Any:
     options = parser(__doc__)
     options.add_argument(
@@ -216,7 +235,8 @@ def _options() -> Any:
     )
     options.add_argument("--task", default=",".join(TASKS), help="names, separated by commas")
     options.add_argument("--methods", help="names, separated by commas")
-    options.add_argument("--against", choices=["diloco"], help="the same by a loop of plain torch, beside minga's")
+    options.add_argument("--against", choices=["diloco", "hivemind"], help="the same by others, beside minga's")
+    options.add_argument("--against-python", default=sys.executable, help="an interpreter that has hivemind and minga")
     options.add_argument("--seeds", default="1,2,3")
     options.add_argument("--kappa", default="0.1,1,10")
     options.add_argument("--speeds", default="equal", choices=list(SPEEDS))
@@ -236,13 +256,14 @@ def _options() -> Any:
     given = options.parse_args()
     if given.quick:
         given.task, given.seeds, given.kappa = "albert", "1", "1"
-    usual = REFERENCE if given.against else ",".join(QUICK if given.quick else (*OTHERS, *LOCAL))
-    given.task, given.methods = given.task.split(","), (given.methods or usual).split(",")
-    given.against = (OURS, DILOCO) if given.against else ()
+    usual = {"diloco": (REFERENCE,), "hivemind": HIVEMIND}.get(given.against, (*OTHERS, *LOCAL))
+    usual = QUICK if given.quick and not given.against else usual
+    given.task, given.methods = given.task.split(","), given.methods.split(",") if given.methods else usual
+    given.loops = (OURS, DILOCO) if given.against == "diloco" else ()
     given.samples = given.samples or (QUICK_SAMPLES if given.quick or given.against else FULL_SAMPLES)
     given.budgets = [int(budget) for budget in given.budgets.split(",")]
     most = EVALUATIONS * GLOBAL_BATCH * OURS.batches
-    if given.against and given.samples * max(given.budgets) > most:
+    if given.loops and given.samples * max(given.budgets) > most:
         options.error(f"both loops are compared after their first round, before rounding grows: at most {most} samples")
     if unknown := set(given.task) - set(TASKS):
         options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}")
@@ -253,7 +274,11 @@ def _options() -> Any:
     if given.write_gaps and given.speeds != "equal":
         options.error("the table of `minga plan` is of peers of equal speed: leave --speeds out")
     if given.tune and given.against:
-        options.error("--against compares two loops with the same settings: leave --tune out")
+        options.error("--against compares others with the same settings: leave --tune out")
+    if given.against == "hivemind" and not given.only_report and not has_hivemind(given.against_python):
+        options.error("--against-python has to name an interpreter that has hivemind, and what minga needs")
+    if given.against == "hivemind" and (given.speeds != "equal" or GLOBAL_BATCH % given.peers):
+        options.error(f"--against hivemind is for peers of equal speed, which divide a batch of {GLOBAL_BATCH}")
     return given
 
 
@@ -263,7 +288,7 @@ def main() -> int:
         series = Series(
             Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes),
             options.task,
-            [*options.methods, *options.against],
+            [*options.methods, *options.loops],
             [int(seed) for seed in options.seeds.split(",")],
             [float(kappa) for kappa in options.kappa.split(",")],
             speeds_of(options.speeds, options.peers),
@@ -274,6 +299,11 @@ def main() -> int:
         if options.tune:
             chosen, trials = series.tuned(options.tune)
         found = list(series.run(chosen))
+        against = (
+            hivemind_rows(series, options.against_python)
+            if options.against == "hivemind" and not options.only_report
+            else []
+        )
     rows, runs = [row for row, _ in found], [run for _, run in found]
     for row in rows:
         emit(**row)
@@ -282,7 +312,7 @@ def main() -> int:
     if options.plots is not None:
         write_plots(runs, options.plots)
     sizes = {(each["task"], each["method"]): each for run in runs if (each := bytes_row(run)) is not None}
-    against = against_rows(runs)
+    against += against_rows(runs)
     return finish(
         "strategies",
         bool(rows) and all(row["ok"] for row in [*sizes.values(), *against]),
