@@ -118,6 +118,9 @@ _LOCAL: Final = re.compile(
     r"(-(?P<weight>batch))?(-(?P<overlap>overlap))?(-f(?P<fragments>\d+))?(-(?P<muon>muon))?(-x(?P<factor>[\d.]+))?"
     r"(-warm(?P<warm>\d+))?"
 )
+_OTHER: Final = re.compile(
+    r"(?P<name>sparseloco-(?P<batches>\d+)(-r(?P<rate>[\d.]+))?|.+?)(?P<muon>-muon)?(-x(?P<factor>[\d.]+))?"
+)
 NAMED: Final = {"sign2": "sign(magnitudes=2)"}
 """Codecs whose names in methods are shorter."""
 MUON: Final = {"optimizer": {"name": "muon", "momentum": 0.95}}
@@ -129,6 +132,13 @@ DEMO: Final = {
     "optimizer": {"name": "sgd", "momentum": 0.0, "learning_rate": 1e-3, "max_grad_norm": "off"},
     **_averaging("topk(k=32)", download_codec="union", sketch="dct64", residual_decay=0.999),
 }
+
+
+def _sparseloco(batches: int, rate: float = 1.0) -> Method:
+    spec = {**_strategy("local", outer_learning_rate=rate, outer_momentum=0.0), **SPARSE}
+    return Method(f"sparseloco-{batches}", spec, batches, {"strategy": {"local": {"outer_learning_rate": 4.0}}})
+
+
 REFERENCE: Final = "float16"
 QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
 """What is compared in a few minutes."""
@@ -152,16 +162,11 @@ OTHERS: Final = {
             variant=_averaging("topk(k=82)"),
             rate=HALF,
         ),
-        Method("powersgd", _averaging("float16", sketch="powersgd(rank=4, start={tenth})")),
+        Method("powersgd", _averaging("float16", sketch="powersgd(rank=4, start={tenth})"), usual=False),
         Method("demo", DEMO),
         Method("leader", _strategy("leader"), 64, {"strategy": {"leader": {"pull": 0.2}}}),
         Method("elastic", _strategy("elastic"), 20, {"strategy": {"elastic": {"beta": 0.9}}}),
-        Method(
-            "sparseloco-30",
-            {**_strategy("local", outer_learning_rate=1.0, outer_momentum=0.0), **SPARSE},
-            30,
-            {"strategy": {"local": {"outer_learning_rate": 4.0}}},
-        ),
+        _sparseloco(30),
     )
 }
 LOCAL: Final = ("local-20", "local-100", "local-30-int4", "local-100-int4", "local-30-int4-overlap")
@@ -174,8 +179,8 @@ def method_of(name: str) -> Method:
     `local-30-int4-r1-m0.5-muon-warm5` has 30 global batches a round, the codec int4 (else float16), an outer rate of 1
     and a momentum of 0.5 (else those that plans take for so many steps), Muon for the inner steps, and begins with 5 %
     of the samples in synchronous steps. Before `muon` stand `batch`, `overlap` and `f2`, for the weights, rounds beside
-    computing, and 2 fragments; after it `x0.5`, for half the task's learning rate, as after a name of `OTHERS`. Raises
-    `KeyError` for another name.
+    computing, and 2 fragments; after it `x0.5`, for half the task's learning rate. After a name of `OTHERS`, and
+    `sparseloco-10-r2`, may stand `muon` and `x0.5`, too. Raises `KeyError` for another name.
     """
     if (said := _LOCAL.fullmatch(name)) is None:
         return _other(name)
@@ -199,10 +204,12 @@ def method_of(name: str) -> Method:
 
 
 def _other(name: str) -> Method:
-    if (said := re.fullmatch(r"(?P<name>.+)-x(?P<factor>[\d.]+)", name)) is None:
+    said = _OTHER.fullmatch(name)
+    if name in OTHERS or said is None:
         return OTHERS[name]
-    found = OTHERS[said["name"]]
-    return replace(found, name=name, rate=float(said["factor"]) * found.rate)
+    found = _sparseloco(int(said["batches"]), float(said["rate"] or 1)) if said["batches"] else OTHERS[said["name"]]
+    spec = {**found.spec, **(MUON if said["muon"] else {})}
+    return replace(found, name=name, spec=spec, rate=float(said["factor"] or 1) * found.rate)
 
 
 OURS = method_of("local-20-float32-r0.6-m0.5")

@@ -209,6 +209,19 @@ def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: P
     assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
 
 
+def test_muon_and_a_learning_rate_stand_after_any_name() -> None:
+    sparse, plain = method_of("sparseloco-10-r2-muon-x3"), method_of("sparseloco-10-r2")
+    assert (sparse.batches, sparse.rate, sparse.optimizer) == (10, 3.0, "muon")
+    assert {**sparse.spec, "optimizer": None} == {**plain.spec, "optimizer": None}
+    assert plain.spec["strategy"]["local"]["outer_learning_rate"] == 2.0
+    assert method_of("topk-muon-x6").rate == 6 * method_of("topk").rate
+    assert method_of("float16-muon").spec == method_of("float16-muon-x1").spec
+    assert not method_of("powersgd-muon").usual, "plans know nothing of its sketch"
+    for name in ("sparseloco", "topk-muo", "muon-x2"):
+        with pytest.raises(KeyError):
+            method_of(name)
+
+
 def test_a_warm_start_is_synchronous_and_then_local(tiny: None, tmp_path: Path) -> None:
     """As the engine has it: a third of the samples in synchronous steps, then rounds of local ones."""
     run = SwarmRun(Cell("tiny", method_of("local-2-float32-warm33"), 1, EIGHT, 384, evaluations=1), tmp_path)

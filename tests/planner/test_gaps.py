@@ -63,6 +63,21 @@ def test_rows_of_an_optimizer_take_the_place_of_those_of_all(monkeypatch: pytest
     assert gaps("muon") == [2.0, 2.0, 0.5]
 
 
+@pytest.mark.parametrize("codec", ["topk", "topk(k=41)", "topk(k=64, values=2bit)"])
+@pytest.mark.parametrize(("strategy", "batches"), [("synchronous", 1), ("delayed", 1), ("local", 20)])
+def test_a_codec_that_never_arrived_does_so_with_no_other_settings(codec: str, strategy: str, batches: int) -> None:
+    """Whether its means are said to travel as they usually do or not."""
+    measured = gap_of("synchronous", "topk(k=41)", "gtopk")
+    for download in (None, "gtopk"):
+        found = gap_of(strategy, codec, download, batches=batches)
+        assert found is not None
+        assert measured is not None
+        assert not found.arrives
+        assert found.most >= measured.most
+        assert strategy != "synchronous" or found == measured
+    assert gap_of(strategy, "gaussiank", batches=batches) is None, "nobody knows"
+
+
 def test_between_two_numbers_of_local_steps_the_logarithm_counts() -> None:
     row = _GapRow("local", "float16", (1.0, 2.0), "measured", batches=20, seeds=3)
     rows = [row, msgspec.structs.replace(row, percent=(3.0, 6.0), batches=100)]

@@ -15,9 +15,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from minga.averaging.codecs.layout import usual_download
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.decoding import decode_json
+from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 
 # ---- How much higher the loss of a way to train is after equally many samples: a table of data, and what is between.
@@ -25,10 +27,11 @@ from minga.core.spec.choices import parse_choice
 # The table is `planner/strategy_gaps.json`. Its rows are measured by the benchmark of strategies, in one of its tasks,
 # or else ranges from the literature, and say which. Where a strategy or a codec was measured, nothing of the literature
 # counts. The gap of a way goes from the least to the most of the tasks. In a task, a way without a row of its own gets
-# the sum of what its strategy and its codec have alone. Between two numbers of local steps the logarithm of the number
-# counts; beyond them the nearest row does. Rows of an optimizer are relative to synchronous steps with that optimizer,
-# and count only for it: there they take the place of all rows of their strategy, and of synchronous steps of those with
-# their codec. Rows that name no optimizer were measured with AdamW.
+# the sum of what its strategy and its codec have alone; a codec that never arrived with some settings is taken to do as
+# badly with others that nobody measured. Between two numbers of local steps the logarithm of the number counts; beyond
+# them the nearest row does. Rows of an optimizer are relative to synchronous steps with that optimizer, and count only
+# for it: there they take the place of all rows of their strategy, and of synchronous steps of those with their codec.
+# Rows that name no optimizer were measured with AdamW.
 #
 # A gap of x % costs exp(x / (100 a)) times as many samples to the same loss, where the loss falls as samples^-a.
 
@@ -91,8 +94,13 @@ class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Gap(*self.percent, self.basis, self.seeds, self.arrives)
 
     @property
+    def codecs(self) -> tuple[str, str | None]:
+        """With nothing for means that travel as they usually do."""
+        return (self.codec, None if self.download_codec == _usual_download(self.codec) else self.download_codec)
+
+    @property
     def way(self) -> tuple[object, ...]:
-        return (self.strategy, self.codec, self.download_codec, self.batches, self.overlap, self.fragments)
+        return (self.strategy, self.codecs, self.batches, self.overlap, self.fragments)
 
 
 class _GapTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +122,9 @@ def gap_of(
     """The gap of such a way; None if nothing is known of its strategy or its codec."""
     wanted = _GapRow(strategy, codec, (0.0, 0.0), "reference", download_codec, batches, overlap, fragments, optimizer)
     by_task: dict[str, list[_GapRow]] = {}
-    for row in _rows_for(optimizer, strategy):
+    rows = _rows_for(optimizer, strategy)
+    wanted = _with_known_settings(wanted, rows)
+    for row in rows:
         by_task.setdefault(row.task, []).append(row)
     others = by_task.pop("", [])
     measured = [gap for rows in by_task.values() if (gap := _in_task(rows, wanted)) is not None]
@@ -135,6 +145,17 @@ def _rows_for(optimizer: str, strategy: str) -> list[_GapRow]:
     return own + [row for row in rows if not row.optimizer and row.codec not in {each.codec for each in own}]
 
 
+def _with_known_settings(wanted: _GapRow, rows: Sequence[_GapRow]) -> _GapRow:
+    """With the settings of its codec in a row of it that never arrives, where no row has its own."""
+    if any(row.codecs == wanted.codecs for row in rows):
+        return wanted
+    name = wanted.codec.partition("(")[0]
+    for row in rows:
+        if not row.arrives and row.codec.partition("(")[0] == name:
+            return msgspec.structs.replace(wanted, codec=row.codec, download_codec=row.download_codec)
+    return wanted
+
+
 def _in_task(rows: Sequence[_GapRow], wanted: _GapRow) -> Gap | None:
     """What these rows say, which are those of one task, or of none."""
     for row in rows:
@@ -144,11 +165,11 @@ def _in_task(rows: Sequence[_GapRow], wanted: _GapRow) -> Gap | None:
         return None
     kinds = ((wanted.overlap, wanted.fragments), (wanted.overlap, 1), (False, 1))
     alike = next((found for kind in kinds if (found := [r for r in rows if (r.overlap, r.fragments) == kind])), rows)
-    codecs = {row.codec: row.download_codec for row in alike}
-    if codecs.get(wanted.codec, wanted.codec) == wanted.download_codec:
-        return _between([row for row in alike if row.codec == wanted.codec], wanted.batches)
+    if same := [row for row in alike if row.codecs == wanted.codecs]:
+        return _between(same, wanted.batches)
     # What it was measured with stands for float16: it is one of the codecs that cost little.
-    nearest = REFERENCE[1] if REFERENCE[1] in codecs else next(iter(codecs))
+    codecs = [row.codec for row in alike]
+    nearest = REFERENCE[1] if REFERENCE[1] in codecs else codecs[0]
     of_strategy = _between([row for row in alike if row.codec == nearest], wanted.batches)
     of_codec = gap_of(REFERENCE[0], wanted.codec, wanted.download_codec, optimizer=wanted.optimizer)
     return None if of_strategy is None or of_codec is None else of_strategy + of_codec
@@ -168,6 +189,15 @@ def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
     least, most = (one + share * (other - one) for one, other in zip(below.percent, above.percent, strict=True))
     basis = max(below.basis, above.basis, key=_ORDER.index)
     return Gap(least, most, basis, min(below.seeds, above.seeds), below.arrives and above.arrives)
+
+
+@lru_cache(maxsize=64)
+def _usual_download(codec: str) -> str | None:
+    """None also of a codec that is not installed."""
+    try:
+        return usual_download(codec)
+    except ConfigurationError:
+        return None
 
 
 @lru_cache(maxsize=1)
