@@ -52,6 +52,7 @@ def hold(joined):
     if role == "0":
         while not (all((folder / f"in{{n}}").exists() for n in (1, 2, 3)) and fields("member.unfit")):
             joined.follow(0.05)
+        (folder / "heard").touch()
     else:
         (folder / f"in{{role}}").touch()
 
@@ -167,7 +168,8 @@ try:
     minga.Optimizer(inner, peer, model=model, scheduler=schedule, max_grad_norm=1.0)
 except minga.UnfitError as error:
     say(refused=str(error))
-__import__("time").sleep(1.0)  # so that the others hear it
+while not (folder / "heard").exists():  # the host waits for its words
+    __import__("time").sleep(0.05)
 peer.close()
 """
 
