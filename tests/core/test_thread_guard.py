@@ -22,6 +22,7 @@ from minga.testing import guard_threads
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.optimizer import Optimizer
 from minga.training.record_kinds import StateInfo
+from tests.worlds.side_by_side import SideBySide
 
 
 @loop_bound
@@ -161,7 +162,7 @@ def peers(tmp_path: Path) -> Iterator[list[minga.Peer]]:
         {
             "name": "guarded",
             "model": {"recipe": "custom"},
-            "training": {"target_batch_size": 16, "stop_after_steps": 30},
+            "training": {"target_batch_size": 16, "stop_after_steps": 12},
             "state": {"digest_every": 1},
         }
     )
@@ -176,16 +177,17 @@ def peers(tmp_path: Path) -> Iterator[list[minga.Peer]]:
             peer.close()
 
 
-def train(peer: minga.Peer, model: nn.Module, seed: int, errors: list[BaseException], ready: set[int]) -> None:
+def train(peer: minga.Peer, model: nn.Module, seed: int, errors: list[BaseException], folder: Path) -> None:
     try:
         opt = Optimizer(torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model)
-        ready.add(seed)
-        while len(ready) < 2:  # one that begins late on a busy machine would find all steps taken
-            opt.follow(0.05)  # the other may still need the state from here
+        beside = SideBySide(folder, str(seed), "01", peer)
         chance = torch.Generator().manual_seed(seed)
         while not opt.finished:
             model(torch.randn(4, 6, generator=chance)).square().mean().backward()
             opt.step(samples=4)
+            beside.give()
+            while not (opt.finished or beside.may_go_on()):
+                opt.follow(0.01)
     except BaseException as error:
         errors.append(error)
 
@@ -198,7 +200,9 @@ def test_the_board_of_a_real_peer_cannot_be_read_by_its_program(peers: list[ming
             read()
 
 
-def test_real_peers_compare_their_states_with_every_thread_in_its_place(peers: list[minga.Peer]) -> None:
+def test_real_peers_compare_their_states_with_every_thread_in_its_place(
+    peers: list[minga.Peer], tmp_path: Path
+) -> None:
     heard: list[Event] = []
     states: list[StateInfo] = []
     for peer in peers:
@@ -214,9 +218,8 @@ def test_real_peers_compare_their_states_with_every_thread_in_its_place(peers: l
     errors: list[BaseException] = []
     torch.manual_seed(3)
     model = nn.Linear(6, 3)  # both begin with the same parameters
-    ready: set[int] = set()
     threads = [
-        threading.Thread(target=train, args=(peer, copy.deepcopy(model), seed, errors, ready), daemon=True)
+        threading.Thread(target=train, args=(peer, copy.deepcopy(model), seed, errors, tmp_path), daemon=True)
         for seed, peer in enumerate(peers)
     ]
     for thread in threads:

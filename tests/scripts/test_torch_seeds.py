@@ -23,11 +23,16 @@ def test_peers_that_draw_the_same_samples_are_told_what_to_add(
         optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), machine.peer, model=model)
         told: list[str] = []
         machine.peer.subscribe(lambda event: told.append(event.kind))
-        machine.meet(optimizer)
-        while not optimizer.finished:
-            batch = torch.randn(4, 6, generator=chance)
-            model(batch).square().mean().backward()
+
+        def give() -> None:
+            model(torch.randn(4, 6, generator=chance)).square().mean().backward()
             optimizer.step(samples=4)
+
+        machine.meet(optimizer)
+        give()
+        machine.meet(optimizer)  # who is slow finds no room otherwise
+        while not optimizer.finished:
+            give()
         return told.count("training.twin"), optimizer.digest()
 
     with caplog.at_level(logging.WARNING, "minga"):
@@ -37,6 +42,6 @@ def test_peers_that_draw_the_same_samples_are_told_what_to_add(
     if seeded_by == "peer.seed":
         assert (words, [twins for twins, _ in found]) == ([], [0] * 3)
     else:
-        assert [twins for twins, _ in found].count(1) >= 2  # a third may have found no room in the first steps
+        assert [twins for twins, _ in found] == [1] * 3
         assert all("torch.manual_seed(peer.seed)" in each for each in words)
         assert len(words) == sum(twins for twins, _ in found)

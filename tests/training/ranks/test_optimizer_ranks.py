@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build
 
 SCRIPT = """
 import json, os, pathlib, sys, torch, minga
+from tests.worlds.side_by_side import SideBySide
 
 torch.set_num_threads(1)
 torch.manual_seed(int(os.environ.get("RANK", 9)))  # every process begins with other parameters
@@ -49,15 +50,15 @@ trained = torch.nn.parallel.DistributedDataParallel(model) if kind == "ddp" and 
 inner = torch.optim.AdamW(trained.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
 opt = minga.Optimizer(inner, peer, scheduler=scheduler, model=trained, max_grad_norm=1.0)
-if role == "host" and kind == "pair":
-    def both_see(path):  # follow() is for all ranks alike, and the file may come between their looks
-        seen = torch.tensor(int(path.exists()))
-        torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MIN)
-        return bool(seen)
+beside = None if peer is None else SideBySide(folder, role, ["host", "join"], peer)
 
-    while not both_see(folder / "joined"):  # the first steps are for both
-        opt.follow(0.05)
-elif role == "join" or kind == "dead" and rank == 1:
+def goes_on():  # follow() is for all ranks alike, so they hear it from the first
+    said = torch.tensor(int(beside is not None and beside.may_go_on()))
+    if role == "host":
+        torch.distributed.broadcast(said, 0)
+    return bool(said)
+
+if kind == "dead" and rank == 1:
     (folder / "joined").touch()
 generator = torch.Generator().manual_seed(rank)
 micro_batches = 0
@@ -70,6 +71,10 @@ while not opt.finished:
     opt.step(samples=samples)
     opt.zero_grad()
     micro_batches += 1
+    if beside is not None:
+        beside.give()
+    while kind == "pair" and not opt.finished and not goes_on():
+        opt.follow(0.02)
 print(json.dumps({
     "role": role, "rank": rank, "digest": opt._replica.digest(), "step": opt.global_step,
     "values": [each.double().sum().item() for each in model.parameters()],

@@ -56,6 +56,7 @@ PEER = (
 import json, os, pathlib, shutil, sys, time, minga
 import torch.distributed as dist
 import minga.training.ranks.shard_map as shard_stream
+from tests.worlds.side_by_side import SideBySide
 
 shard_stream.ShardStream.__init__.__defaults__ = (64,)  # a model of 100 numbers is many ranges
 torch.set_num_threads(1)
@@ -94,7 +95,7 @@ if kind == "dead" and rank == 1:
     (folder / "joined").touch()
 while kind == "dead":
     optimizer.follow(0.05)
-all_stepped = torch.zeros(1)
+beside = None if peer is None else SideBySide(folder, role, ["sharded", "plain"], peer)
 number = 0
 while not optimizer.finished:
     inputs = batch(9 if not sharded else rank, number)
@@ -103,15 +104,14 @@ while not optimizer.finished:
     model(inputs).square().mean().backward()
     optimizer.step(samples=4)
     optimizer.zero_grad()
-    # Until both peers have computed something, however slowly one of them began: they share the first step at least.
-    while kind != "torch" and not all_stepped:  # both ranks hear that from the first
-        if rank == 0:
-            (folder / f"{role}.stepped").touch()
-        optimizer.follow(0.05)
-        if rank == 0 and (folder / "plain.stepped").exists() and (folder / "sharded.stepped").exists():
-            all_stepped.fill_(1.0)
+    if beside is not None:
+        beside.give()
+    goes_on = torch.zeros(1)
+    while kind != "torch" and not optimizer.finished and not goes_on:  # all ranks hear that from the first
+        optimizer.follow(0.02)
+        goes_on += beside is not None and beside.may_go_on()
         if sharded:
-            dist.broadcast(all_stepped, 0)
+            dist.broadcast(goes_on, 0)
     model.eval()
     with torch.no_grad():
         model(inputs)  # FSDP leaves parameters whole after this
