@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.worlds.framework_peers import reference, results_of, rows
+from tests.worlds.rank_store import rank_store
 
 TRAINER = """
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -205,16 +205,14 @@ def test_two_trainers_equal_a_plain_loop_of_the_same_global_batch(tmp_path: Path
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 def test_the_processes_of_one_machine_are_one_peer(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    ranks = f"""
+    with rank_store(2) as environment:
+        ranks = f"""
 import os
-os.environ.update(RANK=role, LOCAL_RANK=role, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+os.environ.update({environment!r}, RANK=role, LOCAL_RANK=role)
 if sys.platform == "linux":
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever this machine's name resolves to
 """
-    first, second = results_of(tmp_path, [ranks + TRAINER + RANKS] * 2)
+        first, second = results_of(tmp_path, [ranks + TRAINER + RANKS] * 2)
     rates = [0.0, 0.25, 0.5, 0.25]
     samples = reference([rows(12, 0)] * 4, rates=rates)
     targets = rows(16, 10)

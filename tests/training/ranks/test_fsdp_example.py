@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from tests.worlds import forked
+from tests.worlds.rank_store import rank_store
 from tests.worlds.seeds import soaked
 
 ROOT = Path(__file__).parents[3]
@@ -64,14 +66,17 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     return forked.start(*script, *words, env=environment(folder, **variables), stdout=pipe, stderr=pipe)
 
 
-def start_ranks(folder: Path, size: int, *words: str) -> list[subprocess.Popen[str]]:
+@contextmanager
+def started_ranks(folder: Path, size: int, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
     """As torchrun starts them; the process itself, if there is to be one."""
-    if size == 1:
-        return [start(folder, *words)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
-    return [start(folder, *words, **group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(size)]
+    with rank_store(size) as group, ExitStack() as running:
+        ranks = [{}] if size == 1 else [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        processes = [running.enter_context(start(folder, *words, **variables)) for variables in ranks]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
 
 
 def link_of(process: subprocess.Popen[str]) -> str:
@@ -84,23 +89,20 @@ def link_of(process: subprocess.Popen[str]) -> str:
 
 def end(processes: list[subprocess.Popen[str]]) -> list[str]:
     """What they said; all have to end well."""
-    try:
-        said = [process.communicate(timeout=100) for process in processes]
-        for process, (_, errors) in zip(processes, said, strict=True):
-            assert process.returncode == 0, errors
-        return [output for output, _ in said]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    said = [process.communicate(timeout=100) for process in processes]
+    for process, (_, errors) in zip(processes, said, strict=True):
+        assert process.returncode == 0, errors
+    return [output for output, _ in said]
 
 
 @pytest.mark.parametrize(("hosts", "joins"), [(2, 2), soaked(1, 3)])
 def test_a_peer_that_hosts_and_one_that_joins_end_with_the_same_state(tmp_path: Path, hosts: int, joins: int) -> None:
     """Either may be sharded: both begin with parameters of their own, and the one that joins fetches the other's."""
-    host = start_ranks(tmp_path, hosts, "--steps", "6")
-    said = end([*host, *start_ranks(tmp_path, joins, link_of(host[0]))])
+    with (
+        started_ranks(tmp_path, hosts, "--steps", "6") as host,
+        started_ranks(tmp_path, joins, link_of(host[0])) as newcomer,
+    ):
+        said = end([*host, *newcomer])
     sums = [found.groups() for text in said if (found := SUM.search(text))]
     assert len(sums) == 2
     assert sums[0] == sums[1]
@@ -118,15 +120,10 @@ def test_torchrun_starts_the_example(tmp_path: Path) -> None:
 
 def test_sigterm_ends_all_ranks(tmp_path: Path) -> None:
     """As torchrun does it when it is told to end."""
-    ranks = start_ranks(tmp_path, 2, "--steps", "1000000")
-    try:
+    with started_ranks(tmp_path, 2, "--steps", "1000000") as ranks:
         link_of(ranks[0])
         for process in ranks:
             process.send_signal(signal.SIGTERM)
         for process in ranks:
             process.communicate(timeout=60)
             assert process.returncode > 0
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
