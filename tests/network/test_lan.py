@@ -20,6 +20,8 @@ HOST = "127.0.0.1"
 KEY, OTHER = "cd" * 32, "ef" * 32
 LINK = Link("ab" * 32, KEY, (EntryPoint(KEY, ("192.168.1.7:4433", "[fd00::7]:4433")),))
 LOOK_S = 3.0
+LOOKS = 5
+"""What is announced may be heard late on a busy machine."""
 
 
 def announced(name: str, link: Link) -> contextlib.closing[LanAnnouncement]:
@@ -28,21 +30,32 @@ def announced(name: str, link: Link) -> contextlib.closing[LanAnnouncement]:
     return contextlib.closing(announcement)
 
 
+def found(run: NearbyRun | None, before: NearbyRun | None = None) -> bool:
+    """Whether one of some looks finds this run, after those that find nothing or what was announced `before`."""
+    for _ in range(LOOKS):
+        runs = find_runs(HOST, LOOK_S)
+        if runs == ([] if run is None else [run]):
+            return True
+        assert runs in ([], [before])
+    return False
+
+
 def test_a_run_is_found_with_its_newest_link_until_it_is_taken_back() -> None:
     others = replace(LINK, entries=(*LINK.entries, EntryPoint(OTHER, ("10.0.0.1:1",))))
     moved = replace(LINK, entries=(EntryPoint(KEY, ("192.168.1.7:4434",)),))
     with announced("Klasse 7b · größer", others) as announcement:
-        assert find_runs(HOST, LOOK_S) == [NearbyRun("Klasse 7b · größer", LINK)], "the host's own entry is enough"
+        first, then = (NearbyRun("Klasse 7b · größer", link) for link in (LINK, moved))
+        assert found(first), "the host's own entry is enough"
         announcement.show(moved)
-        assert find_runs(HOST, LOOK_S) == [NearbyRun("Klasse 7b · größer", moved)]
-    assert find_runs(HOST, LOOK_S) == []
+        assert found(then, before=first)
+    assert found(None, before=then)
 
 
 def test_a_link_and_a_name_of_any_length_come_through() -> None:
     entry = EntryPoint(KEY, tuple(f"[2001:db8::{i:x}]:4433" for i in range(8)), "https://" + "r" * 180)
     long = replace(LINK, entries=(entry,))
     with announced("𝄞" * 64, long):
-        assert find_runs(HOST, LOOK_S) == [NearbyRun("𝄞" * (MOST_NAME_BYTES // 4), long)]
+        assert found(NearbyRun("𝄞" * (MOST_NAME_BYTES // 4), long))
 
 
 @contextlib.contextmanager
@@ -71,7 +84,7 @@ def test_what_is_no_announcement_of_a_run_is_left_out() -> None:
         {"name": "x", "link0": b"\xff" * 200},
         {"name": "sound", "link0": link[:50], "link1": link[50:]},
     ):
-        assert find_runs(HOST, LOOK_S) == [NearbyRun("sound", LINK)]
+        assert found(NearbyRun("sound", LINK))
 
 
 def test_a_look_takes_in_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,7 @@ IMPATIENT = """
 import os, signal, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from minga.cli.terminal import interrupt
+interrupt.DEADLINE_S = 30.0
 interruption = interrupt.Interruption()
 interruption.defer(lambda: True, ends=True)
 try:

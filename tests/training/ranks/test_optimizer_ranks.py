@@ -156,9 +156,9 @@ import torch.distributed as dist
 from minga.training.ranks import process_group
 
 rank = int(sys.argv[1])
-process_group.CONNECTING = datetime.timedelta(seconds=1)
+process_group.CONNECTING = datetime.timedelta(seconds=2)  # a busy machine may need one
 dist.init_process_group("gloo", init_method="file://{(tmp_path / "store").as_posix()}", rank=rank, world_size=2)
-pause = lambda: time.sleep(2.5 * rank)
+pause = lambda: time.sleep(3.0 * rank)
 pause()
 ranks, sent = process_group.ProcessGroup(), torch.full((3,), float(rank))
 pause()
@@ -318,7 +318,7 @@ def test_a_dead_rank_ends_the_others(tmp_path: Path) -> None:
             time.sleep(0.05)
         leader.kill()
         leader.communicate()
-        _, errors = follower.communicate(timeout=20)
+        _, errors = follower.communicate(timeout=60)
         assert follower.returncode == 1
         assert "another process of this peer has ended" in errors
     finally:
