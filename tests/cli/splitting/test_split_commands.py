@@ -127,7 +127,7 @@ def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> No
     with Running("split", "serve", spec_file(tmp_path), *key, "--directory", str(tmp_path / "s")) as server:
         began = server.wait_for("link")
         where = ("--directory", str(tmp_path / "c"))
-        with Running("split", "join", began["link"], "--part", "1", *KEYLESS, *where, "--batches", "60") as client:
+        with Running("split", "join", began["link"], "--part", "1", *KEYLESS, *where) as client:
             for _ in range(5):
                 server.wait_for("split.applied")
             server.process.kill()
@@ -135,9 +135,9 @@ def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> No
             with Running("split", "serve", began["directory"], *key) as again:
                 assert again.wait_for("link")["run_id"] == began["run_id"]
                 again.wait_for("split.applied")
-                told = client.summary()
+                told = client.finish(12)
                 again.finish(0)
-    assert told["batches"] == 60
+    assert told["batches"] >= 12
 
 
 @pytest.mark.parametrize(
