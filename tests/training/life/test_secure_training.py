@@ -204,10 +204,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = HANGS_S) -> None:
 
 
 def test_a_newcomer_becomes_a_member(start: Callable[..., Trainer]) -> None:
-    spec = make_spec(steps=14, probation_steps=3)
+    spec = make_spec(steps=30, probation_steps=3)
     trainers = [start(spec, micro_batch_s=0.3) for _ in range(3)]
     wait_for(lambda: len(trainers[0].of("step.applied")) >= 2)
     newcomer = start(spec)
+    wait_for(lambda: bool(newcomer.of("secure.admitted")))
+    for trainer in trainers:
+        trainer.micro_batch_s = 0.0
     join_all([*trainers, newcomer])
     assert [trainer.error for trainer in (*trainers, newcomer)] == [None] * 4
     assert len({trainer.digest for trainer in (*trainers, newcomer)}) == 1
