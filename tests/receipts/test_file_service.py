@@ -32,6 +32,7 @@ from minga.receipts.document import (
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 from tests.worlds.reduce_world import World
+from tests.worlds.side_by_side import SideBySide
 from tests.worlds.swarm_tools import make_spec, virtually
 
 ORGANISER = Identity.from_seed(bytes(32))
@@ -128,7 +129,7 @@ def test_a_monitor_has_the_totals_of_a_member_over_real_connections(
     monkeypatch.setattr(receipts, "SIGN_S", 0.0)
     monkeypatch.setattr(file_service, "FRESH_S", 0.0)
     spec = minga.RunSpec.from_mapping(
-        {"name": "test", "model": {"recipe": "custom"}, "training": {"target_batch_size": 8, "stop_after_steps": 30}}
+        {"name": "test", "model": {"recipe": "custom"}, "training": {"target_batch_size": 8, "stop_after_steps": 12}}
     )
     options = [
         minga.PeerOptions(role, ephemeral=True, directory=tmp_path / str(number), host="127.0.0.1")
@@ -137,7 +138,7 @@ def test_a_monitor_has_the_totals_of_a_member_over_real_connections(
     with minga.host(spec, options[0]) as first, minga.join(first.link, options[1]) as second:
         peers, threads = [first, second], []
         for peer in peers:
-            threads.append(threading.Thread(target=train, args=(peer,)))
+            threads.append(threading.Thread(target=train, args=(peer, str(len(threads)), tmp_path)))
             threads[-1].start()
         with minga.join(first.link, options[2]) as monitor:
             assert monitor.peer_id not in monitor.receipts()
@@ -154,13 +155,16 @@ def test_a_monitor_has_the_totals_of_a_member_over_real_connections(
             assert read_book(books_in(first.directory)[0]).totals()[PeerId(first.peer_id)] == own[first.peer_id]
 
 
-def train(peer: minga.Peer) -> None:
-    """Train a small model until the run is over."""
+def train(peer: minga.Peer, name: str, folder: Path) -> None:
+    """Train a small model until the run is over, of whose first steps both have a part."""
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 2)
     optimizer = minga.Optimizer(minga.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+    beside = SideBySide(folder, name, "01", peer)
     while not optimizer.finished:
-        time.sleep(0.02)
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step(samples=2)
         optimizer.zero_grad()
+        beside.give()
+        while not (optimizer.finished or beside.may_go_on()):
+            optimizer.follow(0.01)
