@@ -1,7 +1,7 @@
 """One of some peers that train adapters: `python -m tests.recipes.fine_tune.taking_part FOLDER INDEX PEERS`.
 
-The first one hosts the run of FOLDER/spec.toml and writes its link there. All wait until everybody is in, and then
-train; each prints which samples it gave to which step, and writes what it has in the end.
+The first one hosts the run of FOLDER/spec.toml and writes its link there. All train side by side, so that each has a
+part of each step; each prints which samples it gave to which step, and writes what it has in the end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.running.run import RecipeRun, Work
 from minga.training.join import join
+from tests.worlds.side_by_side import SideBySide
 
 MICRO_BATCH = 4
 
@@ -53,9 +54,7 @@ def main(folder: Path, index: int, peers: int) -> None:
         run = RecipeRun(peer, Work(device="cpu", micro_batch=MICRO_BATCH))
         assert isinstance(run.recipe, FineTuneRecipe)
         samples, optimizer = run.recipe._samples_of(run.files), run.optimizer
-        (folder / f"in-{index}").touch()
-        while len(list(folder.glob("in-*"))) < peers:  # serves its state to those who come later
-            optimizer.follow(0.05)
+        beside = SideBySide(folder, str(index), [str(each) for each in range(peers)], peer, steps=1000)
         counted: list[tuple[int, int]] = []  # a call may see two steps
         peer.subscribe(lambda event: counted.append(_step_of(event)) if event.kind == "step.applied" else None)
         order, pending = random.Random(index), list[int]()
@@ -66,6 +65,9 @@ def main(folder: Path, index: int, peers: int) -> None:
             optimizer.step(samples=MICRO_BATCH)
             if optimizer.dropped_micro_batches == dropped:
                 pending += chosen
+            beside.give()
+            while not (optimizer.finished or beside.may_go_on()):
+                optimizer.follow(0.02)
         trained = {name: each.detach() for name, each in run.model.named_parameters() if each.requires_grad}
         save_file(trained, folder / f"trained-{index}.safetensors")
         (folder / f"out-{index}").touch()
