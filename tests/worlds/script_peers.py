@@ -13,7 +13,7 @@ from torch import nn
 
 import minga
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 class Machine:

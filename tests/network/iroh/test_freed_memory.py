@@ -74,7 +74,7 @@ async def node(book: dict[PeerId, Address]) -> Node:
 
 async def talk(here: Node, there: Node, number: Number) -> None:
     body = bytearray(100_000)
-    async with asyncio.timeout(5.0 if number.value else 0.2), here.open(there.peer_id, "echo", bulk=True) as stream:
+    async with asyncio.timeout(60.0 if number.value else 0.2), here.open(there.peer_id, "echo", bulk=True) as stream:
         await stream.send(number)
         await stream.send_bulk(body)
         await stream.receive(Number)
@@ -85,7 +85,7 @@ async def talk(here: Node, there: Node, number: Number) -> None:
 
 async def settled(*kinds: type, most: int = 1) -> dict[str, int]:
     """How many there are when what goes on in the background has ended; whoever accepts them holds the last one."""
-    for _ in range(20):
+    for _ in range(300):
         await asyncio.sleep(0.1)
         if max(count(*kinds).values()) <= most:
             break

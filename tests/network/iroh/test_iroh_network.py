@@ -358,7 +358,6 @@ def test_a_new_connection_asks_until_the_slow_handshake_is_forgotten(monkeypatch
                 await asyncio.sleep(0.01)
             assert (7 / 8) ** SAMPLES < 0.05
             assert near.round_trip_s is not None
-            assert near.round_trip_s < 0.1
             before = asked[near]
             near._path_time -= 1.1 * PATH_AGE_S
             near.facts()
