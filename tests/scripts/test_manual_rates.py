@@ -24,8 +24,10 @@ def rate_at(step: int) -> float:
     return 0.02 + 0.09 * (1.0 + math.cos(math.pi * (step - WARMUP) / STEPS))
 
 
-def loop(machine: Machine, *, by: str, samples: int = 4) -> Any:
-    """The loop of nanoGPT: a rate for each iteration, or for each global step."""
+def loop(machine: Machine, *, by: str, samples: int = 4, is_met: bool = False) -> Any:
+    """The loop of nanoGPT: a rate for each iteration, or for each global step. If it `is_met`, the others wait for what
+    it gives first.
+    """
     model = network()
     optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), machine.peer, model=model)
     machine.meet(optimizer)
@@ -38,6 +40,8 @@ def loop(machine: Machine, *, by: str, samples: int = 4) -> Any:
         optimizer.step(samples=samples)
         optimizer.zero_grad(set_to_none=True)
         rates.append(optimizer.param_groups[0]["lr"])
+        if is_met and iteration == 0:
+            machine.meet(optimizer)
         if optimizer.finished:
             return {"values": values(model), "digest": optimizer.digest(), "last": rates[-1]}
     raise AssertionError
@@ -63,12 +67,13 @@ def test_the_rate_of_the_organisers_loop_is_that_of_all(tmp_path: Path) -> None:
     def follow(machine: Machine) -> Any:
         model = network()
         optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), machine.peer, model=model)
-        machine.meet(optimizer)
+        for _ in range(2):
+            machine.meet(optimizer)
         optimizer.follow()
         return {"values": values(model), "digest": optimizer.digest(), "last": optimizer.param_groups[0]["lr"]}
 
     def train(machine: Machine) -> Any:
-        return loop(machine, by="global step")
+        return loop(machine, by="global step", is_met=True)
 
     found = run_scripts(spec_of(12, STEPS), [train, train, follow], tmp_path)
     assert not [each for each in found if isinstance(each, Exception)]
