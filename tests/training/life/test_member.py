@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter, defaultdict
 from typing import Any
@@ -256,6 +257,37 @@ def test_a_run_ends_for_everybody_after_its_last_step() -> None:
             await swarm.close()
 
     main()
+
+
+@pytest.mark.parametrize("micro_batch_s", [8.0, 30.0])
+def test_who_was_slow_in_the_last_steps_takes_the_state_of_the_others_or_is_told(
+    micro_batch_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its micro-batch lasted longer than these: it found nobody, took them alone, and ended with another model."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, training={"stop_after_steps": 4}), seed=2)
+        peers = [swarm.add(HostSettings(), TrainerSettings(2, 0.1)) for _ in range(3)]
+
+        async def leave_at_the_end(peer: SimulatedPeer) -> None:
+            await peer.ended.wait()
+            await peer.session.close()
+
+        try:
+            await swarm.run_until_step(1, limit_s=100)
+            peers[-1].settings = TrainerSettings(2, micro_batch_s)
+            await asyncio.gather(*map(leave_at_the_end, peers))
+            digests = [peer.replica.digest() for peer in peers]
+        finally:
+            await swarm.close()
+        assert {peer.replica.step for peer in peers} == {4}
+        assert digests[0] == digests[1]
+        warned = [each.message for each in caplog.records if "went on alone, is another than theirs" in each.message]
+        assert (digests[2] == digests[0], len(warned)) == ((True, 0) if micro_batch_s < 10.0 else (False, 1))
+
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        main()
 
 
 def test_nobody_waits_in_the_end_for_a_minority_that_was_lost_before_the_last_round() -> None:

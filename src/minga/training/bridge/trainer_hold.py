@@ -6,6 +6,9 @@ old again by then, and nothing that it moved would ever count. So such a trainer
 fetched at once, it takes part in the next round with what it moved, and goes on as soon as that is sealed.
 
     a result waits for the boundary, and the swarm is past it ─▶ begin ─▶ fetch, form the group ─▶ seal ─▶ end
+
+At the end of a run any trainer is held that comes late to its boundary. Nothing that it computes can count any more,
+and the others, who have the last state, stay for it only for a moment.
 """
 
 from __future__ import annotations
@@ -26,18 +29,20 @@ LEAST_S: Final = 5.0
 
 @loop_bound
 class TrainerHold:
-    """Holds the trainer of one port, where its strategy keeps what a peer moved and does not wait for rounds anyway."""
+    """Holds the trainer of one port, where its strategy keeps what a peer moved and does not wait for rounds anyway, or
+    where the run `is_over` for others.
+    """
 
-    def __init__(self, port: GradientPort) -> None:
-        self._port = port
+    def __init__(self, port: GradientPort, is_over: Callable[[], bool]) -> None:
+        self._port, self._is_over = port, is_over
         self._timer: asyncio.TimerHandle | None = None
         self._is_held = False
 
     def begin(self) -> None:
         """Keep the trainer from computing, from its next boundary on, until `end`."""
         self._stop_timer()
-        self._is_held = True
-        self._port.hold(holding=self._port.facts.counts_late)
+        self._is_held = self._port.facts.counts_late or self._is_over()
+        self._port.hold(holding=self._is_held)
 
     def end(self) -> None:
         """Let it go on, if it was held."""
@@ -52,10 +57,8 @@ class TrainerHold:
         """
         if not self._port.report().samples:
             self.end()
-            return
-        self._stop_timer()
-        seconds = max(LEAST_S, self._port.micro_batch_s)
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
+        else:
+            self._end_later()
 
     @contextlib.contextmanager
     def beginning_if(self, is_late: Callable[[], bool]) -> Iterator[None]:
@@ -64,10 +67,17 @@ class TrainerHold:
         def look() -> bool:
             if late := is_late():
                 self.begin()
-            return late
+            return late and self._is_held
 
         with watching(LOOK_S, look):
             yield
+        if self._is_held and not self._port.facts.counts_late:  # the others may be gone before it has their state
+            self._end_later()
+
+    def _end_later(self) -> None:
+        self._stop_timer()
+        seconds = max(LEAST_S, self._port.micro_batch_s)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

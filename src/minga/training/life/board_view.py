@@ -116,6 +116,7 @@ class BoardView:
         self._standings = Counter[tuple[Standing, bool]]()  # how many of the settled stand there, clients apart
         self._lineage = Lineage()
         self._last_step: int | None = None
+        self._ended = ""  # the rounds of the last one that was seen to have finished the run
         self._random = random.Random(f"minga donors {node.peer_id}")
         board.observe(self._note)
 
@@ -147,7 +148,7 @@ class BoardView:
     @last_step.setter
     def last_step(self, step: int | None) -> None:
         if step != self._last_step:
-            self._last_step, self._settled = step, None
+            self._last_step, self._settled, self._ended = step, None, ""
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -238,6 +239,15 @@ class BoardView:
         ahead = sum(count for each, count in members.items() if each > own)
         return ahead > 0 and 2 * ahead >= sum(members.values()) + 1
 
+    def is_over(self) -> bool:
+        """Whether another member has finished the run."""
+        self.settled()
+        return any(standing.final for standing, _ in self._standings)
+
+    def is_alone_at_the_end(self) -> bool:
+        """Whether this peer took its last round alone, and another one was seen to finish the run by other rounds."""
+        return self._lineage.alone == self._node.peer_id and self._ended not in ("", self._lineage.rounds)
+
     def donors(self) -> list[PeerId]:
         """Members that could serve state: all of them, or in a large swarm `MOST_DONORS` at random, others each time.
 
@@ -303,6 +313,8 @@ class BoardView:
     def _replace(self, peer: PeerId, before: Progress | None, now: Progress | None) -> None:
         if now is not None:
             self._known[peer] = now
+            if now.status == "finished" and self._standing_of(now).final:
+                self._ended = now.lineage.rounds
         else:
             self._known.pop(peer, None)
         if before is None or now is None or (before.is_settled, before.is_active) != (now.is_settled, now.is_active):

@@ -319,6 +319,13 @@ class CatchingUp:
                 "and see what this program does with parameters, optimizer or learning rate that theirs do not",
                 step,
             )
+        elif self._swarm_view.is_alone_at_the_end():
+            logger.warning(
+                "the others completed the run at step %d and left before this peer was ready to fetch their state: the "
+                "model here, with which it went on alone, is another than theirs; use theirs. Shorter micro-batches "
+                "would have kept up",
+                step,
+            )
 
     # ---- inner workings
 

@@ -21,8 +21,8 @@ from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
 
 FAREWELL_S = 5.0
-"""Longest time, in seconds, that a peer which finished the run stays for the others of its last step, or for those that
-it lost."""
+"""Longest time, in seconds, that a peer which finished the run stays for others that do not have its last state, or for
+those that it lost."""
 LOST_S = 60.0
 """So many seconds after half of a group parted from this peer it may come back with steps of its own; later none waits
 for it."""
@@ -75,8 +75,11 @@ class Companions:
         )
 
     async def see_off(self, step: int) -> None:
-        """Stay for a moment until those of the last round have its state, too."""
-        await see_others_off(self._swarm_view, self._together, lambda peer, it: self._is_behind(peer, step, it))
+        """Stay for a moment until the others have the state of `step`, too. Also those that were in none of the last
+        rounds, since they compute more slowly than the others: they would find nobody, and take these steps alone.
+        """
+        others = self._swarm_view.settled().keys() | self._together
+        await see_others_off(self._swarm_view, others, lambda peer, it: self._is_behind(peer, step, it))
 
     def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:
         return progress.step < step or (progress.status != "finished" and self._states.differs(peer, step))

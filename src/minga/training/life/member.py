@@ -180,7 +180,7 @@ class Member:
             lineage=lambda: self.lineage,
         )
         self._worth = WorthNotice(node)
-        self._hold = TrainerHold(port)
+        self._hold = TrainerHold(port, self.swarm_view.is_over)
         self._orders, self.amended = orders, Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
