@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from minga.training.transfer.run_files import (
     fetch_run_spec,
 )
 from minga.training.transfer.server import Places, serve_chunks
+from tests.worlds.swarm_tools import later
 
 ORGANISER = Identity.from_seed(b"o" * 32)
 CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(5 * CHUNK_BYTES + 1), "empty": b""}
@@ -206,6 +208,24 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
     received = newcomer.node.facts(next(reversed(swarm.peers)))
     assert received is not None
     assert received.bytes_received < 3_700_000
+
+
+@virtually
+async def test_a_line_that_falters_for_a_moment_costs_no_peer(swarm: Swarm) -> None:
+    """All fell silent at once, and none was asked again."""
+    servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
+    cuts: list[FileProgress] = []
+
+    def cut(progress: FileProgress) -> None:
+        if progress.done_bytes > 2_000_000 * (1 + len(cuts)) and len(cuts) < 2:
+            cuts.append(progress)
+            for server in servers:
+                swarm.internet.cut(newcomer.network, server.network)
+                later(4.0, partial(swarm.internet.restore, newcomer.network, server.network))
+
+    assert complete(await fetch(newcomer, servers, folder, progress=cut), folder)
+    failed = [event for event in newcomer.events if event.kind == "run.file_failed"]
+    assert (len(cuts), len(failed) >= 4) == (2, True)
 
 
 @virtually

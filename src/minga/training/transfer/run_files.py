@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from minga.core.errors import (
     ProtocolError,
     RejectedError,
     RemoteError,
+    SilentError,
     StateMismatchError,
     StorageError,
     UnreachableError,
@@ -260,6 +262,10 @@ MAX_DONORS = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 MAX_PAUSES = 40
 """Pauses without a new piece before busy peers are given up: some ten minutes."""
+MOST_BROKEN = 2
+"""Times that a peer may fall silent or out of reach without a new piece. Once is usual, and where this machine's own
+line falters for a moment all peers do.
+"""
 
 
 class FileFetch:
@@ -280,6 +286,7 @@ class FileFetch:
         self._final, self._own = directory / name, own
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
+        self._broken = Counter[PeerId]()
         self._done_bytes = 0
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
@@ -303,17 +310,20 @@ class FileFetch:
         entry = self._entry
         if piece_count(entry.size_bytes) <= 1:
             return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes.fromhex(entry.blake3))
-        for peer in self._usable(peers):
-            try:
-                size_bytes = piece_count(entry.size_bytes) * HASH_BYTES
-                hashes = await receive_manifest(self._node, peer, entry.blake3, FILE_HASHES, size_bytes)
-                if blake3(hashes).hexdigest() != entry.pieces:
-                    what = f"sent digests of pieces of the file {self._name} that do not match their hash"
-                    raise StateMismatchError(what, peer=peer, phase="run files")
-            except RemoteError as error:
-                self._drop(peer, error)
-            else:
-                return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes(hashes))
+        for _ in range(MOST_BROKEN):
+            for peer in self._usable(peers):
+                try:
+                    size_bytes = piece_count(entry.size_bytes) * HASH_BYTES
+                    hashes = await receive_manifest(self._node, peer, entry.blake3, FILE_HASHES, size_bytes)
+                    if blake3(hashes).hexdigest() != entry.pieces:
+                        what = f"sent digests of pieces of the file {self._name} that do not match their hash"
+                        raise StateMismatchError(what, peer=peer, phase="run files")
+                except RemoteError as error:
+                    self._drop(peer, error)
+                else:
+                    return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes(hashes))
+            if self._usable(peers):
+                await asyncio.sleep(FIRST_PAUSE_S)
         raise self._nobody()
 
     # ---- the pieces
@@ -334,6 +344,7 @@ class FileFetch:
             if stored:
                 pauses = 0
                 pause.overcome()
+                self._broken.clear()
             if missing and (pauses := pauses + 1) > MAX_PAUSES:
                 raise self._nobody()
             if missing:
@@ -350,8 +361,11 @@ class FileFetch:
     # ---- peers
 
     def _usable(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """The peers that have not failed, or were busy only."""
-        return [peer for peer in peers if peer not in self._failed or _is_busy(self._failed[peer])]
+        """The peers that have not failed, or may do better at another time."""
+        return [peer for peer in peers if peer not in self._failed or self._may_recover(peer, self._failed[peer])]
+
+    def _may_recover(self, peer: PeerId, error: RemoteError) -> bool:
+        return _is_busy(error) or (_is_broken(error) and self._broken[peer] < MOST_BROKEN)
 
     def _drop(self, peer: PeerId, error: RemoteError) -> None:
         if isinstance(error, StateMismatchError):
@@ -359,6 +373,7 @@ class FileFetch:
         if not _is_busy(error):
             self._node.events.emit(RunFileFailed(peer=peer, file=self._name, reason=str(error)))
         self._failed[peer] = error
+        self._broken[peer] += _is_broken(error)
 
     def _nobody(self) -> UnreachableError:
         return UnreachableError(f"nobody could send the file {self._name} ({reasons(self._failed)})", phase="run files")
@@ -411,6 +426,10 @@ def reasons(failed: Mapping[PeerId, RemoteError]) -> str:
 
 def _is_busy(error: RemoteError) -> bool:
     return isinstance(error, RejectedError) and error.code == RefusalCode.BUSY
+
+
+def _is_broken(error: RemoteError) -> bool:
+    return isinstance(error, UnreachableError | SilentError)
 
 
 # ---- Fetching the signed run spec and the files of a run from any peers that have them.
