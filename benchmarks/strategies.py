@@ -256,6 +256,8 @@ def _options() -> Any:
     given = options.parse_args()
     if given.quick:
         given.task, given.seeds, given.kappa = "albert", "1", "1"
+    if given.against and given.methods:
+        options.error("--against has methods of its own: leave --methods out")
     usual = {"diloco": (REFERENCE,), "hivemind": HIVEMIND}.get(given.against, (*OTHERS, *LOCAL))
     usual = QUICK if given.quick and not given.against else usual
     given.task, given.methods = given.task.split(","), given.methods.split(",") if given.methods else usual

@@ -519,8 +519,8 @@ CAUTIONS: Final = (
         lambda run: (
             f"{_what_needs_residual(run)} sends old gradients in lumps, which make the second moments of "
             f'optimizer.name = "{run.optimizer}" grow: lower optimizer.learning_rate, or take another codec or '
-            "optimizer. In our benchmark topk of 1 % and powersgd ended 17 to 37 % above the loss of float16 with "
-            "adamw, and powersgd within 1 % of it with muon (docs/benchmarks.md)"
+            "optimizer. In our benchmark topk of 1 % and powersgd ended 16 to 40 % above the loss of float16 with "
+            "adamw, and powersgd at about that loss with muon (docs/benchmarks.md)"
         ),
     ),
 )

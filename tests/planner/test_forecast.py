@@ -137,7 +137,7 @@ def test_a_model_has_one_size_by_whatever_name() -> None:
 def test_of_sparse_gradients_the_forecast_says_what_was_measured() -> None:
     gap = gap_of("synchronous", "topk(k=41)", "gtopk")
     assert gap is not None
-    assert (gap.least, gap.most, gap.basis) == (9.9, 37.267, "measured")
+    assert (gap.least, gap.most, gap.basis) == (9.9, 40.5, "measured")
 
 
 def test_a_damaged_file_of_weights(tmp_path: Path) -> None:

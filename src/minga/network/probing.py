@@ -293,7 +293,7 @@ class Prober:
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
             elif sent - sent_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
-                retry_s = min(2.0 * retry_s, MAX_AGE_S)
+                retry_s = min(2.0 * retry_s, DOUBT_PERIOD_S)
             else:  # bytes were spent for nothing: not again and again
                 await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from minga.network.gossip.record_kinds import AddressInfo, Left
@@ -140,3 +141,39 @@ async def test_a_goodbye_is_told_from_a_death_also_if_it_comes_late() -> None:
     await swarm.until(lambda: view.said_goodbye(cut.peer_id))
     assert not view.said_goodbye(killed.peer_id)
     await swarm.close()
+
+
+def test_who_went_on_alone_is_told_of_an_end_that_stands_higher_and_of_no_other() -> None:
+    """The one that finished may have left by then, and is of this epoch."""
+    together = Lineage("f" * 32, rounds="a" * 32)
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(seed=7)
+        await swarm.grow(3)
+        view, (me, other, third) = BoardView(swarm.peers[0].board, swarm.peers[0].node), swarm.peers
+        view.last_step = 5
+        view.lineage = alone = msgspec.structs.replace(together, rounds="b" * 32, solo=2, alone=me.peer_id)
+        assert not view.gave_way_too_late(5)
+        # So far went, by rounds of its own, one that was alone for longer.
+        lower = msgspec.structs.replace(together, rounds="c" * 32, solo=4, alone=third.peer_id)
+        third.board.put(Progress(5, 0, 0.0, "finished", lineage=lower))
+        await swarm.until(lambda: view.settled().get(third.peer_id) is not None)
+        assert not view.gave_way_too_late(5)
+        other.board.put(Progress(5, 0, 0.0, "syncing", lineage=together))
+        await swarm.until(lambda: other.peer_id in view.syncing())
+        assert view.with_state() == {other.peer_id, third.peer_id}
+        assert not view.gave_way_too_late(5)
+        other.board.put(Progress(5, 0, 0.0, "finished", lineage=together))
+        await swarm.until(lambda: other.peer_id in view.settled())
+        assert view.gave_way_too_late(5)
+        other.board.put(Left())
+        await swarm.until(lambda: other.peer_id not in view.settled())
+        assert view.gave_way_too_late(5)
+        view.lineage = together
+        assert not view.gave_way_too_late(5)
+        view.lineage = msgspec.structs.replace(alone, epoch=1)
+        assert not view.gave_way_too_late(5)
+        await swarm.close()
+
+    main()

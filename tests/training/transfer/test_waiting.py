@@ -63,10 +63,10 @@ def test_a_program_whose_loop_has_ended_hears_once_that_others_wait_for_its_stat
         donor, behind, ahead = swarm.peer(), swarm.peer(), swarm.peer()
         assert not donor.server.wants(5)
         asking = [asyncio.ensure_future(ask(behind, donor, 5)), asyncio.ensure_future(ask(ahead, donor, 6))]
-        for _ in range(10):
+        for _ in range(20):
             await asyncio.sleep(25.0)
             if comes:
-                donor.server.wants(4)
+                donor.server.wants(5)
         for each in asking:
             each.cancel()
 

@@ -116,7 +116,7 @@ class BoardView:
         self._standings = Counter[tuple[Standing, bool]]()  # how many of the settled stand there, clients apart
         self._lineage = Lineage()
         self._last_step: int | None = None
-        self._ended = ""  # the rounds of the last one that was seen to have finished the run
+        self._ended: tuple[Standing, str] | None = None  # the highest that was seen to finish the run, and its rounds
         self._random = random.Random(f"minga donors {node.peer_id}")
         board.observe(self._note)
 
@@ -135,7 +135,7 @@ class BoardView:
     def lineage(self, lineage: Lineage) -> None:
         before, self._lineage = self._lineage, lineage
         if (before.founding, before.epoch) != (lineage.founding, lineage.epoch):
-            self._changed = None
+            self._changed, self._ended = None, None
 
     @property
     def last_step(self) -> int | None:
@@ -148,7 +148,7 @@ class BoardView:
     @last_step.setter
     def last_step(self, step: int | None) -> None:
         if step != self._last_step:
-            self._last_step, self._settled, self._ended = step, None, ""
+            self._last_step, self._settled, self._ended = step, None, None
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -176,7 +176,13 @@ class BoardView:
         if self._settled is None:
             self._settled = {peer: p for peer, p in known.items() if p.is_settled}
             self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
+            for progress in self._settled.values():
+                self._note_end(progress)
         return self._settled
+
+    def with_state(self) -> set[PeerId]:
+        """Other living members that have a state of the run, also if they fetch a newer one just now."""
+        return {peer for peer, p in self._progress().items() if p.is_settled or p.lineage.is_founded}
 
     def at(self, step: int) -> list[PeerId]:
         """Other active members at `step`, at which this peer is, with the same history."""
@@ -240,13 +246,19 @@ class BoardView:
         return ahead > 0 and 2 * ahead >= sum(members.values()) + 1
 
     def is_over(self) -> bool:
-        """Whether another member has finished the run."""
-        self.settled()
-        return any(standing.final for standing, _ in self._standings)
+        """Whether others have finished the run, as far as `newest` goes by them."""
+        newest = self.newest()
+        return newest is not None and newest.final
 
-    def is_alone_at_the_end(self) -> bool:
-        """Whether this peer took its last round alone, and another one was seen to finish the run by other rounds."""
-        return self._lineage.alone == self._node.peer_id and self._ended not in ("", self._lineage.rounds)
+    def gave_way_too_late(self, step: int) -> bool:
+        """Whether this peer took its last round alone, to `step`, and another one was seen to finish the run by other
+        rounds, with a higher standing.
+        """
+        self.settled()
+        if self._ended is None or self._lineage.alone != self._node.peer_id:
+            return False
+        standing, rounds = self._ended
+        return rounds != self._lineage.rounds and standing > self._lineage.standing(step, self._organiser, final=True)
 
     def donors(self) -> list[PeerId]:
         """Members that could serve state: all of them, or in a large swarm `MOST_DONORS` at random, others each time.
@@ -313,8 +325,7 @@ class BoardView:
     def _replace(self, peer: PeerId, before: Progress | None, now: Progress | None) -> None:
         if now is not None:
             self._known[peer] = now
-            if now.status == "finished" and self._standing_of(now).final:
-                self._ended = now.lineage.rounds
+            self._note_end(now)
         else:
             self._known.pop(peer, None)
         if before is None or now is None or (before.is_settled, before.is_active) != (now.is_settled, now.is_active):
@@ -329,6 +340,12 @@ class BoardView:
             self._standings[self._standing_of(now), now.client] += 1
             if not self._standings[place]:
                 del self._standings[place]
+
+    def _note_end(self, progress: Progress) -> None:
+        """Its owner may leave before anybody asks."""
+        standing = self._standing_of(progress)
+        if standing.final and (self._ended is None or standing > self._ended[0]):
+            self._ended = standing, progress.lineage.rounds
 
     def _is_at(self, progress: Progress, step: int) -> bool:
         return progress.step == step and progress.lineage.rounds == self._lineage.rounds

@@ -202,12 +202,12 @@ class StateWait:
         """Say once for what this peer waits, and end it where nothing comes."""
         now = asyncio.get_running_loop().time()
         self._begun_s = now if self._begun_s is None else self._begun_s
-        self._hopeless_s = now if is_hopeful or self._hopeless_s is None else self._hopeless_s
+        self._hopeless_s = None if is_hopeful else now if self._hopeless_s is None else self._hopeless_s
         if not self._is_told and now - self._begun_s >= TOLD_S:
             self._is_told = True
             self._node.events.emit(StateAwaited(why=why))
-            logger.warning("waiting: %s. Nothing is trained meanwhile", why)
-        if now - self._hopeless_s > LONGEST_WAIT_S:
+            logger.warning("waiting: %s. Nothing that this peer computes counts meanwhile", why)
+        if self._hopeless_s is not None and now - self._hopeless_s > LONGEST_WAIT_S:
             founder = self._lone_founder
             raise NoStateError(
                 f"no peer gave the state of this run{self._place(', which was')} in {LONGEST_WAIT_S / 60:.0f} minutes. "
@@ -319,7 +319,7 @@ class CatchingUp:
                 "and see what this program does with parameters, optimizer or learning rate that theirs do not",
                 step,
             )
-        elif self._swarm_view.is_alone_at_the_end():
+        elif self._swarm_view.gave_way_too_late(step):
             logger.warning(
                 "the others completed the run at step %d and left before this peer was ready to fetch their state: the "
                 "model here, with which it went on alone, is another than theirs; use theirs. Shorter micro-batches "

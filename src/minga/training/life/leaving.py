@@ -78,7 +78,7 @@ class Companions:
         """Stay for a moment until the others have the state of `step`, too. Also those that were in none of the last
         rounds, since they compute more slowly than the others: they would find nobody, and take these steps alone.
         """
-        others = self._swarm_view.settled().keys() | self._together
+        others = self._swarm_view.with_state() | self._together
         await see_others_off(self._swarm_view, others, lambda peer, it: self._is_behind(peer, step, it))
 
     def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:

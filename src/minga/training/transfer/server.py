@@ -130,7 +130,7 @@ MAX_DOWNLOADS = 8
 MAX_DOWNLOADS_OF_ONE = 2
 MAX_WAITING, MAX_WAITING_PER_PEER = 64, 4
 
-OVERDUE_S = 2 * BOUNDARY_WAIT_S
+OVERDUE_S = 10 * BOUNDARY_WAIT_S
 """A program that came to no boundary for so long while others wait for its state may have ended its loop."""
 
 logger = logging.getLogger("minga.training")
@@ -173,7 +173,7 @@ class StateServer:
     @any_thread
     def wants(self, step: int) -> bool:
         """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
-        self._boundary = step, self._loop.time()
+        self._boundary, self._is_told = (step, self._loop.time()), False
         if step <= self._published_step or self._admitted_step < self._published_step:
             return False  # one copy at a time: it may be what they wait for
         if not any(least <= step for least, _ in tuple(self._waiting)):
@@ -301,7 +301,8 @@ class StateServer:
         self._is_told = True
         logger.warning(
             "peer %s waits for the state of step %d, which this program has: but for %.0f s it called minga.Optimizer "
-            "not once. If its loop has ended, call follow() of the optimizer, or close the peer, so that others go on",
+            "not once. If its loop has ended, close the peer, or let the optimizer follow() where peers choose their "
+            "own data, so that others go on",
             peer[:10],
             step,
             overdue_s,
