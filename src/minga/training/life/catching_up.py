@@ -118,7 +118,7 @@ logger = logging.getLogger("minga.training")
 class StateWait:
     """The wait of a peer for a state of the run: it says for what it waits, and gives up in the end if it has none.
 
-    Meanwhile it does not train.
+    Nothing that it computes meanwhile counts.
     """
 
     def __init__(self, node: Node, founding: Founding) -> None:

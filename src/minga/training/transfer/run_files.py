@@ -310,8 +310,11 @@ class FileFetch:
         entry = self._entry
         if piece_count(entry.size_bytes) <= 1:
             return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes.fromhex(entry.blake3))
-        for _ in range(MOST_BROKEN):
-            for peer in self._usable(peers):
+        for attempt in range(MOST_BROKEN):
+            usable = self._usable(peers)
+            if attempt and usable:
+                await asyncio.sleep(FIRST_PAUSE_S)
+            for peer in usable:
                 try:
                     size_bytes = piece_count(entry.size_bytes) * HASH_BYTES
                     hashes = await receive_manifest(self._node, peer, entry.blake3, FILE_HASHES, size_bytes)
@@ -322,8 +325,6 @@ class FileFetch:
                     self._drop(peer, error)
                 else:
                     return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes(hashes))
-            if self._usable(peers):
-                await asyncio.sleep(FIRST_PAUSE_S)
         raise self._nobody()
 
     # ---- the pieces
