@@ -150,7 +150,9 @@ def test_a_second_optimizer_of_a_peer_is_refused_with_what_to_do(tmp_path: Path)
     def train(machine: Machine) -> Any:
         model = network()
         first, second = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[2].parameters(), lr=0.1)
-        minga.Optimizer(first, machine.peer)
+        optimizer = minga.Optimizer(first, machine.peer)
+        while not list((machine.peer.directory / "checkpoints").glob("step-*")):  # which the second would not fit
+            optimizer.follow(0.01)
         minga.Optimizer(second, machine.peer)
 
     (error,) = run_scripts(spec_of(4, STEPS), [train], tmp_path)

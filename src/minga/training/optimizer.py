@@ -337,6 +337,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _enter(self, peer: Peer) -> None:
         """Begin to take part, with the newest state that this machine has."""
+        peer.on_loop(partial(_check_free, peer.session))  # before the checkpoint of another optimizer would not fit
         self._replica.directory = peer.directory
         checkpoint = peer.checkpointer.resume()
         if checkpoint is not None:
@@ -344,7 +345,6 @@ class Optimizer(torch.optim.Optimizer):
         elif isinstance(self._replica, RankReplica):
             self._replica.share()
         self._seen_step = self._replica.step
-        peer.on_loop(partial(_check_free, peer.session))
         self._port = (
             self._enter_secure(peer) if peer.spec.security.verification == "byzantine" else self._enter_usual(peer)
         )
