@@ -28,7 +28,7 @@ from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Subject, run_spec
 from minga import RunSpec
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySettings, Residual, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, Encoder, Residual, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.planning.best_contributor import best_contributor
@@ -144,8 +144,8 @@ class BenchPeer:
         kept = self.strategy.facts.keeps_uncounted
         replica.hand_over(choice.name, keeps_uncounted=kept)
         self.strategy.begin(replica)
-        lossy = LossySettings(averaging.residual_decay, averaging.warmup_rounds)
-        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, lossy, keeps_uncounted=kept)
+        decay = averaging.residual_decay
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=kept, decay=decay)
 
     @property
     def round(self) -> int:

@@ -82,7 +82,6 @@ class RunFacts:
     is_plain_descent: bool
     average_parameters_every: int
     residual_decay: float
-    warmup_rounds: int
     target_batch_size: int | str
     changes_strategy: bool
     is_changed_batch: bool
@@ -127,7 +126,6 @@ def _facts_of_phase(spec: RunSpec) -> RunFacts:
         is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
         residual_decay=averaging.residual_decay,
-        warmup_rounds=averaging.warmup_rounds,
         target_batch_size=training.target_batch_size,
         changes_strategy=False,
         is_changed_batch=False,
@@ -238,7 +236,6 @@ STRATEGY: Final = "training.strategy"
 STRATEGY_CHANGES: Final = "training.strategy_changes"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
 DECAY: Final = "averaging.residual_decay"
-WARM_UP: Final = "averaging.warmup_rounds"
 BATCH: Final = "training.target_batch_size"
 
 OPTIMIZER: Final = "optimizer.name"
@@ -490,13 +487,6 @@ OTHERS: Final = (
         lambda run: run.residual_decay != 1.0 and not run.needs_residual,
         lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
         {DECAY: 1.0},
-    ),
-    Rule(
-        "R15",
-        "a warm-up, and a codec that leaves nothing out",
-        lambda run: run.warmup_rounds > 0 and not run.upload.needs_residual,
-        lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
-        {WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""

@@ -15,7 +15,6 @@ MORE = {
     "averaging.download_codec": (None, "adaptive(large=gtopk, small=union)", "adaptive(large=topk)"),
     "averaging.sketch": ("powersgd(rank=64)",),
     "averaging.residual_decay": (1.0, 0.95),
-    "averaging.warmup_rounds": (0, 20),
     "training.target_batch_size": (4095, 3, 1),
     "training.strategy_changes": (
         (),

@@ -87,12 +87,6 @@ CASES: tuple[tuple[str, Settings, Settings, Facts], ...] = (
     ("R13", {**SKETCHED, "averaging.average_parameters_every": 5}, NO_MEANS, {}),
     ("R14", {**LOUDEST, **SKETCHED}, {"averaging.codec": "float16"}, {}),
     ("R15", {"averaging.codec": "int8", **DECAY}, {"averaging.residual_decay": 1.0}, {}),
-    (
-        "R15",
-        {**SKETCHED, "averaging.codec": "int8", **DECAY, "averaging.warmup_rounds": 10},
-        {"averaging.warmup_rounds": 0},
-        {},
-    ),
     ("R16", {**SECURE, **later("synchronous")}, NO_CHANGES, {}),
     ("R7", {**later("own"), **LOUDEST}, {"averaging.codec": "float16"}, PARAMETERS),
     ("R9", later("own", target_batch_size=50), NO_CHANGES, {"fragments": 3}),

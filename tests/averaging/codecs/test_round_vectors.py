@@ -9,7 +9,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, LossySettings, RoundVectors
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, RoundVectors
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.optim import SGD
@@ -158,34 +158,3 @@ def test_the_usual_run_has_one_vector() -> None:
     assert {replica.layout_of(step).fingerprint for step in range(5)} == {replica.vector.layout.fingerprint}
     vector = replica.vector.new()
     assert replica.project(vector, 8, 3, "a round") is vector
-
-
-def test_a_warm_up_changes_the_codec_and_keeps_what_was_left_out() -> None:
-    layout = VectorLayout((5000, 100), "topk", "union")
-    vectors = RoundVectors(lambda _: layout, torch.zeros, LossySettings(residual_decay=0.9, warmup_rounds=8))
-    choices = [vectors.layout_of(step).codec_choice for step in range(10)]
-    assert choices == ["topk(k=256)"] * 4 + ["topk(k=128)"] * 4 + ["topk"] * 2
-    assert [vectors.layout_of(step).download_choice for step in range(10)] == ["union"] * 10
-    assert len({vectors.layout_of(step).fingerprint for step in range(10)}) == 3
-    assert vectors.described(0).encoded_bytes >= vectors.described(9).encoded_bytes
-    assert vectors.layout_of(3) is vectors.layout_of(0)
-    residual = vectors.residual(0)
-    assert residual is not None
-    assert vectors.residual(5) is residual
-    assert vectors.residual(9) is residual
-
-
-def test_a_codec_without_a_number_of_elements_warms_up_as_float16(with_loudest: None) -> None:
-    layout = VectorLayout((5000,), "loudest", "float16")
-    assert layout.warming_up(0.9).codec_choice == "float16"
-    adaptive = VectorLayout((5000, 70_000), "adaptive(large=topk)")
-    assert adaptive.warming_up(0.0).codec_choice == "adaptive(large=topk(k=256))"
-    assert VectorLayout((5000,), "int8").warming_up(0.0).codec_choice == "int8"
-
-
-def test_a_warm_up_without_residuals_of_its_own_leaves_what_is_kept_alone(with_loudest: None) -> None:
-    """In rounds as float16 nothing is left out, so no residual takes part."""
-    layout = VectorLayout((5000,), "loudest", "float16")
-    vectors = RoundVectors(lambda _: layout, torch.zeros, LossySettings(warmup_rounds=3))
-    assert vectors.residual(2) is None
-    assert vectors.residual(3) is not None

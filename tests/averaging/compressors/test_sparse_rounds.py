@@ -158,10 +158,10 @@ def test_numbers_that_cannot_be_sent_end_the_round_also_where_only_their_own_mem
     ],
 )
 def test_a_swarm_conserves_mass_whoever_dies(down: str, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers die in the middle of rounds and others join; the warm-up changes the codec of the uploads."""
+    """Peers die in the middle of rounds and others join."""
     numel = 4500
     account = MassAccount(numel + 1, monkeypatch)
-    averaging = {"codec": "topk", "download_codec": down, "warmup_rounds": 20}
+    averaging = {"codec": "topk", "download_codec": down}
 
     @virtually
     async def main() -> None:

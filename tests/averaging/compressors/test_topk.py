@@ -121,19 +121,6 @@ def test_a_codec_for_means_is_none_for_contributions_and_the_other_way_round() -
         codec("topk(values=3bit)")
 
 
-def test_a_warm_up_sends_more_at_first_and_halves_it() -> None:
-    def choices(choice: str) -> list[str]:
-        return list(dict.fromkeys(codec(choice).warming_up(share / 12) for share in range(12)))
-
-    assert choices("topk") == ["topk(k=256)", "topk(k=128)"]
-    assert choices("topk(k=41, values=2bit)") == [f"topk(k={k}, values=2bit)" for k in (256, 128)] + [
-        "topk(values=2bit)"
-    ]
-    assert choices("topk(k=1000)") == ["topk(k=1000)"]
-    assert choices("gaussiank(k=200)") == ["gaussiank(k=256)"]
-    assert choices("int8") == ["int8"]
-
-
 def test_no_constant_bounds_what_values_of_float16_lose() -> None:
     tiny = torch.full((4096,), 1e-30)
     for choice in ("topk", "gaussiank", "randomk"):

@@ -12,7 +12,7 @@ import torch
 from minga.averaging.allreduce import sender
 from minga.averaging.allreduce.round import Round
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySettings, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, Encoder, RoundVectors
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
@@ -155,7 +155,7 @@ def test_the_residual_is_the_momentum_of_the_paper() -> None:
     """
     beta, count, samples = 0.999, 2, 4
     layout = VectorLayout(((4096,),), f"topk(k={count})", "float32")
-    vectors = RoundVectors(lambda _: layout, torch.zeros, LossySettings(residual_decay=beta))
+    vectors = RoundVectors(lambda _: layout, torch.zeros, decay=beta)
     (chunk,) = layout.chunks(0, layout.total, 1 << 20)
     torch.manual_seed(8)
     momentum = torch.zeros(4096)

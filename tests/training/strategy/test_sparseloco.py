@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minga.averaging.codecs.residual import LossySettings, RoundVectors
+from minga.averaging.codecs.residual import RoundVectors
 from minga.combinations import cautions, check_combinations
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
@@ -32,9 +32,7 @@ class GridMover(CombinedPeer):
             group["lr"] = 1 / 16
         self.replica.write_values(torch.zeros(self.replica.vector.numel))
         self.strategy.restored(self.replica.tensors(), 0, None)
-        self.vectors = RoundVectors(
-            self.replica.layout_of, torch.zeros, LossySettings(residual_decay=decay), keeps_uncounted=True
-        )
+        self.vectors = RoundVectors(self.replica.layout_of, torch.zeros, keeps_uncounted=True, decay=decay)
 
     def compute(self, micro_batches: int = 2) -> None:
         """See `CombinedPeer`."""

@@ -83,10 +83,6 @@ class Codec(ABC):
     fewest_elements: int = 1
     """Tensors of fewer elements travel as float16: of so few it would send too little."""
 
-    def warming_up(self, share: float) -> str:  # noqa: ARG002
-        """What a run with this codec takes when this share of the rounds of its warm-up is over, from 0 to below 1."""
-        return "float16" if self.needs_residual else self.choice
-
     @property
     def of_sites(self) -> Codec:
         """How the mean of a site travels on to the root where means travel by this codec: one that returns nothing."""

@@ -11,12 +11,11 @@ one segment and takes at most `target_bytes` encoded (or one codec block, where 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Final, NamedTuple
 
 import blake3
@@ -24,7 +23,7 @@ import blake3
 from minga.averaging.codecs.dense import Codec, CodecPair, codec
 from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
-from minga.core.spec.choices import parse_choice, spelled
+from minga.core.spec.choices import parse_choice
 from minga.network.rpc.stream import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
@@ -169,22 +168,6 @@ class VectorLayout:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
 
-    @cached_property
-    def subject(self) -> str:
-        """32 hexadecimal digits that are equal for layouts of one vector, whichever codecs it travels by."""
-        sizes = ",".join(str(numel) for numel in self.numels)
-        text = f"minga vector 1\n{sizes}\n{self.label}\n"
-        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
-
-    def warming_up(self, share: float) -> VectorLayout:
-        """The same vector as it travels when this share of the rounds of the warm-up is over, from 0 to below 1."""
-        choice = self.codec_choice
-        if parse_choice(choice).name != ADAPTIVE:
-            return _with_codec(self, codec(choice).warming_up(share))
-        settings = adaptive_settings(choice)
-        parts = {part: codec(getattr(settings, part)).warming_up(share) for part in ("large", "small")}
-        return _with_codec(self, spelled(ADAPTIVE, settings.model_copy(update=parts)))
-
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
 
@@ -238,11 +221,6 @@ class VectorLayout:
             raise ValueError(f"elements {start} to {stop} are not a range of a vector of {self.total}")
         first = max(0, bisect_right(self._starts, start) - 1)
         return tuple(_overlaps(self.segments[first:], start, stop))
-
-
-@lru_cache(maxsize=64)
-def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
-    return dataclasses.replace(layout, codec_choice=choice)
 
 
 def codec_of(choice: str, numel: int) -> Codec:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -417,51 +416,34 @@ def _taken(chunk: Chunk, weight: int, values: torch.Tensor | None, mean: torch.T
 # A run averages one vector in all rounds, or several in turn: fragments of the model, or the factors of a matrix.
 # Which one it is follows from the round's number alone, so that all peers agree on it without a word. Each round has
 # one layout, and with it a plan and a commit of its own; what uploads of a vector left out is made up for in the next
-# round of that vector, even if it travels by another codec then.
-#
-# So it is in a *warm-up*: in a run's first rounds a codec that leaves out most sends more, since gradients are large
-# and change fast then. How much follows from the round's number, too. Each kind of round has a layout of its own, so
-# bytes are as bounded as in any round.
+# round of that vector.
 
 
 LayoutOf = Callable[[int], VectorLayout]
 """From the number of a round to the layout of its vector: the same on all peers, and quick. Few of them differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossySettings:
-    """How a run makes up for what its codecs leave out: each residual keeps the share `residual_decay` of itself, and
-    the first `warmup_rounds` send more.
-    """
-
-    residual_decay: float = 1.0
-    warmup_rounds: int = 0
-
-
 class RoundVectors:
     """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged.
 
-    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; see `Residual`.
+    Each residual keeps the share `decay` of itself from one round to the next. With `keeps_uncounted` the peer's
+    strategy keeps a contribution that a round counts without; see `Residual`.
     """
 
     def __init__(
         self,
         layout_of: LayoutOf,
         new: Callable[[int], torch.Tensor],
-        lossy: LossySettings = LossySettings(),
         *,
         keeps_uncounted: bool = False,
+        decay: float = 1.0,
     ) -> None:
-        self.left_out = Residuals(keeps_uncounted=keeps_uncounted, decay=lossy.residual_decay)
+        self.layout_of = layout_of
+        """From the number of a round to the layout of its vector; see `LayoutOf`."""
+        self.left_out = Residuals(keeps_uncounted=keeps_uncounted, decay=decay)
         """What codecs left out of the uploads so far."""
-        self._layout_of, self._new, self._lossy = layout_of, new, lossy
+        self._new = new
         self._results: dict[int, torch.Tensor] = {}
-
-    def layout_of(self, step: int) -> VectorLayout:
-        """The layout of the vector of the round of `step`; see `LayoutOf`."""
-        layout = self._layout_of(step)
-        rounds = self._lossy.warmup_rounds
-        return layout.warming_up(step / rounds) if step < rounds else layout
 
     def described(self, step: int) -> RoundVector:
         """The vector of the round of `step`, as group formation wants to know it."""
@@ -483,14 +465,16 @@ class RoundVectors:
         layout = self.layout_of(step)
         if not layout.needs_residual:
             return None
-        name, device = layout.subject, self.result(step).device
+        name, device = layout.fingerprint, self.result(step).device
         return self.left_out.of(name, layout.total, device=device, age=partial(self._rounds_of, name))
 
-    def _rounds_of(self, subject: str, since: int, step: int) -> int:
-        """How many rounds from `since` on, before `step`, are of this vector; it does not count beyond what matters."""
+    def _rounds_of(self, vector: str, since: int, step: int) -> int:
+        """How many rounds from `since` on, before `step`, are of the vector with this fingerprint, counted no further
+        than matters.
+        """
         count = 0
         for earlier in range(since, step):
-            count += self._layout_of(earlier).subject == subject
+            count += self.layout_of(earlier).fingerprint == vector
             if count > MOST_ROUNDS_KEPT:
                 break
         return count

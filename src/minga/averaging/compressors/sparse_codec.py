@@ -20,7 +20,6 @@ import torch
 
 from minga.averaging.codecs.interface import Codec, InvalidEncodingError, largest_magnitude, require_magnitude
 from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS
-from minga.core.spec.choices import spelled
 from minga.core.spec.fields import Section, whole
 
 BLOCK_ELEMENTS: Final = 4096
@@ -30,10 +29,6 @@ ROWS: Final = CACHED_ELEMENTS // BLOCK_ELEMENTS
 Numbers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-
-
-WARM_UP_ELEMENTS: Final = BLOCK_ELEMENTS // 16
-"""How many elements of a block are sent when a warm-up begins."""
 
 
 def elements_of_block(default: int, meaning: str) -> Any:
@@ -74,15 +69,6 @@ class SparseCodec(Codec):
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """An element that is not sent is off by all of it."""
         return source.abs().double()
-
-    def warming_up(self, share: float) -> str:
-        """The same with a larger k, 256 at first, which is halved after equal numbers of rounds."""
-        settings = self.settings
-        if not (self.needs_residual and isinstance(settings, UploadSettings)):
-            return super().warming_up(share)
-        halvings = (-(-WARM_UP_ELEMENTS // settings.k) - 1).bit_length()
-        k = max(settings.k, WARM_UP_ELEMENTS >> int(share * halvings))
-        return spelled(self.name, settings.model_copy(update={"k": k}))
 
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         for _ in self._sent(raw.numpy(), numel, limit):

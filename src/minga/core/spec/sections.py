@@ -249,13 +249,6 @@ class AveragingSection(Section):
         1.0,
         "(codecs that leave most out) share of what a peer has not sent yet that it keeps from one round to the next",
     )
-    warmup_rounds: int = whole(
-        0,
-        0,
-        MAX_STEPS,
-        "(codecs that leave most out) first rounds, in which more is sent: 256 of 4096 elements at first and fewer by "
-        "halves, or all as float16 by a codec without such a number",
-    )
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is as needed"
     )

@@ -35,7 +35,7 @@ import torch
 from minga.access.standing_orders import StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.codecs.residual import ContributionFate, LossySettings, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
@@ -148,7 +148,7 @@ class Member:
         self.vectors = RoundVectors(
             replica.layout_of,
             replica.vector.new,
-            LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
+            decay=spec.averaging.residual_decay,
             keeps_uncounted=port.facts.keeps_uncounted,
         )
         least_batch, largest_batch = round_batch_range(spec)
