@@ -106,7 +106,7 @@ def test_each_file_that_the_texts_point_to_is_there() -> None:
 
 
 def test_what_the_disk_says_is_told_in_its_words() -> None:
-    """`OSError.strerror`; the text of the error itself has its number, and the name of a file for the moment."""
+    """By `reason_of`; the text of the error itself has its number, and the name of a file for the moment."""
     raw = [
         f"{where(path)}:{part.lineno}"
         for path in modules()

@@ -17,7 +17,7 @@ import msgspec
 from minga.access.admission import Admission
 from minga.access.standing_orders import OrderExchange, Orders
 from minga.core.aio import DiskWrites
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.events.training import AccessEnded, AccessOrders
 from minga.core.files import keep, read_kept, read_struct, write_atomically
 from minga.core.thread_guard import loop_bound
@@ -100,7 +100,7 @@ def read_order(path: Path, kind: type[Passed]) -> Passed:
     try:
         order = read_struct(path, kind, MAX_FILE_BYTES)
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: not an order that organisers sign: {error}") from error
     return order

@@ -25,7 +25,7 @@ from minga.authority.providers import make_provider
 from minga.authority.roster import RosterFile
 from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
-from minga.core.errors import ConfigurationError, MingaError
+from minga.core.errors import ConfigurationError, MingaError, reason_of
 from minga.core.urls import is_safe_url, reachable_hosts
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
@@ -184,4 +184,4 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from error
+        raise ConfigurationError(f"--listen {host}:{port}: {reason_of(error)}") from error

@@ -14,7 +14,7 @@ import msgspec
 
 from minga.authority.refusals import Refused
 from minga.core.decoding import DECODING_ERRORS, decode_json
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import store
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.orders import MAX_USES
@@ -125,7 +125,7 @@ class RosterFile:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise StorageError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{self._path} cannot be read: {reason_of(error)}") from error
         try:
             roster = decode_json(body, Roster)
         except DECODING_ERRORS as error:
@@ -150,7 +150,7 @@ def _lock(path: Path) -> FileLock:
         beside.touch()
         lock = FileLock.try_acquire(beside)
     except OSError as error:
-        raise StorageError(f"{beside} cannot be locked: {error.strerror}") from error
+        raise StorageError(f"{beside} cannot be locked: {reason_of(error)}") from error
     if lock is None:
         raise ConfigurationError(f"another authority uses {path}; stop it, or name another file with --roster")
     return lock

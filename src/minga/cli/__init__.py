@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.plain_characters import use_plain_characters
-from minga.core.errors import StorageError
+from minga.core.errors import StorageError, reason_of
 
 __all__ = ["main"]
 
@@ -61,7 +61,7 @@ def _run(arguments: list[str]) -> int:
         if error.errno not in FULL:
             raise
         return exit_codes.report(
-            StorageError(f"the output cannot be written: {error.strerror}"), json_output=json_output
+            StorageError(f"the output cannot be written: {reason_of(error)}"), json_output=json_output
         )
     except BaseException as error:
         if exit_codes.interrupts:  # in the middle of an import, say, which makes an error of its own of it

@@ -128,3 +128,8 @@ class RejectedError(RemoteError):
 
 class StateMismatchError(RemoteError):
     """The peer served bytes that do not match the digest that was agreed on."""
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says is wrong, for a message that names the file or address itself."""
+    return error.strerror or str(error)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from minga.core.decoding import DECODING_ERRORS, decode_json, decode_msgpack
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def store(path: Path, content: Content) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"{path} cannot be written: {reason_of(error)}") from error
 
 
 def read_struct(path: Path, kind: type[T], most_bytes: int) -> T:
@@ -159,7 +159,7 @@ def read_toml(path: Path, max_bytes: int) -> dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     if len(data) > max_bytes:
         raise ConfigurationError(f"{path}: more than {max_bytes} bytes; is it the right file?")
     try:

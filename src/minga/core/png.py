@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from minga.core.errors import StorageError
+from minga.core.errors import StorageError, reason_of
 
 
 def blank(width_inches: float, height_inches: float) -> Any:
@@ -30,4 +30,4 @@ def write(figure: Any, path: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be written: {reason_of(error)}") from error

@@ -29,7 +29,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import msgspec
 import psutil
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import keep, read_kept
 from minga.core.units import format_size, parse_size
 from minga.identity.keys.key_file import FileLock
@@ -110,7 +110,7 @@ def set_paused(directory: Path, *, paused: bool) -> bool:
         else:
             (directory / PAUSE_FILE).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"{directory / PAUSE_FILE} cannot be changed: {error.strerror or error}") from error
+        raise StorageError(f"{directory / PAUSE_FILE} cannot be changed: {reason_of(error)}") from error
     return was_paused != paused
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import platformdirs
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import keep, read_kept
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
@@ -93,7 +93,7 @@ class RunFolder:
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
-            raise StorageError(f"{self.directory} cannot be removed: {error.strerror or error}") from error
+            raise StorageError(f"{self.directory} cannot be removed: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)

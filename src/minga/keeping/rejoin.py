@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.errors import ConfigurationError, LinkError, ProtocolError, StorageError
+from minga.core.errors import ConfigurationError, LinkError, ProtocolError, StorageError, reason_of
 from minga.core.files import keep, read_kept, write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
@@ -175,7 +175,7 @@ class HostLock:
         try:
             path.touch()
         except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise StorageError(f"{path} cannot be written: {reason_of(error)}") from error
         try:
             lock = FileLock.try_acquire(path)
         except OSError:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError, StorageError
+from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError, StorageError, reason_of
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.handshake import UnixTime
@@ -67,7 +67,7 @@ class History:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StorageError(f"the folder {path.parent} cannot be made: {error.strerror or error}") from error
+                raise StorageError(f"the folder {path.parent} cannot be made: {reason_of(error)}") from error
 
     def add(self, time_s: float, event: str, **fields: Any) -> None:
         """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
@@ -89,7 +89,7 @@ class History:
             if full:
                 self.path.replace(_older(self.path))
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
+            raise StorageError(f"{self.path} cannot be written: {reason_of(error)}") from error
 
 
 def read_history(path: Path) -> list[Entry]:
@@ -103,7 +103,7 @@ def read_history(path: Path) -> list[Entry]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{file}: cannot be read: {reason_of(error)}") from error
     entries = [entry for line in lines if (entry := parse_entry(line)) is not None]
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")

@@ -26,7 +26,7 @@ import msgspec
 import platformdirs
 
 from minga.core.decoding import decode_json
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import store
 
 HALF_SHARE: Final = 1.0 / 6.0
@@ -152,7 +152,7 @@ def read_measurements(path: Path | None = None) -> list[Measurement]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigurationError(
             f"{path}: no table of devices ({error}); `minga plan --measure` makes a new one"

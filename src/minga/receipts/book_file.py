@@ -15,7 +15,7 @@ import msgspec
 
 from minga.core.aio import DiskWrites
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import write_atomically
 from minga.network.interface import PeerId
 from minga.receipts.attestation import Attestation, JudgedCount
@@ -104,7 +104,7 @@ def read_book(path: Path) -> ReceiptBook:
     try:
         _restore(path.read_bytes(), book)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"{path} cannot be read: {reason_of(error)}") from error
     return book
 
 

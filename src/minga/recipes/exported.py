@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.spec.fields import Section, without_private
 from minga.training.lineage import Lineage
 
@@ -68,7 +68,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     except DECODING_ERRORS as error:
         raise ConfigurationError(f"{path}: not what an export writes: {str(error)[:200]}") from error
 
@@ -97,7 +97,7 @@ class Exported:
             directory.parent.mkdir(parents=True, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         except OSError as error:
-            raise StorageError(f"{directory}: cannot be created: {error.strerror}") from error
+            raise StorageError(f"{directory}: cannot be created: {reason_of(error)}") from error
         try:
             yield cls(unfinished, provenance)
             provenance.write(unfinished)
@@ -107,7 +107,7 @@ class Exported:
                 path.chmod(0o755 if path.is_dir() else 0o644)
             unfinished.rename(directory)
         except OSError as error:
-            raise StorageError(f"{directory}: cannot be written: {error.strerror or error}") from error
+            raise StorageError(f"{directory}: cannot be written: {reason_of(error)}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 
 from blake3 import blake3
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 
 FORMAT: Final = 1
 DIGITS: Final = 6
@@ -41,7 +41,7 @@ class LogWriter:
             except FileExistsError as error:
                 raise StorageError(f"{path}: cannot be written: {path.parent} is no folder") from error
             except OSError as error:
-                raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+                raise StorageError(f"{path}: cannot be written: {reason_of(error)}") from error
         self._write(_line(_fixed({"minga_log": FORMAT, **head})))
 
     @property
@@ -67,7 +67,7 @@ class LogWriter:
             try:
                 file.close()
             except OSError as error:
-                raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from error
+                raise StorageError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
     def __enter__(self) -> LogWriter:
         return self
@@ -80,7 +80,7 @@ class LogWriter:
             try:
                 self._file.write(line)
             except OSError as error:
-                raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from error
+                raise StorageError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
 
 class Log:
@@ -97,7 +97,7 @@ class Log:
             with path.open(encoding="utf-8") as file:
                 self.head = self._parse(file.readline(MAX_LINE), 1)
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
         if self.head.get("minga_log") != FORMAT:

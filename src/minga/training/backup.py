@@ -22,7 +22,7 @@ from typing import IO, BinaryIO, Final, cast
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from minga.core.errors import ConfigurationError, IdentityError, StorageError
+from minga.core.errors import ConfigurationError, IdentityError, StorageError, reason_of
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
@@ -215,7 +215,7 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
                     raise
         partial.rename(out)
     except OSError as error:
-        raise StorageError(f"the backup {out} cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"the backup {out} cannot be written: {reason_of(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
     return Backup(run, step, out.stat().st_size)
@@ -259,7 +259,7 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
             raise ConfigurationError(f"{folder} is there already: move it away to restore the backup")
         partial.rename(folder)
     except OSError as error:
-        raise StorageError(f"the backup {file} cannot be restored: {error.strerror or error}") from error
+        raise StorageError(f"the backup {file} cannot be restored: {reason_of(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Restored(known_run(folder), _store_key(identity, key, folder))

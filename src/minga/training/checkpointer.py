@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from minga.core.errors import ClosedError, StorageError
+from minga.core.errors import ClosedError, StorageError, reason_of
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
@@ -265,7 +265,7 @@ class Checkpointer:
         try:
             archiver.add(path, record)
         except OSError as error:
-            why = f"the checkpoint of step {manifest.step} is not in the archive: {error.strerror or error}"
+            why = f"the checkpoint of step {manifest.step} is not in the archive: {reason_of(error)}"
             self._tell_failure("archived checkpoints", manifest.step, error, why)
         else:
             self._tell_success("archived checkpoints", manifest.step)

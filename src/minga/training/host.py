@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minga.access.access_files import AccessFiles
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import Content, store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.wheel import own_wheel
@@ -115,7 +115,7 @@ def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, opti
     try:
         entries = {name: describe_file(content) for name, content in files.items()}
     except OSError as error:
-        raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {reason_of(error)}") from error
     own = own_wheel()
     published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
     return _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
@@ -141,7 +141,7 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
         try:
             found = [whole_digest(content) for content in (path, *([files[name]] if files and name in files else []))]
         except OSError as error:
-            raise StorageError(f"{path}, a file of this run, cannot be read: {error.strerror or error}") from error
+            raise StorageError(f"{path}, a file of this run, cannot be read: {reason_of(error)}") from error
         if any(digest != run.spec.files[name].blake3 for digest in found):
             raise ConfigurationError(f"the file {name} is not the one with which this run was begun")
     logger.info("going on with the run %r: %s", run.spec.name, known.progress)

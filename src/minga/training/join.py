@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from minga.access.access_files import AccessFiles
 from minga.access.admission import Admission
-from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError, UnreachableError
+from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError, UnreachableError, reason_of
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback
@@ -117,7 +117,7 @@ class PeerOptions:
             return replace(self, directory=_temporary(None, held))
         except OSError as error:
             raise StorageError(
-                f"no folder can be made for this peer: {error.strerror}. Name one that can be written, by "
+                f"no folder can be made for this peer: {reason_of(error)}. Name one that can be written, by "
                 "--directory DIR or PeerOptions(directory=...)"
             ) from error
 
@@ -210,7 +210,7 @@ def made(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"the folder {folder} cannot be made: {error.strerror}. Name one that can be written, by --directory DIR "
+            f"the folder {folder} cannot be made: {reason_of(error)}. Name one that can be written, by --directory DIR "
             "or PeerOptions(directory=...), or keep nothing, by --ephemeral or PeerOptions(ephemeral=True)"
         ) from error
     return folder

@@ -30,7 +30,7 @@ from minga.cli.demo.report import (
 )
 from minga.cli.demo.stage import Child, Stage
 from minga.cli.terminal.context import Context, apply_threads
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
@@ -196,5 +196,5 @@ def _result_directory(wished: Path | None) -> Path:
         for folder in ("logs", "peers"):
             (directory / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{directory} cannot be made: {error.strerror}") from error
+        raise StorageError(f"{directory} cannot be made: {reason_of(error)}") from error
     return directory.resolve()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from minga.cli.demo.stage import Child
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import store
 from minga.core.units import counted, format_number, format_size
 from minga.recipes.interface import Exhibit, Recipe, Showing
@@ -289,7 +289,7 @@ def keep_results(facts: DemoFacts, directory: Path) -> tuple[Showing | None, lis
     try:
         shutil.move(source, directory / RUN_FOLDER)
     except OSError as error:
-        raise StorageError(f"the results cannot be moved to {directory}: {error.strerror or error}") from error
+        raise StorageError(f"the results cannot be moved to {directory}: {reason_of(error)}") from error
     shown = _shown(directory / RUN_FOLDER)
     drawn = [] if shown is None else draw_rows(shown, directory)
     return shown, [*drawn, *([plot.name] if plot.is_file() else [])]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from minga.cli.diagnosing.machine import Check, room_for
 from minga.cli.diagnosing.own_access import BANNED_ADVICE, OwnAccess
-from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
+from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError, reason_of
 from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -196,7 +196,7 @@ def udp_loopback() -> str | None:
     except TimeoutError:
         return "a datagram over loopback did not arrive"
     except OSError as error:
-        return f"no UDP socket can be used: {error.strerror or error}"
+        return f"no UDP socket can be used: {reason_of(error)}"
     return None if received == b"minga" else "a datagram over loopback arrived changed"
 
 

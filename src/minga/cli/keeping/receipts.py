@@ -10,7 +10,7 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import plain_table
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import store
 from minga.core.units import counted, format_size
 from minga.identity.links.links import Link
@@ -96,7 +96,7 @@ def run_verify(options: RunsVerifyCommand, context: Context) -> int:
         with file.open("rb") as opened:
             proven = verify_document(opened.read(MAX_FILE_BYTES + 1), run_id, organiser)
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"{file} cannot be read: {reason_of(error)}") from error
     except ReceiptError as error:
         context.output.say(f"{file} proves nothing: {error}.")
         context.output.summary(ok=False, file=str(file), why=str(error))

@@ -25,7 +25,7 @@ from minga.cli.terminal import exit_codes
 from minga.cli.terminal.context import Context, collect_again, tell_cautions
 from minga.cli.terminal.interrupt import ENDS, Interruption
 from minga.cli.terminal.output import Display, Ticker
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Change, Scenario, changed, read_scenario, shipped, split_change, sweeps
@@ -66,7 +66,7 @@ def _check_places(source: str, options: SimCommand) -> None:
     try:
         options.plot.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "not a folder" if isinstance(error, FileExistsError) else error.strerror
+        why = "not a folder" if isinstance(error, FileExistsError) else reason_of(error)
         raise StorageError(f"--plot {options.plot}: {why}") from error
     if not os.access(options.plot, os.W_OK | os.X_OK):
         raise StorageError(f"--plot {options.plot}: nothing can be written into this folder")

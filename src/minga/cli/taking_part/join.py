@@ -24,7 +24,7 @@ from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.core.errors import ConfigurationError, MingaError
+from minga.core.errors import ConfigurationError, MingaError, reason_of
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
@@ -215,8 +215,7 @@ def check_base(folder: Path, spec: RunSpec) -> None:
             path.open("rb").close()
         except OSError as error:
             raise ConfigurationError(
-                f"--base {folder}: {path.name} cannot be read ({error.strerror or error}); without --base it is "
-                "downloaded"
+                f"--base {folder}: {path.name} cannot be read ({reason_of(error)}); without --base it is downloaded"
             ) from error
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from blake3 import blake3
 
 import minga
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import Content, write
 from minga.core.spec.fields import without_private
 from minga.core.spec.run_spec import RunSpec
@@ -104,7 +104,7 @@ def _write(folder: Path, files: Mapping[str, Content]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except OSError as error:
-        raise StorageError(f"the run's files cannot be kept in {folder}: {error.strerror or error}") from error
+        raise StorageError(f"the run's files cannot be kept in {folder}: {reason_of(error)}") from error
     finally:
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final, TypeGuard
 from blake3 import blake3
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
 from minga.core.spec.fields import MAX_STEPS, Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
@@ -348,7 +348,7 @@ class RunSpec(Section):
             with open(path, "rb") as file:
                 text = decode_text(file.read(2 * MAX_SPEC_BYTES + 2))
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path}: byte {error.start}: {NOT_TEXT}") from error
         return cls.from_toml(text, str(path))

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minga.core.errors import ClosedError, ConfigurationError, LocalError
+from minga.core.errors import ClosedError, ConfigurationError, LocalError, reason_of
 from minga.core.urls import reachable_hosts
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.guard import JOIN, STATIC, Guard, refusal
@@ -49,9 +49,7 @@ class WebServer:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of its connections, too
         except OSError as error:
-            raise ConfigurationError(
-                f"the dashboard cannot listen at {host}:{port}: {error.strerror or error}"
-            ) from error
+            raise ConfigurationError(f"the dashboard cannot listen at {host}:{port}: {reason_of(error)}") from error
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_end: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from minga.core.errors import IdentityError
+from minga.core.errors import IdentityError, reason_of
 
 FORMAT = "minga-identity-1"
 MAX_FILE_BYTES = 4096
@@ -42,14 +42,14 @@ def read(path: Path) -> tuple[bytes, str] | None:
         return None
     except OSError as error:
         raise IdentityError(
-            f"the key file {path} cannot be opened: {error.strerror}; choose another --identity"
+            f"the key file {path} cannot be opened: {reason_of(error)}; choose another --identity"
         ) from error
     try:
         _check_mode(path, os.fstat(descriptor))
         # One read of a regular file returns all of it, up to the limit.
         body = os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise IdentityError(f"the key file {path} cannot be read: {error.strerror}") from error
+        raise IdentityError(f"the key file {path} cannot be read: {reason_of(error)}") from error
     finally:
         os.close(descriptor)
     return _parse(path, body)
@@ -76,7 +76,7 @@ def create(path: Path, seed: bytes, peer_id: str) -> None:
                 temporary.unlink()
     except OSError as error:
         raise IdentityError(
-            f"the key file {path} cannot be written: {error.strerror}; choose another --identity, or --ephemeral"
+            f"the key file {path} cannot be written: {reason_of(error)}; choose another --identity, or --ephemeral"
         ) from error
 
 

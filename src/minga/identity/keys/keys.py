@@ -21,7 +21,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from minga.core.errors import IdentityError
+from minga.core.errors import IdentityError, reason_of
 from minga.identity.keys import key_file
 from minga.identity.keys.key_file import FileLock
 
@@ -126,7 +126,7 @@ class Identity:
                 lock = FileLock.try_acquire(candidate)
             except OSError as error:
                 raise IdentityError(
-                    f"the key file {candidate} cannot be locked ({error.strerror}); "
+                    f"the key file {candidate} cannot be locked ({reason_of(error)}); "
                     "use --identity with a file on a local disk, or --ephemeral"
                 ) from error
             if lock is not None:

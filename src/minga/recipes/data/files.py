@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import store
 from minga.recipes.interface import Files
 
@@ -22,7 +22,7 @@ def body_of(files: Files, name: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def keep(path: Path, content: bytes) -> Path:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.data.hub import open_files, open_hub, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
@@ -234,7 +234,7 @@ def _small_file(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     if len(body) > MAX_FORMAT_BYTES:
         raise ConfigurationError(f"{path}: more than {MAX_FORMAT_BYTES >> 10} KiB")
     return body

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.interface import Batch
 from minga.recipes.text.packing import StoredTokens, Tokens
 
@@ -59,7 +59,7 @@ def stored_chats(path: Path, vocabulary_size: int) -> list[Chat]:
         with safe_open(path, framework="pt", device="cpu") as file:
             carries = file.get_tensor("carries")
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     except SafetensorError as error:
         raise ConfigurationError(f"{path}: not a file of conversations: {str(error)[:200]}") from error
     if carries.dtype != torch.uint8 or carries.shape != stored.tokens.shape or carries.max() > 1:

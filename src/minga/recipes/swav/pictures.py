@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.interface import Files
@@ -72,7 +72,7 @@ def read_pictures(path: Path, channels: int) -> PictureSet:
         with safe_open(path, framework="pt", device="cpu") as file:
             found = PictureSet(file.get_tensor(_PICTURES), file.get_tensor(_LABELS))
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     except SafetensorError as error:
         raise ConfigurationError(f"{path}: not a file of pictures: {error}") from error
     pictures, labels = found.pictures, found.labels
@@ -131,7 +131,7 @@ class EncodedSet:
                 file.seek(offset)
                 return file.read(size)
         except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+            raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _places(path: Path) -> list[tuple[Path, int, int]]:
@@ -141,7 +141,7 @@ def _places(path: Path) -> list[tuple[Path, int, int]]:
     except (tarfile.TarError, ValueError, RecursionError, MemoryError) as error:  # headers of extensions
         raise ConfigurationError(f"{path}: not a tar file of pictures: {error}") from error
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     if any(not 0 <= member.size <= MAX_BYTES for member in members):
         raise ConfigurationError(f"{path}: a picture has not 0 to {MAX_BYTES >> 20} MiB")
     return [(path, member.offset_data, member.size) for member in members]
@@ -199,7 +199,7 @@ def _body(row: Mapping[str, Any], column: str, data: ImageData) -> bytes:
             with open(path, "rb") as file:
                 body = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     if not isinstance(body, bytes) or len(body) > MAX_BYTES:
         raise ConfigurationError(f"data.image_column = {column!r}: a row has no picture of at most {MAX_BYTES} bytes")
     return body

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.data.hub import check_on_hub, opened
@@ -179,7 +179,7 @@ def _text_of(path: Path, fallback: str | None = None) -> str:
             raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     try:
         return decode_text(data)
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.data.hold_out import content_rank, held_out
 from minga.recipes.data.hub import open_hub
 from minga.recipes.text.settings import TextData
@@ -142,6 +142,6 @@ def unpack_documents(path: Path) -> Iterator[str]:
     except gzip.BadGzipFile as error:
         raise ConfigurationError(f"{path}: not a file of documents: {error}") from error
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"{path}: not a file of documents: {str(error)[:200]}") from error

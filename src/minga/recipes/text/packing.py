@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.data.order import endless, epoch_seed, shuffled_blocks
 from minga.recipes.interface import StreamPosition
@@ -71,7 +71,7 @@ class StoredTokens:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tokens, starts = file.get_tensor("tokens"), file.get_tensor("starts")
         except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
         except SafetensorError as error:
             raise ConfigurationError(f"{path}: not a file of tokens: {str(error)[:200]}") from error
         if (tokens.dtype, starts.dtype) != (torch.int32, torch.int64) or (tokens.ndim, starts.ndim) != (1, 1):

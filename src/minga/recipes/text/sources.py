@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, text_encoding
 from minga.recipes.data.hub import rows_of
 
@@ -255,7 +255,7 @@ def _lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"data.files: {path}: {NOT_TEXT}") from error
     except OSError as error:
-        raise ConfigurationError(f"data.files: {path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"data.files: {path}: cannot be read: {reason_of(error)}") from error
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from tokenizers import (
     trainers,
 )
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.text.writing import USUAL, Split, Writing
 
 # ---- Tokenizers of strangers, used with bounded memory and with errors in words.
@@ -163,7 +163,7 @@ def given_content(source: str, name: str, key: str, most: int) -> bytes:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
     if len(content) > most:
         raise ConfigurationError(f"{path}: more than {most >> 10} KiB")
     return content

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.text.tokenizer import encoded_texts, parsed, train_tokenizer
 from minga.recipes.text_to_image.decoder.model import PAD
 
@@ -30,7 +30,7 @@ def caption_tokenizer(setting: str, captions: Sequence[str], vocabulary: int) ->
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"tokenizer = {setting!r}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"tokenizer = {setting!r}: {path} cannot be read: {reason_of(error)}") from error
     read_caption_tokenizer(data, vocabulary)
     return data
 

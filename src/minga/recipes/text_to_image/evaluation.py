@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from tokenizers import Tokenizer
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
@@ -65,7 +65,7 @@ def unpack_captions(path: Path) -> list[str]:
         if not isinstance(captions, list) or len(captions) > SAMPLES or not all(isinstance(c, str) for c in captions):
             raise ValueError("it is no list of captions")
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not a file of captions: {str(error)[:200]}") from error
     return captions

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.interface import Batch
 from minga.recipes.text_to_image.decoder.model import PAD
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
@@ -59,7 +59,7 @@ def read_pairs(path: Path, shape: DecoderShape) -> Pairs:
     except (SafetensorError, ValueError, TypeError, AttributeError) as error:  # the last: types that numpy lacks
         raise ConfigurationError(f"{path}: not a file of pairs: {str(error)[:200]}") from error
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
     captions, codes = arrays.get("captions"), arrays.get("codes")
     for array, width, most in (
         (captions, shape.text_length, shape.vocabulary),

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from minga.core.errors import StorageError
+from minga.core.errors import StorageError, reason_of
 from minga.core.events.security import SecureAdmitted, SecureBanned, SecureCandidate, SecureDropped, SecureMemberAway
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
@@ -60,7 +60,7 @@ class EvidenceLog:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise StorageError(f"the evidence cannot be written to {self._path}: {error.strerror or error}") from error
+            raise StorageError(f"the evidence cannot be written to {self._path}: {reason_of(error)}") from error
 
 
 def read_log(path: Path) -> tuple[Evidence, ...]:
@@ -71,7 +71,7 @@ def read_log(path: Path) -> tuple[Evidence, ...]:
         with path.open("rb") as file:
             return tuple(Evidence.from_bytes(_read(file, start, length)) for start, length in _records(file))
     except OSError as error:
-        raise StorageError(f"the evidence in {path} cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"the evidence in {path} cannot be read: {reason_of(error)}") from error
 
 
 def _cut_off(path: Path) -> None:
@@ -84,7 +84,7 @@ def _cut_off(path: Path) -> None:
     except EvidenceError as error:
         raise StorageError(f"the evidence in {path} is damaged, so move the file away: {error}") from error
     except OSError as error:
-        raise StorageError(f"the evidence in {path} cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"the evidence in {path} cannot be read: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)

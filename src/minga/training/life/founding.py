@@ -34,7 +34,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.aio import racing
-from minga.core.errors import RemoteError, StorageError
+from minga.core.errors import RemoteError, StorageError, reason_of
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import keep, read_struct
 from minga.core.spec.run_spec import RunSpec
@@ -86,7 +86,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+            raise StorageError(f"{path} cannot be read: {reason_of(error)}") from error
         return genesis if genesis.holds(run_id, organiser) else None
 
     def holds(self, run_id: str, organiser: str) -> bool:

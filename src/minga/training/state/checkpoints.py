@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -317,7 +317,7 @@ class CheckpointStore:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
         except OSError as error:
-            raise StorageError(f"checkpoints cannot be kept in {directory}: {error.strerror or error}") from error
+            raise StorageError(f"checkpoints cannot be kept in {directory}: {reason_of(error)}") from error
 
     def steps(self) -> list[int]:
         """Steps of which a checkpoint is there, ascending."""
@@ -357,7 +357,7 @@ class CheckpointStore:
             size = format_size(manifest.total_bytes)
             raise StorageError(
                 f"no checkpoint of step {manifest.step} ({size}) could be written to {self.directory}: "
-                f"{error.strerror or error}; earlier checkpoints are untouched; free some space or choose another "
+                f"{reason_of(error)}; earlier checkpoints are untouched; free some space or choose another "
                 "folder"
             ) from error
         except ValueError as error:
@@ -393,7 +393,7 @@ class CheckpointStore:
                 self._set_aside(path, _DAMAGED)
                 continue
             except OSError as error:
-                problems[path] = f"the checkpoint of step {step} cannot be read ({error.strerror or error})"
+                problems[path] = f"the checkpoint of step {step} cannot be read ({reason_of(error)})"
                 continue
             if founding and checkpoint.snapshot.lineage.founding not in ("", founding):
                 problems[path] = f"the checkpoint of step {step} is of another run, by the founding that it names"

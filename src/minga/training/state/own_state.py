@@ -31,7 +31,7 @@ from minga.averaging.codecs.interface import is_finite
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.decoding import DECODING_ERRORS, decode_json
-from minga.core.errors import StorageError
+from minga.core.errors import StorageError, reason_of
 from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
@@ -111,7 +111,7 @@ class OwnStateFile:
                 write_tensors(file, _with_bytes(tensors), {"minga": msgspec.json.encode(header).decode()})
         except OSError as error:
             raise StorageError(
-                f"{self.path} could not be written: {error.strerror or error}; the last one is untouched"
+                f"{self.path} could not be written: {reason_of(error)}; the last one is untouched"
             ) from error
 
     def load(self, step: int, rounds: str, limit_bytes: int, strategy: str) -> OwnState | None:

@@ -33,6 +33,7 @@ from minga.core.errors import (
     StateMismatchError,
     StorageError,
     UnreachableError,
+    reason_of,
 )
 from minga.core.events.training import RunFileFailed
 from minga.core.files import Content, link_or_copy
@@ -391,7 +392,7 @@ class FileFetch:
         try:
             wrong = "" if self._is_intact(path) else f"is another file than the {self._name} of this run"
         except OSError as error:
-            wrong = f"cannot be read ({error.strerror or error})"
+            wrong = f"cannot be read ({reason_of(error)})"
         if wrong:
             logger.warning("%s %s: %s comes from peers", path, wrong, self._name)
             return False
@@ -512,9 +513,7 @@ async def fetch_files(
     try:
         return dict(zip(files, await asyncio.gather(*tasks), strict=True))
     except OSError as error:
-        raise StorageError(
-            f"the files of the run cannot be stored in {directory}: {error.strerror or error}"
-        ) from error
+        raise StorageError(f"the files of the run cannot be stored in {directory}: {reason_of(error)}") from error
     finally:
         await end(*tasks)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import decode_text, text_encoding
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.text_to_image.data.rows import caption_of_row, fits
@@ -90,7 +90,7 @@ def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[
             with path.open("rb") as file:
                 text = decode_text(file.read(_MAX_CAPTION_BYTES), "replace")
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
         caption = caption_of_row({data.caption_column: text}, data)
         if caption is not None:
             yield caption, picture

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
 
 DESCRIPTION_FILE: Final = "image_tokenizer.json"
@@ -39,7 +39,7 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> FsqTokenizer:
     try:
         described, body = files[DESCRIPTION_FILE].read_bytes(), files[PARAMETERS_FILE].read_bytes()
     except OSError as error:
-        raise StorageError(f"the image tokenizer cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"the image tokenizer cannot be read: {reason_of(error)}") from error
     try:
         if len(described) > _MAX_DESCRIPTION:
             raise ValueError("its description is too long")
