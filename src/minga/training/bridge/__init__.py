@@ -5,8 +5,8 @@
 
 Read: thread_bridge (what both ports rest on: work for the thread, and telling the loop from any thread), gradient_port
 (ordinary runs: the program chooses its data), assigned_port (secure runs: the loop assigns public batches),
-trainer_hold (a trainer waits at its boundary until what it moved counts), micro_batch_times (how long micro-batches
-take), loop_thread (the background thread with the loop, and what the collector of garbage passes over while it runs).
+micro_batch_times (how long micro-batches take), loop_thread (the background thread with the loop, and what the
+collector of garbage passes over while it runs).
 
 A closure handed to the training thread touches replica and port, nothing else. Called by training/optimizer on one
 side and life on the other.

@@ -70,12 +70,12 @@ from minga.receipts.receipts import Receipts
 from minga.training.agreement.between_rounds import Amended, ParameterAverage, StrategySwitch
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
 from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp, Download, StateWait, Synchroniser
 from minga.training.life.founding import Founding
 from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
+from minga.training.life.trainer_hold import TrainerHold
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
@@ -180,7 +180,7 @@ class Member:
             lineage=lambda: self.lineage,
         )
         self._worth = WorthNotice(node)
-        self._hold = TrainerHold(port, self.swarm_view.is_over)
+        self._hold = TrainerHold(port, self.swarm_view)
         self._orders, self.amended = orders, Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
@@ -387,7 +387,7 @@ class Member:
         compares = self._is_last(step) or (self._states.is_due(step) and bool(self.swarm_view.active()))
         strategy = StrategyChoice.of(goes_on)
         lineage = self.lineage.after(plan.result_id, plan.succession)
-        with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
+        with self._hold.beginning_if_behind(step):
             state = await self._advance(outcome, limit, strategy, lineage, batch=batch, compares=compares)
         fingerprint = await hashing
         self._worth.note(plan, report, batch)

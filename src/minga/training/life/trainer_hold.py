@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from minga.core.aio import watching
 from minga.core.thread_guard import loop_bound
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.board_view import BoardView
 
 LOOK_S: Final = 0.25
 LEAST_S: Final = 5.0
@@ -30,18 +31,18 @@ LEAST_S: Final = 5.0
 @loop_bound
 class TrainerHold:
     """Holds the trainer of one port, where its strategy keeps what a peer moved and does not wait for rounds anyway, or
-    where the run `is_over` for others.
+    where others have finished the run.
     """
 
-    def __init__(self, port: GradientPort, is_over: Callable[[], bool]) -> None:
-        self._port, self._is_over = port, is_over
+    def __init__(self, port: GradientPort, swarm_view: BoardView) -> None:
+        self._port, self._swarm_view = port, swarm_view
         self._timer: asyncio.TimerHandle | None = None
         self._is_held = False
 
     def begin(self) -> None:
         """Keep the trainer from computing, from its next boundary on, until `end`."""
         self._stop_timer()
-        self._is_held = self._port.facts.counts_late or self._is_over()
+        self._is_held = self._port.facts.counts_late or self._swarm_view.is_over()
         self._port.hold(holding=self._is_held)
 
     def end(self) -> None:
@@ -61,11 +62,11 @@ class TrainerHold:
             self._end_later()
 
     @contextlib.contextmanager
-    def beginning_if(self, is_late: Callable[[], bool]) -> Iterator[None]:
-        """While something waits for the trainer's boundary: `begin` as soon as that `is_late`."""
+    def beginning_if_behind(self, step: int) -> Iterator[None]:
+        """While something waits for the trainer's boundary: `begin` as soon as others are past `step`."""
 
         def look() -> bool:
-            if late := is_late():
+            if late := self._swarm_view.is_behind(step):
                 self.begin()
             return late and self._is_held
 
