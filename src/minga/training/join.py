@@ -342,7 +342,7 @@ def enter(
     except BaseException:
         with contextlib.closing(thread):  # also if Ctrl-C comes once more
             if session is not None:
-                for closing in (session.close, session.node.close):
+                for closing in (session.leave, session.node.close):
                     with contextlib.suppress(Exception):  # the first error is the one to tell
                         thread.call(closing(), 1.0)
         raise

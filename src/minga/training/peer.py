@@ -230,10 +230,10 @@ class Peer:
             rest.callback(self._thread.close)
             rest.callback(self._hang_up)
             with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
-                self._thread.call(self._session.close(reason), self._session.stays_s + CLOSE_S)
+                self._thread.call(self._session.leave(reason), self._session.stays_s + CLOSE_S)
 
     def _hang_up(self) -> None:
-        """Close the network where the goodbye has not come so far."""
+        """Close the network, whether the goodbye came to its end or not."""
         with contextlib.suppress(Exception):
             self._thread.call(self._session.node.close(), CLOSE_S)
 

@@ -355,8 +355,13 @@ class Session:
         return founding
 
     async def close(self, reason: str = "") -> None:
-        """Say goodbye and end everything, within `stays_s` and `LEAVE_S` seconds. Without a word if another process
-        takes part with this one's key: the others would take it for that one's.
+        """`leave`, and close the network."""
+        await self.leave(reason)
+        await self.node.close()
+
+    async def leave(self, reason: str = "") -> None:
+        """Say goodbye and end everything but the network, within `stays_s` and `LEAVE_S` seconds. Without a word if
+        another process takes part with this one's key: the others would take it for that one's.
         """
         is_rival = self.error is not None and self.error.code is RefusalCode.KEY
         if self.member is not None and not is_rival:
@@ -369,7 +374,6 @@ class Session:
             with contextlib.suppress(RemoteError, TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
                     await self.gossip.leave(reason)
-        await self.node.close()
 
     # ---- inner workings
 

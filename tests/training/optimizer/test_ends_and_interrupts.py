@@ -195,7 +195,7 @@ def test_an_interrupt_of_the_goodbye_leaves_nothing_behind(host: MakePeer, monke
         _thread.interrupt_main()
         await asyncio.sleep(60.0)
 
-    monkeypatch.setattr(peer.session, "close", goodbye)
+    monkeypatch.setattr(peer.session, "leave", goodbye)
     with pytest.raises(KeyboardInterrupt):
         peer.close()
     assert freed == ["key"]
