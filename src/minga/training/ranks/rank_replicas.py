@@ -158,6 +158,7 @@ class RankReplica(Replica):
 
         Raises `ClosedError` when rank 0 has ended.
         """
+        methods = {method.__name__: method for method in self._commanded()}
         vector: torch.Tensor | None = None
         while (command := self._ranks.command()).method != "release":
             if command.method == "fail":
@@ -167,14 +168,28 @@ class RankReplica(Replica):
                 self._let_go()
                 vector = self._vector_of_rank_0(vector)
                 arguments = (vector, *arguments)
-            if (method := getattr(self, command.method, None)) is None:
+            if command.method not in methods:
                 raise ClosedError(
                     f"rank 0 of this peer says {command.method}, which means nothing here: is it of another version?"
                 )
-            method(*arguments)
+            methods[command.method](*arguments)
         (finished,) = command.arguments
         self._let_go(finished=finished)
         return bool(finished)
+
+    def _commanded(self) -> tuple[Callable[..., object], ...]:
+        """The methods that rank 0 may have other ranks call."""
+        return (
+            self.apply,
+            self.step_by,
+            self.adopt,
+            self.write_values,
+            self.amend,
+            self.open_sum,
+            self.add_to_sum,
+            self.step_there,
+            self.take_state,
+        )
 
     # ---- rank 0 alone
 

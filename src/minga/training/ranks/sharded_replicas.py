@@ -285,6 +285,10 @@ class ShardedReplica(RankReplica):
             self._announce(snapshot)
         super(RankReplica, self).restore(snapshot)
 
+    def _commanded(self) -> tuple[Callable[..., object], ...]:
+        """See `RankReplica`."""
+        return (*super()._commanded(), self.read_values, self.capture, self.digest)
+
     # ---- rank 0 alone
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
