@@ -71,16 +71,11 @@ class Centred(Strategy):
         self._sealed: torch.Tensor | None = None
         self._is_apart = False  # it has parameters of its own
         self._is_lost = False  # they are not finite
-        self._contributors = 1
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
         self._centre = self._without_buffers(replica.read_values(), replica)
         super().begin(replica)
-
-    def note_round(self, contributors: int, batch: int) -> None:  # noqa: ARG002
-        """See `Strategy`."""
-        self._contributors = contributors
 
     def micro_batch(self, samples: int) -> bool:  # noqa: ARG002
         """Take an optimizer step; see `Strategy`. Parameters that were lost give way to the centre instead."""
@@ -224,7 +219,7 @@ class Elastic(Centred):
 
     def _departing(self, own: torch.Tensor) -> torch.Tensor:
         settings = cast(ElasticSettings, self.settings)
-        alpha = settings.beta / self._contributors if settings.alpha is None else settings.alpha
+        alpha = settings.beta / self.contributors if settings.alpha is None else settings.alpha
         return self._draw(own, self.replica.rounded(self._centre), alpha)
 
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,10 @@ class Strategy(ABC):
         self.arithmetic = threading.Lock()
         self._condition, self._unit = condition, unit
         self._samples = 0
+        self.contributors = 1
+        """How many contributions the last round had, as far as its plan foresaw."""
+        self.target_batch = unit
+        """The target batch size of the step of the last round."""
 
     @classmethod
     def facts_for(cls, settings: Section) -> StrategyFacts:  # noqa: ARG003
@@ -154,10 +158,9 @@ class Strategy(ABC):
         last one. By default the last one is taken for it.
         """
 
-    def note_round(self, contributors: int, batch: int) -> None:  # noqa: B027
-        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw, in a
-        step with this target batch size.
-        """
+    def note_round(self, contributors: int, batch: int) -> None:
+        """The mean that is absorbed next is one of so many contributions, in a step with this target batch size."""
+        self.contributors, self.target_batch = contributors, batch
 
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:

@@ -444,7 +444,6 @@ class LocalState(Strategy):
         super().__init__(condition, unit=unit, settings=settings)
         own = self._own = cast("LocalSettings", self.settings)
         self._guess = Guess() if own.merge == "eager" else None
-        self._batch = unit  # the target batch size of the last round
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._sealed: Sealed | None = None
         self._is_asked = False
@@ -472,10 +471,6 @@ class LocalState(Strategy):
             replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 
     # ---- counts
-
-    def note_round(self, contributors: int, batch: int) -> None:  # noqa: ARG002
-        """See `Strategy`."""
-        self._batch = batch
 
     @property
     def complete_samples(self) -> int:
@@ -629,7 +624,7 @@ class Local(LocalState):
 
     def _share(self, sealed: Sealed) -> float:
         """What part of the mean is this peer's, as far as it knows: its part of the last target batch."""
-        return min(1.0, sealed.window / self._batch)
+        return min(1.0, sealed.window / self.target_batch)
 
     # ---- rounds
 
