@@ -198,7 +198,7 @@ def equal_parts(rates: SwarmRates) -> Division:
     return Division(tuple(PartShare(1.0 / len(roots), root) for root in roots))
 
 
-def divide_equally(rates: SwarmRates, vector_bytes: float, former: Division | None = None) -> Division:  # noqa: ARG001
+def divide_equally(rates: SwarmRates, vector_bytes: float, _former: Division | None) -> Division:
     """Equal parts, with the time that they are expected to take, in place of the planner's `divide`."""
     division = equal_parts(rates)
     return replace(division, predicted_s=predict(division, rates, vector_bytes).seconds)
