@@ -8,7 +8,7 @@ measured takes the place of what the literature says about the same choice.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,34 +35,50 @@ def write_gaps(rows: Sequence[Row], path: Path = PATH) -> int:
     """Put the gaps of these rows, of peers of equal speed, into the table, whose other rows stay; how many rows are
     measured now.
 
-    Runs count that are long enough for a result, with the settings that plans mean; of a way at several learning rates
-    those at the best. Gaps with an optimizer of a method's own are relative to synchronous float16 with it.
+    Runs count that are long enough for a result, with the settings that plans mean.
     """
     table = json.loads(path.read_text("utf-8"))
     good = [row for row in rows if row["method"] != DILOCO.name and not row["too_short"]]
     good = [row for row in good if method_of(row["method"]).usual]
     for task in dict.fromkeys(row["task"] for row in good):
-        ways: dict[str, list[Row]] = {}
-        for row in (row for row in good if row["task"] == task):
-            ways.setdefault(json.dumps(method_of(row["method"]).choice), []).append(row)
-        best = {way: found for way, ours in ways.items() if (found := _of_best_rate(ours))}
-        for way, ours in best.items():
-            choice = json.loads(way)
-            base = best.get(json.dumps(known_as(TrainingWay(SYNCHRONOUS, "float16"), choice.get("optimizer", ""))))
-            if ours is base or base is None:
-                continue
-            once = [row for row in ours if row["budget"] == 1]
-            scale = 1.0 + min(row["gap_percent"][0] for row in base if row["budget"] == 1) / 100.0
-            values = [100.0 * ((1.0 + gap / 100.0) / scale - 1.0) for row in once for gap in row["gap_percent"]]
-            percent = [round(min(values), 3), round(max(values), 3)]
-            arrives = any(row["targets"][TARGET]["samples"] is not None for row in ours)
-            line = {**choice, "percent": percent, "basis": "measured", "task": task}
-            line |= {"seeds": max(row["seeds"] for row in once), **({} if arrives else {"arrives": False})}
+        for line in _gaps_of([row for row in good if row["task"] == task], task):
             table["rows"] = [each for each in table["rows"] if not _is_replaced(each, line)] + [line]
+    write_atomically(path, _text_of(table).encode())
+    return sum(line["basis"] == "measured" for line in table["rows"])
+
+
+def _gaps_of(rows: Sequence[Row], task: str) -> Iterator[Row]:
+    """The lines of the table that one task gives. Gaps with an optimizer of a method's own are relative to synchronous
+    float16 with it.
+    """
+    ways: dict[str, list[Row]] = {}
+    for row in rows:
+        ways.setdefault(json.dumps(method_of(row["method"]).choice), []).append(row)
+    best = {way: found for way, ours in ways.items() if (found := _of_best_rate(ours))}
+    for way, ours in best.items():
+        choice = json.loads(way)
+        base = best.get(json.dumps(known_as(TrainingWay(SYNCHRONOUS, "float16"), choice.get("optimizer", ""))))
+        if ours is not base and base is not None:
+            yield {**choice, **_figures_of(ours, base, task)}
+
+
+def _figures_of(rows: Sequence[Row], base: Sequence[Row], task: str) -> Row:
+    """What the rows of one way show, beside those of the synchronous one."""
+    once = [row for row in rows if row["budget"] == 1]
+    scale = 1.0 + min(row["gap_percent"][0] for row in base if row["budget"] == 1) / 100.0
+    values = [100.0 * ((1.0 + gap / 100.0) / scale - 1.0) for row in once for gap in row["gap_percent"]]
+    percent = [round(min(values), 3), round(max(values), 3)]
+    seeds = max(row["seeds"] for row in once)
+    arrives = any(row["targets"][TARGET]["samples"] is not None for row in rows)
+    figures = {"percent": percent, "basis": "measured", "task": task, "seeds": seeds}
+    return figures if arrives else {**figures, "arrives": False}
+
+
+def _text_of(table: Row) -> str:
+    """The table as a file, with a line for each row."""
     head = json.dumps({**table, "rows": []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
     lines = ",\n".join(f"  {json.dumps(line)}" for line in table["rows"])
-    write_atomically(path, f"{head}[\n{lines}\n ]\n}}\n".encode())
-    return sum(line["basis"] == "measured" for line in table["rows"])
+    return f"{head}[\n{lines}\n ]\n}}\n"
 
 
 def _of_best_rate(rows: Sequence[Row]) -> list[Row]:
