@@ -185,9 +185,7 @@ def train(peer: minga.Peer, model: nn.Module, seed: int, errors: list[BaseExcept
         while not opt.finished:
             model(torch.randn(4, 6, generator=chance)).square().mean().backward()
             opt.step(samples=4)
-            beside.give()
-            while not (opt.finished or beside.may_go_on()):
-                opt.follow(0.01)
+            beside.keep_pace(opt)
     except BaseException as error:
         errors.append(error)
 

@@ -45,9 +45,7 @@ while not optimizer.finished:
     torch.nn.functional.cross_entropy(model(images), torch.arange(8) % 7).backward()
     optimizer.step(samples=8)
     optimizer.zero_grad()
-    beside.give()
-    while not (optimizer.finished or beside.may_go_on()):
-        optimizer.follow(0.01)
+    beside.keep_pace(optimizer)
 kinds = [kind for kind, _ in events[started:]]
 print(json.dumps({
     "width": torch.backends.cpu.get_cpu_capability(), "digest": optimizer.digest(), "step": optimizer.global_step,

@@ -165,6 +165,4 @@ def train(peer: minga.Peer, name: str, folder: Path) -> None:
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step(samples=2)
         optimizer.zero_grad()
-        beside.give()
-        while not (optimizer.finished or beside.may_go_on()):
-            optimizer.follow(0.01)
+        beside.keep_pace(optimizer)

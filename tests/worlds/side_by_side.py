@@ -14,14 +14,21 @@ from minga.core.events.bus import Event
 class SideBySide:
     """The loop `name` of those named in `all_names`, which are threads or processes and have `folder` in common.
 
-    A loop calls `give` after each micro-batch, and then follows until it `may_go_on`: until the others have given as
-    many micro-batches, or until each peer has applied so many `steps` of which all were members.
+    A loop calls `keep_pace` after each micro-batch: it follows until the others have given as many micro-batches, or
+    until each peer has applied so many `steps` of which all were members. Ranks of one peer, which follow alike, ask
+    its two parts.
     """
 
     def __init__(self, folder: Path, name: str, all_names: Sequence[str], peer: minga.Peer, *, steps: int = 1) -> None:
         self._folder, self._name, self._all = folder, name, all_names
         self._given, self._steps_left = 0, steps
         peer.subscribe(self._hear)
+
+    def keep_pace(self, optimizer: minga.Optimizer) -> None:
+        """A micro-batch was given: take part without another one until this loop may go on."""
+        self.give()
+        while not (optimizer.finished or self.may_go_on()):
+            optimizer.follow(0.01)
 
     def give(self) -> None:
         """A micro-batch was given."""

@@ -65,9 +65,7 @@ def main(folder: Path, index: int, peers: int) -> None:
             optimizer.step(samples=MICRO_BATCH)
             if optimizer.dropped_micro_batches == dropped:
                 pending += chosen
-            beside.give()
-            while not (optimizer.finished or beside.may_go_on()):
-                optimizer.follow(0.02)
+            beside.keep_pace(optimizer)
         trained = {name: each.detach() for name, each in run.model.named_parameters() if each.requires_grad}
         save_file(trained, folder / f"trained-{index}.safetensors")
         (folder / f"out-{index}").touch()

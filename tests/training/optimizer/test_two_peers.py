@@ -21,33 +21,22 @@ from tests.worlds.seeds import soaked
 from tests.worlds.side_by_side import SideBySide
 
 
-def live_together(
-    first: minga.Peer, join: Callable[[], minga.Peer], models: list[nn.Module], folder: Path
-) -> list[minga.Optimizer]:
-    """Train in two threads: the second peer joins when the first is ready, and both begin when it has the state."""
+def live_together(peers: list[minga.Peer], models: list[nn.Module], folder: Path) -> list[minga.Optimizer]:
+    """Train in two threads, side by side."""
     optimizers: list[minga.Optimizer] = []
     errors: list[BaseException] = []
-    hosting, together = threading.Event(), threading.Event()
 
     def live(i: int, samples: int) -> None:
         try:
-            if i:
-                hosting.wait(20)
             inner = torch.optim.AdamW(models[i].parameters(), lr=0.05)
             scheduler = lr_scheduler.ExponentialLR(inner, 0.9)
-            peer = join() if i else first
-            opt = minga.Optimizer(inner, peer, scheduler=scheduler, model=models[i])
+            opt = minga.Optimizer(inner, peers[i], scheduler=scheduler, model=models[i])
             optimizers.append(opt)
-            beside = SideBySide(folder, str(i), "01", peer)
-            (together if i else hosting).set()
-            while not together.is_set():
-                opt.follow(0.01)
+            beside = SideBySide(folder, str(i), "01", peers[i])
             for batch in batches(samples):
                 mean_loss(models[i], batch).backward()
                 opt.step(samples=samples)
-                beside.give()
-                while not (opt.finished or beside.may_go_on()):
-                    opt.follow(0.01)
+                beside.keep_pace(opt)
                 if opt.finished:
                     break
         except BaseException as error:
@@ -68,22 +57,13 @@ def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy:
     first = host(strategy=strategy, buffers=buffers, target_batch_size=32, stop_after_steps=12)
     heard: list[Event] = []
     first.subscribe(heard.append)
-    joined: list[minga.Peer] = []
-
-    def join() -> minga.Peer:
-        options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
-        joined.append(minga.join(str(first.link), options))
-        joined[-1].subscribe(heard.append)
-        return joined[-1]
-
-    try:
-        one, other = live_together(first, join, [Normed(), Normed()], tmp_path)
-    finally:
-        for peer in joined:
-            peer.close()
-    assert one.finished
-    assert other.finished
-    assert one._replica.digest() == other._replica.digest()
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    with minga.join(str(first.link), options) as guest:
+        guest.subscribe(heard.append)
+        one, other = live_together([first, guest], [Normed(), Normed()], tmp_path)
+        assert one.finished
+        assert other.finished
+        assert one.digest() == other.digest()
     assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
     assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
 
@@ -108,7 +88,7 @@ def test_programs_that_list_their_layers_in_other_orders_come_through_one_door(h
     first.subscribe(heard.append)
     options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
     with minga.join(str(first.link), options) as guest:
-        one, other = live_together(first, lambda: guest, models, tmp_path)
+        one, other = live_together([first, guest], models, tmp_path)
         assert one.digest() == other.digest()
     for (name, value), (twin, same) in zip(
         sorted(models[0].named_parameters()), sorted(models[1].named_parameters()), strict=True
