@@ -395,13 +395,9 @@ class Guess:
         self.jump: torch.Tensor | None = None
         """By how much θ is beside where its own steps led; None while it is not."""
 
-    def aim(
-        self, contribution: torch.Tensor, share: float, outer: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor | None:
-        """The jump for a contribution that travels; `outer` gives by how much a mean lowers Θ. None before a mean."""
-        if self.of_others is None:
-            return None
-        return contribution - outer(torch.add(self.of_others, contribution, alpha=share))
+    def mean_with(self, contribution: torch.Tensor, share: float) -> torch.Tensor | None:
+        """The mean that is expected of the round of a contribution that travels; None before a first one has come."""
+        return None if self.of_others is None else torch.add(self.of_others, contribution, alpha=share)
 
     def note(self, mean: torch.Tensor, contribution: torch.Tensor | None, share: float) -> None:
         """A mean has come, with this peer's contribution in it, if there is one; θ is beside nothing any more."""
@@ -411,7 +407,7 @@ class Guess:
             self.of_others.sub_(contribution, alpha=share)
 
 
-# ---- State: what all peers share, what is a peer's own, and what it counts by.
+# ---- The strategy: inner steps on each peer, an outer step by the mean of their movements.
 
 
 ANCHOR, MOMENTUM = "strategy/anchor", "strategy/momentum"
@@ -432,9 +428,13 @@ class Sealed:
     weight: int
 
 
-class LocalState(Strategy):
-    """The state of `Local`. Θ and V are flat float32 vectors as long as the averaged one, of which they use the
-    parameters; θ is in the replica. All of it but the contribution is the training thread's.
+KEPT_ATTEMPTS = 2
+"""Contributions of rounds that came to nothing that are kept: a later round of the step may adopt such a result."""
+
+
+class Local(Strategy):
+    """See the module. Θ and V are flat float32 vectors as long as the averaged one, of which they use the parameters;
+    θ is in the replica. All of it but the contribution is the training thread's.
     """
 
     Settings = LocalSettings
@@ -443,6 +443,8 @@ class LocalState(Strategy):
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
         super().__init__(condition, unit=unit, settings=settings)
         own = self._own = cast("LocalSettings", self.settings)
+        self._outer = OuterOptimizer(own.outer_learning_rate, own.outer_momentum, own.nesterov)
+        self._merge = MERGES[own.merge]
         self._guess = Guess() if own.merge == "eager" else None
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._sealed: Sealed | None = None
@@ -497,89 +499,6 @@ class LocalState(Strategy):
             found[self._parameters].sub_(self._guess.jump[self._parameters])
         return found
 
-    # ---- state
-
-    def shared_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Θ as the model, V, and Θ itself where the model has fewer bits."""
-        found = shared_model(self.replica, self._anchor, ANCHOR)
-        if self._momentum is not None:
-            found[MOMENTUM] = self._momentum
-        return found
-
-    def local_tensors(self) -> Mapping[str, torch.Tensor]:
-        """θ, the moments of the optimizer, the counts, and what waits."""
-        found = own_moments(self.replica.tensors())
-        found["parameters"] = self._position()
-        counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
-        found["counts"] = torch.tensor(counts)
-        if self._inner.gradients is not None:
-            found["gradients"] = self._inner.gradients.vector()
-        if self._guess is not None:
-            known = self._guess.of_others
-            found["guess"] = torch.zeros_like(self._anchor) if known is None else known
-        return found
-
-    def restored(
-        self,
-        shared: Mapping[str, torch.Tensor],
-        round: int,
-        local: Mapping[str, torch.Tensor] | None,
-    ) -> None:
-        """Take over Θ and V, and θ from what is kept; see `Strategy`."""
-        before, after = self._anchor, self._anchor_in(shared)
-        if self._momentum is not None and MOMENTUM in shared:
-            self._momentum.copy_(shared[MOMENTUM])
-        self._forget_work()
-        self._is_broken = False
-        if self._guess is not None:
-            self._guess = Guess()
-        if local is None:
-            self.replica.write_values(after)
-        else:
-            own = local["parameters"]
-            is_same = int(local["counts"][0]) == round  # else it is of this process, where Θ was `before`
-            self.replica.write_values(own if is_same else after + (own - self.replica.rounded(before)))
-            self.replica.put(own_moments(local))
-            self._take_up(local)
-        self._anchor = after
-
-    def _anchor_in(self, shared: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Θ of a shared state."""
-        found = self._anchor.clone()
-        if ANCHOR in shared:
-            found.copy_(shared[ANCHOR])
-        elif self._names:
-            values = [shared[name].detach().reshape(-1).to("cpu", torch.float32) for name in self._names]
-            found[self._parameters] = torch.cat(values)
-        return found
-
-    def _take_up(self, local: Mapping[str, torch.Tensor]) -> None:
-        _, samples, pending, *rest = (max(0, int(each)) for each in local["counts"])
-        self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
-        self._inner.pending = pending
-        if self._inner.gradients is not None:
-            self._inner.gradients.fill(local["gradients"])
-        if self._guess is not None:
-            self._guess.of_others = local["guess"].clone()
-        self._count_anew(samples)
-
-
-# ---- The strategy: inner steps on each peer, an outer step by the mean of their movements.
-
-
-KEPT_ATTEMPTS = 2
-"""Contributions of rounds that came to nothing that are kept: a later round of the step may adopt such a result."""
-
-
-class Local(LocalState):
-    """See the package."""
-
-    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
-        super().__init__(condition, unit=unit, settings=settings)
-        own = self._own
-        self._outer = OuterOptimizer(own.outer_learning_rate, own.outer_momentum, own.nesterov)
-        self._merge = MERGES[own.merge]
-
     # ---- inner steps
 
     def micro_batch(self, samples: int) -> bool:
@@ -606,8 +525,9 @@ class Local(LocalState):
             self.replica.write_values(self._position())
             self._guess.jump = None
         elif self._sealed is not None and self._guess.jump is None:
-            jump = self._guess.aim(self._sealed.delta, self._share(self._sealed), self._outer_movement)
-            if jump is not None:
+            mean = self._guess.mean_with(self._sealed.delta, self._share(self._sealed))
+            if mean is not None:
+                jump = self._sealed.delta - self._outer.movement(self._momentum, mean)
                 self.replica.write_values(self._position().add_(jump))
                 self._guess.jump = jump
 
@@ -618,9 +538,6 @@ class Local(LocalState):
             self._is_broken = False
             if self._guess is not None:
                 self._guess.jump = None
-
-    def _outer_movement(self, mean: torch.Tensor) -> torch.Tensor:
-        return self._outer.movement(self._momentum, mean)
 
     def _share(self, sealed: Sealed) -> float:
         """What part of the mean is this peer's, as far as it knows: its part of the last target batch."""
@@ -728,3 +645,69 @@ class Local(LocalState):
     def conclude(self) -> None:
         """The model of the run is Θ."""
         self.replica.write_values(self._anchor)
+
+    # ---- state
+
+    def shared_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Θ as the model, V, and Θ itself where the model has fewer bits."""
+        found = shared_model(self.replica, self._anchor, ANCHOR)
+        if self._momentum is not None:
+            found[MOMENTUM] = self._momentum
+        return found
+
+    def local_tensors(self) -> Mapping[str, torch.Tensor]:
+        """θ, the moments of the optimizer, the counts, and what waits."""
+        found = own_moments(self.replica.tensors())
+        found["parameters"] = self._position()
+        counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
+        found["counts"] = torch.tensor(counts)
+        if self._inner.gradients is not None:
+            found["gradients"] = self._inner.gradients.vector()
+        if self._guess is not None:
+            known = self._guess.of_others
+            found["guess"] = torch.zeros_like(self._anchor) if known is None else known
+        return found
+
+    def restored(
+        self,
+        shared: Mapping[str, torch.Tensor],
+        round: int,
+        local: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        """Take over Θ and V, and θ from what is kept; see `Strategy`."""
+        before, after = self._anchor, self._anchor_in(shared)
+        if self._momentum is not None and MOMENTUM in shared:
+            self._momentum.copy_(shared[MOMENTUM])
+        self._forget_work()
+        self._is_broken = False
+        if self._guess is not None:
+            self._guess = Guess()
+        if local is None:
+            self.replica.write_values(after)
+        else:
+            own = local["parameters"]
+            is_same = int(local["counts"][0]) == round  # else it is of this process, where Θ was `before`
+            self.replica.write_values(own if is_same else after + (own - self.replica.rounded(before)))
+            self.replica.put(own_moments(local))
+            self._take_up(local)
+        self._anchor = after
+
+    def _anchor_in(self, shared: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Θ of a shared state."""
+        found = self._anchor.clone()
+        if ANCHOR in shared:
+            found.copy_(shared[ANCHOR])
+        elif self._names:
+            values = [shared[name].detach().reshape(-1).to("cpu", torch.float32) for name in self._names]
+            found[self._parameters] = torch.cat(values)
+        return found
+
+    def _take_up(self, local: Mapping[str, torch.Tensor]) -> None:
+        _, samples, pending, *rest = (max(0, int(each)) for each in local["counts"])
+        self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
+        self._inner.pending = pending
+        if self._inner.gradients is not None:
+            self._inner.gradients.fill(local["gradients"])
+        if self._guess is not None:
+            self._guess.of_others = local["guess"].clone()
+        self._count_anew(samples)
