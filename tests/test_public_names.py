@@ -48,7 +48,6 @@ SIMULATION_NAMES = [
     "Fault",
     "FaultDriver",
     "FaultRecord",
-    "FaultTarget",
     "Lie",
     "Outcome",
     "Scenario",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.simulation.attacks.interface import BEHAVIOURS, Attack, Lie
-from minga.simulation.faults.driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
+from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation.faults.script import AtEvent, AtTime, Fault, parse_faults
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
@@ -31,7 +31,6 @@ __all__ = [
     "Fault",
     "FaultDriver",
     "FaultRecord",
-    "FaultTarget",
     "Lie",
     "Outcome",
     "Scenario",

@@ -14,7 +14,7 @@ from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event, EventBus
 from minga.core.events.catalogue import CATALOGUE, fields_of
 from minga.network.virtual.internet import HostSettings, VirtualInternet
-from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, FaultTarget, VirtualFaults, parse_faults, run_virtual
+from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, VirtualFaults, parse_faults, run_virtual
 
 SCRIPT = """
     # a comment
@@ -267,7 +267,7 @@ def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
         loop = asyncio.get_running_loop()
         internet = VirtualInternet(1)
         lies: list[tuple[str, str | None]] = []
-        target: FaultTarget = VirtualFaults(internet, lambda *lie: lies.append(lie))
+        target = VirtualFaults(internet, lambda *lie: lies.append(lie))
         driver = FaultDriver(
             parse_faults(
                 """

@@ -1,4 +1,4 @@
-"""Makes scripted faults happen, lies of peers among them: to virtual hosts, or to whatever implements `FaultTarget`."""
+"""Makes scripted faults happen to virtual hosts, lies of peers among them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event, EventBus
@@ -24,40 +24,6 @@ Resolve = Callable[[str, str | None, Event | None], str | None]
 """`resolve(role, emitter, event)`: the peer in that role now (`emitter` and `event` are None for a fault at a time)."""
 
 logger = logging.getLogger("minga.faults")
-
-
-class FaultTarget(Protocol):
-    """What can be done to peers, by name. Doing something twice, or to a dead peer, does no harm."""
-
-    def kill(self, peer: str) -> None:
-        """End the peer without a word (SIGKILL)."""
-
-    def stall(self, peer: str) -> None:
-        """Stop the peer (SIGSTOP)."""
-
-    def resume(self, peer: str) -> None:
-        """Continue a stopped peer (SIGCONT)."""
-
-    def drop_link(self, first: str, second: str) -> None:
-        """Let nothing pass between two peers."""
-
-    def restore_link(self, first: str, second: str) -> None:
-        """Let everything pass again."""
-
-    def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
-        """Limit what the peer sends and receives; None ends the limit."""
-
-    def stop_relay(self, relay: str) -> None:
-        """Let a relay carry nothing."""
-
-    def start_relay(self, relay: str) -> None:
-        """Let a relay go on."""
-
-    def open_nat(self, peer: str) -> None:
-        """Let everybody in through the peer's router."""
-
-    def lie(self, peer: str, behaviour: str | None) -> None:
-        """Let the peer lie in the named way; None makes it honest."""
 
 
 class FaultRecord(NamedTuple):
@@ -80,7 +46,7 @@ class FaultDriver:
     def __init__(
         self,
         faults: Iterable[Fault],
-        target: FaultTarget,
+        target: VirtualFaults,
         resolve: Resolve | None = None,
         on_record: Callable[[FaultRecord], None] | None = None,
     ) -> None:
@@ -193,7 +159,10 @@ class FaultDriver:
 
 
 class VirtualFaults:
-    """Faults on the hosts of a virtual internet. `lie` is for the code that runs on them, hence a callback."""
+    """Faults on the hosts of a virtual internet. `lie` is for the code that runs on them, hence a callback.
+
+    Doing something twice, or to a dead host, does no harm.
+    """
 
     def __init__(self, internet: VirtualInternet, lie: Callable[[str, str | None], None] | None = None) -> None:
         self._internet, self._lie = internet, lie
@@ -243,7 +212,7 @@ class VirtualFaults:
         self._lie(peer, behaviour)
 
 
-def _do(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
+def _do(target: VirtualFaults, fault: Fault, peers: tuple[str, ...]) -> None:
     match fault.action:
         case "kill":
             target.kill(peers[0])
@@ -267,7 +236,7 @@ def _do(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
             target.lie(peers[0], fault.behaviour)
 
 
-def _undo(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
+def _undo(target: VirtualFaults, fault: Fault, peers: tuple[str, ...]) -> None:
     match fault.action:
         case "stall":
             target.resume(peers[0])
