@@ -48,7 +48,7 @@ class SplitStatus:
 class SplitServer:
     """The server of a run with a model that is cut, made by `serve`. Use it as a context manager, or call `close`."""
 
-    def __init__(self, peer: Peer, core: BatchServer, *, owns_peer: bool, room_bytes: int = ROOM_BYTES) -> None:
+    def __init__(self, peer: Peer, core: BatchServer, *, owns_peer: bool) -> None:
         self.peer, self._owns_peer, self._core = peer, owns_peer, core
         self._loss: float | None = None
         self._stepped = threading.Condition()
@@ -56,7 +56,7 @@ class SplitServer:
 
         def begin() -> SplitService:
             session = peer.session
-            service = SplitService(session.node, session.board, core, room_bytes=room_bytes)
+            service = SplitService(session.node, session.board, core, room_bytes=ROOM_BYTES)
             service.on_finished = self._note
             return service
 

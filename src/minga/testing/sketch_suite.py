@@ -44,11 +44,11 @@ def _normal(whole: VectorLayout, seed: int) -> torch.Tensor:
     return torch.randn(whole.total, generator=torch.Generator().manual_seed(seed))
 
 
-def _rounds(make: MakeSketch, count: int = 6) -> Iterator[tuple[Sketch, int]]:
+def _rounds(make: MakeSketch) -> Iterator[tuple[Sketch, int]]:
     """Sketches of several layouts before each of their first rounds, with bases that move."""
     for whole in _WHOLES:
         sketch = make(whole)
-        for step in range(count):
+        for step in range(6):
             yield sketch, step
             sketch.absorb(sketch.project(_normal(whole, 1000 + step), step), step)
 

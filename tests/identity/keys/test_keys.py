@@ -249,14 +249,6 @@ def test_a_second_peer_gets_a_sibling_key(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["identity-2.json", "identity-3.json", "identity.json"]
 
 
-def test_a_named_key_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "identity.json"
-    with Identity.acquire(path, siblings=False), pytest.raises(IdentityError, match="another running peer"):
-        Identity.acquire(path, siblings=False)
-    with Identity.acquire(path, siblings=False) as held:
-        assert held.is_held
-
-
 def test_siblings_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MAX_IDENTITIES_PER_FILE", 2)
     path = tmp_path / "identity.json"

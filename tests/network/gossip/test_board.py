@@ -116,9 +116,9 @@ def test_what_is_not_valid_is_not_published(payload: Payload) -> None:
 
 
 def refused(w: World, record: Record) -> Verdict:
-    before = w.board.owners(include_dead=True), w.board.items(Progress, include_dead=True)
+    before = {owner: dict(known.entries) for owner, known in w.board.store.owners.items()}
     verdict = w.board.receive(record, B)
-    assert (w.board.owners(include_dead=True), w.board.items(Progress, include_dead=True)) == before
+    assert {owner: known.entries for owner, known in w.board.store.owners.items()} == before
     assert w.board.verdicts[verdict] == 1
     return verdict
 
@@ -211,7 +211,7 @@ def test_a_dead_peers_last_record_cannot_be_replayed() -> None:
     assert replays[0] is Verdict.STALE
     assert replays[-1] is Verdict.EXPIRED
     assert set(replays) == {Verdict.STALE, Verdict.EXPIRED}
-    assert w.board.owners(include_dead=True) == [w.board.peer_id]
+    assert list(w.board.store.owners) == [w.board.peer_id]
     assert w.kinds().count("member.joined") == 1
 
 
@@ -241,11 +241,11 @@ def test_a_silent_peer_dies_and_its_address_is_remembered() -> None:
     w.run(3.0)
     assert not w.board.is_alive(A)
     assert w.board.items(AddressInfo) == []
-    assert [item.owner for item in w.board.items(AddressInfo, include_dead=True)] == [A]
+    assert w.board.get(A, AddressInfo) is not None
     for _ in range(100):
         w.run(5.0)
         w.board.sweep()
-    assert w.board.items(AddressInfo, include_dead=True) == []
+    assert w.board.get(A, AddressInfo) is None
     assert w.board.addresses() == [Address(A, ("10.0.0.1:1",))]
     assert [kind for kind in w.kinds() if kind.startswith("member")] == ["member.joined", "member.lost"]
 
@@ -320,7 +320,7 @@ def test_hearsay_about_a_peer_long_dead_does_not_revive_it() -> None:
     w = World()
     assert w.board.receive(w.record(AddressInfo("trainer")), B, age_s=50.0) is Verdict.NEW
     assert not w.board.is_alive(A)
-    assert w.board.owners(include_dead=True) == sorted([A, w.board.peer_id])
+    assert set(w.board.store.owners) == {A, w.board.peer_id}
 
 
 def test_observers_and_waiters_hear_of_changes_but_not_of_beats() -> None:
@@ -368,7 +368,7 @@ def test_a_flood_of_made_up_owners_is_bounded_and_crowds_out_itself(monkeypatch:
     assert all(w.board.is_alive(PeerId(signer.peer_id)) for signer in [*honest, *late])
     w.run(40.0)
     w.board.sweep()
-    assert w.board.owners(include_dead=True) == [w.board.peer_id]  # more than half full: the dead go early
+    assert list(w.board.store.owners) == [w.board.peer_id]  # more than half full: the dead go early
     assert not w.board.store._introduced
 
 

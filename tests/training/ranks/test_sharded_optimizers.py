@@ -79,8 +79,7 @@ from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
-RANGE_BYTES = 4096
-shard_map.ShardStream.__init__.__defaults__ = (RANGE_BYTES,)
+RANGE_BYTES = shard_map.RANGE_BYTES = 4096
 process_group.SHARED_MEMORY = "/nowhere"  # as on several machines: all of it travels in messages
 
 class Allocations(TorchDispatchMode):

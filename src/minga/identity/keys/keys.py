@@ -113,14 +113,14 @@ class Identity:
         return identity
 
     @classmethod
-    def acquire(cls, path: Path | None = None, *, siblings: bool = True) -> HeldIdentity:
+    def acquire(cls, path: Path | None = None) -> HeldIdentity:
         """Like `load_or_create`, but for this process alone, so that two peers never run with the same key.
 
         While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
-        and made if need be; with `siblings=False` that is an `IdentityError`. The end of a process frees its key.
+        and made if need be. The end of a process frees its key.
         """
         path = default_path() if path is None else Path(path)
-        for candidate in _siblings(path) if siblings else [path]:
+        for candidate in _siblings(path):
             identity = cls.load_or_create(candidate)
             try:
                 lock = FileLock.try_acquire(candidate)
@@ -131,10 +131,6 @@ class Identity:
                 ) from error
             if lock is not None:
                 return HeldIdentity(identity, candidate, lock)
-        if not siblings:
-            raise IdentityError(
-                f"another running peer uses the key file {path}; choose another --identity, or stop that peer"
-            )
         raise IdentityError(
             f"{MAX_IDENTITIES_PER_FILE} running peers use the keys beside {path}; use --ephemeral for more"
         )

@@ -128,14 +128,14 @@ class Board:
         entry = known.entries.get(self.kinds.of(payload_type).code) if known else None
         return cast(P, entry.payload) if entry and entry.payload is not None else None
 
-    def owners(self, *, include_dead: bool = False) -> list[PeerId]:
-        """All living peers including this one, in order of their ids; on request also the dead and departed."""
-        return sorted(self.store.owners if include_dead else self._alive)
+    def owners(self) -> list[PeerId]:
+        """All living peers including this one, in order of their ids."""
+        return sorted(self._alive)
 
-    def items(self, payload_type: type[P], *, include_dead: bool = False) -> list[Item[P]]:
-        """The records of this type of all living peers, in order of owners; on request also those of the dead."""
+    def items(self, payload_type: type[P]) -> list[Item[P]]:
+        """The records of this type of all living peers, in order of owners."""
         code, now = self.kinds.of(payload_type).code, self.now()
-        found = ((peer, self.store.owners[peer].entries.get(code)) for peer in self.owners(include_dead=include_dead))
+        found = ((peer, self.store.owners[peer].entries.get(code)) for peer in self.owners())
         return [
             Item(peer, cast(P, entry.payload), max(0.0, now - entry.arrived))
             for peer, entry in found

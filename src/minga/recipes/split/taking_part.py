@@ -103,8 +103,8 @@ class ServerRun:
 class ClientRun:
     """A client, with its part of the example or, where `data` names tables, with samples of its own.
 
-    `number` says which part of the example, counted from 1; None takes one by this peer's key. `look_every` batches it
-    looks at samples that are held out, which find a hostile server.
+    `number` says which part of the example, counted from 1; None takes one by this peer's key. It looks now and then
+    at samples that are held out, which find a hostile server.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class ClientRun:
         data: Sequence[str] = (),
         number: int | None = None,
         batch_size: int = 64,
-        look_every: int = 50,
     ) -> None:
         recipe: SplitRecipe = split_recipe(peer.spec)
         files: Files = peer.files
@@ -128,7 +127,7 @@ class ClientRun:
         self.resumes = all(load_part(each, self._path(name)) for name, each in self._own())
         self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty)
         if self.held_out is not None:
-            self.client.watch(self.held_out.inputs, self.held_out.labels, every_batches=look_every)
+            self.client.watch(self.held_out.inputs, self.held_out.labels)
         self._batch_size = max(1, min(batch_size, peer.spec.split.max_samples))
         self.batches, self.loss = 0, float("nan")
         self._saved_s = time.monotonic()

@@ -55,12 +55,12 @@ _REASONS = {
 class StepMath:
     """Of one run: remembers how far parts were from aggregates in the steps before."""
 
-    def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
+    def __init__(self, settings: SecureSettings) -> None:
         self.settings = settings
         self.directions = settings.directions
         self._aggregator = AGGREGATORS.get(settings.aggregator)(radius_factor=settings.clip_factor)
         self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
-        self.history = history or DispersionHistory()
+        self.history = DispersionHistory()
         """Of the steps before."""
 
     def aggregate(self, rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, float]:

@@ -169,14 +169,14 @@ RANGE_BYTES: Final = 16 << 20
 
 
 class ShardStream:
-    """Carries the bytes of a `ShardMap`; `range_bytes` at a time. All ranks have to call its methods alike.
+    """Carries the bytes of a `ShardMap`, `RANGE_BYTES` at a time. All ranks have to call its methods alike.
 
     `parts` are flat tensors, on any device: what this rank has of each tensor of the map. With `dtype` the bytes are
     those of this type, and elements are converted on the way; else each tensor's own.
     """
 
-    def __init__(self, ranks: ProcessGroup, shards: int, range_bytes: int = RANGE_BYTES) -> None:
-        self._ranks, self._range_bytes = ranks, range_bytes
+    def __init__(self, ranks: ProcessGroup, shards: int) -> None:
+        self._ranks = ranks
         self.shards = shards
         """Shards of a replica: rank 0 has the first, rank `shards` that of the second replica, and so on."""
 
@@ -187,7 +187,7 @@ class ShardStream:
         valid until the next is taken. Bytes of no tensor are 0. Other ranks send theirs, and get nothing.
         """
         memory = self._memory(shards) if self._ranks.leads else None
-        for start, stop, segments in shards.ranges(self._range_bytes):
+        for start, stop, segments in shards.ranges(RANGE_BYTES):
             if memory is None:
                 if self._ranks.rank < self.shards and (own := _of_shard(segments, self._ranks.rank)):
                     self._ranks.send(_pack(own, parts, dtype))
@@ -216,7 +216,7 @@ class ShardStream:
         dtype: torch.dtype | None = None,
     ) -> None:
         """Fill the `parts` of all ranks; at rank 0 `read` returns the bytes between two places (uint8, CPU)."""
-        for start, stop, segments in shards.ranges(self._range_bytes):
+        for start, stop, segments in shards.ranges(RANGE_BYTES):
             own = _of_shard(segments, self._ranks.rank % self.shards, everywhere=True)
             if not self._ranks.leads:
                 if own:
@@ -245,7 +245,7 @@ class ShardStream:
             _fill(segment, parts, whole[segment.start : segment.stop], dtype)
 
     def _memory(self, shards: ShardMap) -> torch.Tensor:
-        return torch.empty(min(self._range_bytes, shards.size_bytes), dtype=torch.uint8)
+        return torch.empty(min(RANGE_BYTES, shards.size_bytes), dtype=torch.uint8)
 
 
 def _of_shard(segments: Sequence[ShardSegment], shard: int, *, everywhere: bool = False) -> list[ShardSegment]:
