@@ -61,12 +61,13 @@ def write_atomically(path: Path, content: Content) -> None:
         write(partial, content)
 
 
-def store(path: Path, content: Content) -> None:
-    """Like `write_atomically`. Raises `StorageError` if the disk refuses."""
+def store(path: Path, content: Content) -> Path:
+    """Like `write_atomically`; returns the path. Raises `StorageError` if the disk refuses."""
     try:
         write_atomically(path, content)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {reason_of(error)}") from error
+    return path
 
 
 def read_struct(path: Path, kind: type[T], most_bytes: int) -> T:

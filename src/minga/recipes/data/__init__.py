@@ -3,7 +3,7 @@
     hub (rows) ─▶ hold_out (by content) ─▶ order (endless, each peer's own) ─▶ prefetch ─▶ batches
 
 Read: order (seeds, permutations, passes without end), hold_out (what nobody trains on), hub (data sets of the Hugging
-Face hub and files, read on where a line broke off), prefetch (batches made ahead), files (of a run, and a peer's own).
+Face hub and files, read on where a line broke off), prefetch (batches made ahead), files (of a run).
 
 Used by all recipes, those of other packages too. It knows neither texts nor pictures, and no model.
 """

@@ -1,11 +1,13 @@
-"""The files of a run, as a recipe reads them, and those that a peer keeps in their place."""
+"""The files of a run, as a recipe reads them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import store
 from minga.recipes.interface import Files
 
 
@@ -25,7 +27,14 @@ def body_of(files: Files, name: str) -> bytes:
         raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
-def keep(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; its folder is made. Raises `StorageError` if the disk refuses."""
-    store(path, content)
-    return path
+def stored_tensors(path: Path, what: str, *names: str) -> list[torch.Tensor]:
+    """Tensors in a file, memory-mapped. Raises `ConfigurationError` if it is no file of `what`, and `StorageError` if
+    it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return [file.get_tensor(name) for name in names]
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
+    except SafetensorError as error:
+        raise ConfigurationError(f"{path}: not a file of {what}: {str(error)[:200]}") from error

@@ -21,9 +21,9 @@ from safetensors.torch import save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.sections import BASE_FOLDER, FileEntry
 from minga.recipes.causal_lm.recipe import CausalLmRecipe
-from minga.recipes.data.files import keep
 from minga.recipes.fine_tune.settings import HUB, TINY
 from minga.recipes.init_from import INDEX, SINGLE, downloaded, safetensors_in
 from minga.recipes.initial import new_model
@@ -224,7 +224,7 @@ def train_tiny() -> dict[str, bytes]:
     model = new_model(recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, betas=(0.9, 0.95))
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: keep(Path(folder) / name, content) for name, content in prepared.items()}
+        files = {name: store(Path(folder) / name, content) for name, content in prepared.items()}
         for batch in islice(recipe.batches(files, StreamPosition("00" * 32), TINY_BATCH), TINY_STEPS):
             torch.autograd.backward(recipe.total_loss(model, batch))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

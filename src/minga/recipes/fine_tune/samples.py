@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.core.errors import ConfigurationError
+from minga.recipes.data.files import stored_tensors
 from minga.recipes.interface import Batch
 from minga.recipes.text.packing import StoredTokens, Tokens
 
@@ -55,13 +55,7 @@ def pack_chats(chats: Sequence[Chat]) -> bytes:
 def stored_chats(path: Path, vocabulary_size: int) -> list[Chat]:
     """The conversations in such a file, memory-mapped. Raises as `StoredTokens`."""
     stored = StoredTokens(path, vocabulary_size)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            carries = file.get_tensor("carries")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
-    except SafetensorError as error:
-        raise ConfigurationError(f"{path}: not a file of conversations: {str(error)[:200]}") from error
+    (carries,) = stored_tensors(path, "conversations", "carries")
     if carries.dtype != torch.uint8 or carries.shape != stored.tokens.shape or carries.max() > 1:
         raise ConfigurationError(f"{path}: not a file of conversations: it does not say which tokens carry loss")
     marks, start, found = carries.numpy(), 0, []

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.recipes.counting import count
-from minga.recipes.data.files import body_of, file_of, keep
+from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
@@ -208,7 +209,7 @@ class LanguageRecipe(TransformersRecipe[T]):
         if not documents:
             raise ConfigurationError(f"--data {' '.join(patterns)}: no text to train on besides what is held out")
         packed = self._packed(documents, self.tokenizer(files))
-        own = {name: keep(folder / name, content) for name, content in packed.items()}
+        own = {name: store(folder / name, content) for name, content in packed.items()}
         settings = self.settings.model_copy(update={"data": data})
         return type(self)(settings, self.context), {**files, **own}
 

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from minga.core.errors import ConfigurationError
-from minga.core.files import text_encoding
-from minga.recipes.data.files import keep
+from minga.core.files import store, text_encoding
 from minga.split.examples.network import CutShape
 from minga.split.examples.samples import LabelledSamples, example_samples
 
@@ -63,7 +62,7 @@ def store_tables(patterns: Sequence[str], shape: CutShape, folder: Path) -> Path
     table = np.concatenate([_read(path, shape) for path in paths])
     inputs = torch.from_numpy(table[:, :-1].astype(np.float32)).reshape(-1, *shape.sample).contiguous()
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    return keep(folder / OWN_FILE, save({"inputs": inputs, "labels": labels}))
+    return store(folder / OWN_FILE, save({"inputs": inputs, "labels": labels}))
 
 
 def read_stored(path: Path, shape: CutShape) -> LabelledSamples:

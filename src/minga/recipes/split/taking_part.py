@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.data.files import keep
 from minga.recipes.interface import Files
 from minga.recipes.registry import CUSTOM, load_recipe
 from minga.recipes.split.recipe import CutParts, SplitRecipe
@@ -30,7 +30,7 @@ from minga.training.peer import Peer
 def save_part(module: nn.Module, path: Path) -> None:
     """Write parameters and buffers. Raises `StorageError` if the disk refuses."""
     tensors = {name: each.detach().cpu().contiguous() for name, each in module.state_dict().items()}
-    keep(path, save(tensors))
+    store(path, save(tensors))
 
 
 def load_part(module: nn.Module, path: Path) -> bool:

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.recipes.data.files import stored_tensors
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.interface import Files
@@ -68,14 +68,8 @@ def read_pictures(path: Path, channels: int) -> PictureSet:
 
     Raises `ConfigurationError` for any other file, and `StorageError` if the file cannot be read.
     """
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            found = PictureSet(file.get_tensor(_PICTURES), file.get_tensor(_LABELS))
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
-    except SafetensorError as error:
-        raise ConfigurationError(f"{path}: not a file of pictures: {error}") from error
-    pictures, labels = found.pictures, found.labels
+    pictures, labels = stored_tensors(path, "pictures", _PICTURES, _LABELS)
+    found = PictureSet(pictures, labels)
     fits = pictures.dtype == torch.uint8 and pictures.ndim == 4 and pictures.shape[1] == channels
     fits = fits and 1 <= pictures.shape[2] <= _MAX_SIDE and 1 <= pictures.shape[3] <= _MAX_SIDE
     if not (fits and labels.dtype == torch.int64 and labels.shape == pictures.shape[:1] and len(found)):

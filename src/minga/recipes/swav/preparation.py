@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.sections import MAX_FILE_BYTES
-from minga.recipes.data.files import keep
 from minga.recipes.data.hold_out import content_rank, held_out
 from minga.recipes.images.loading import open_picture, square
 from minga.recipes.swav.pictures import (
@@ -179,7 +179,7 @@ def keep_squares(pictures: Sequence[EncodedPicture], like: PictureSet, heldout: 
     if not rows:
         raise ConfigurationError("--data: all its pictures are held out in this run")
     labels = torch.full((len(rows),), UNLABELLED, dtype=torch.int64)
-    keep(path, PictureSet(found.pictures[rows], labels).pack())
+    store(path, PictureSet(found.pictures[rows], labels).pack())
 
 
 def keep_files(pictures: Sequence[EncodedPicture], folder: Path) -> dict[str, Path]:
@@ -190,4 +190,4 @@ def keep_files(pictures: Sequence[EncodedPicture], folder: Path) -> dict[str, Pa
     for picture in pictures:
         open_picture(picture.body, picture.name)
     shards = pack_files([picture.body for picture in pictures])
-    return {name: keep(folder / name, content) for name, content in shards.items()}
+    return {name: store(folder / name, content) for name, content in shards.items()}

@@ -16,12 +16,12 @@ from typing import Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import MAX_FILE_BYTES
+from minga.recipes.data.files import stored_tensors
 from minga.recipes.data.order import endless, epoch_seed, shuffled_blocks
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.tokenizer import encoded_texts
@@ -67,13 +67,7 @@ class StoredTokens:
     """
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tokens, starts = file.get_tensor("tokens"), file.get_tensor("starts")
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {reason_of(error)}") from error
-        except SafetensorError as error:
-            raise ConfigurationError(f"{path}: not a file of tokens: {str(error)[:200]}") from error
+        tokens, starts = stored_tensors(path, "tokens", "tokens", "starts")
         if (tokens.dtype, starts.dtype) != (torch.int32, torch.int64) or (tokens.ndim, starts.ndim) != (1, 1):
             raise ConfigurationError(f"{path}: not a file of tokens: other types or shapes")
         self.tokens: Tokens = tokens.numpy()

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.recipes.counting import count
-from minga.recipes.data.files import body_of, file_of, keep
+from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import block_chances, chance_within, endless, shuffled, shuffled_blocks
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
@@ -147,7 +148,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         heldout = self._pairs(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
         rows = own_rows(patterns, data.filters, self.settings.side, read_image_tokenizer(files), heldout)
         pairs = as_pairs(rows, self._tokenizer(files), shape)
-        path = keep(folder / TRAINING_FILE, pack_pairs(pairs, shape))
+        path = store(folder / TRAINING_FILE, pack_pairs(pairs, shape))
         return TextToImageRecipe(self.settings, self.context), {**files, TRAINING_FILE: path}
 
     def checkpoint_activations(self, model: nn.Module) -> None:
