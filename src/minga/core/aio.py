@@ -37,14 +37,14 @@ class Signal:
         """Wake all who wait."""
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
-            _wake(waiter)
+            wake(waiter)
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the next `fire`, or until `timeout_s` seconds of loop time passed."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = None
-        timer = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), _wake, waiter)
+        timer = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), wake, waiter)
         try:
             await waiter
         finally:
@@ -53,8 +53,9 @@ class Signal:
                 timer.cancel()
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
+def wake(waiter: asyncio.Future[None] | None) -> None:
+    """Let go on who waits, if anybody does."""
+    if waiter is not None and not waiter.done():
         waiter.set_result(None)
 
 
@@ -85,7 +86,15 @@ class Observers(Generic[P]):
             observer(*arguments, **named)
 
 
-# ---- The end of tasks that are not needed any more.
+# ---- Tasks: started, and ended where they are not needed any more.
+
+
+def spawn(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Start a task and keep it in `tasks` until it has ended: a loop alone does not keep it from being collected."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:

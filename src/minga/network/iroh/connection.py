@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from iroh import iroh_ffi
 from msgspec.structs import replace
 
-from minga.core.aio import end
+from minga.core.aio import end, spawn
 from minga.core.errors import MingaError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import AcceptQueue, Interrupt
@@ -272,9 +272,9 @@ class IrohConnection(Connection):
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
-        self._spawn(self._accept_forever(incoming))
-        self._spawn(self._drop_datagrams(incoming))
-        self._spawn(self._watch(outgoing))
+        spawn(self._accept_forever(incoming), self._tasks)
+        spawn(self._drop_datagrams(incoming), self._tasks)
+        spawn(self._watch(outgoing), self._tasks)
         self._sampling: asyncio.Handle = asyncio.get_running_loop().call_soon(self._sample_round_trip, SAMPLES)
 
     @property
@@ -376,12 +376,12 @@ class IrohConnection(Connection):
                 with contextlib.suppress(*BINDING_ERRORS):
                     await end_one(0)
 
-        await asyncio.wait({self._spawn(end_each())})
+        await asyncio.wait({spawn(end_each(), self._tasks)})
 
     def abort_answer(self, number: int) -> None:
         """Tell the opener of stream `number` that no answer, or no more of it, will come."""
         if not self._interrupt.fired:
-            self._spawn(self._send_abort(number))
+            spawn(self._send_abort(number), self._tasks)
 
     # ---- for the TCP lane
 
@@ -405,15 +405,9 @@ class IrohConnection(Connection):
     def wonder(self) -> None:
         """The other side ended its TCP connections: find out whether its process has ended."""
         if not self._interrupt.fired and self._wondering is None:
-            self._wondering = self._spawn(self._look_after_process())
+            self._wondering = spawn(self._look_after_process(), self._tasks)
 
     # ---- inner workings
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -467,7 +461,7 @@ class IrohConnection(Connection):
     async def _accept_forever(self, lane: Any) -> None:
         with contextlib.suppress(*BINDING_ERRORS):
             while True:
-                self._spawn(self._introduce(await lane.accept_uni()))
+                spawn(self._introduce(await lane.accept_uni()), self._tasks)
         self._lose("the connection was lost")
 
     async def _introduce(self, receiver: Any) -> None:

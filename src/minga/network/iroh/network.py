@@ -23,14 +23,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from iroh import iroh_ffi
 
-from minga.core.aio import Observers, end
+from minga.core.aio import Observers, end, spawn
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_public, parse_announced
 from minga.network.interface import MAX_ENDPOINTS, MAX_LEARNED, Address, Connection, Network, PeerId
@@ -154,9 +154,9 @@ class IrohNetwork(Network):
         self._halves: dict[tuple[PeerId, bytes], tuple[int, Any, asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._spawn(self._accept_forever())
+        spawn(self._accept_forever(), self._tasks)
         if settings.dialable:
-            self._spawn(self._watch_address())
+            spawn(self._watch_address(), self._tasks)
 
     @classmethod
     async def open(cls, secret_key: bytes, settings: NetworkSettings | None = None) -> IrohNetwork:
@@ -245,7 +245,7 @@ class IrohNetwork(Network):
     async def connect(self, address: Address) -> Connection:
         """Dial a peer; see the interface. Takes at most `DIAL_TIMEOUT_S` seconds."""
         self._interrupt.check()
-        dial = self._spawn(self._dial(address))
+        dial = spawn(self._dial(address), self._tasks)
         connection: IrohConnection | None = None
         try:
             await asyncio.wait({dial}, timeout=DIAL_TIMEOUT_S)
@@ -273,7 +273,7 @@ class IrohNetwork(Network):
         except (UnreachableError, TimeoutError):
             return False
         finally:
-            self._spawn(stranger.close())  # it takes its time, which the answer need not wait for
+            spawn(stranger.close(), self._tasks)  # it takes its time, which the answer need not wait for
 
     async def accept(self) -> Connection:
         """Wait for the next peer that dials this one; see the interface."""
@@ -286,12 +286,6 @@ class IrohNetwork(Network):
         await asyncio.shield(self._closing)
 
     # ---- inner workings
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _explain(self, what: str, peer: PeerId) -> MingaError:
         return _closed() if self._interrupt.fired else UnreachableError(what, peer=peer)
@@ -351,7 +345,7 @@ class IrohNetwork(Network):
                 oldest = next(iter(handshakes))
                 del handshakes[oldest]
                 oldest.cancel()
-            task = self._spawn(self._welcome(incoming))
+            task = spawn(self._welcome(incoming), self._tasks)
             handshakes[task] = None
             task.add_done_callback(lambda task: handshakes.pop(task, None))
 
@@ -379,7 +373,7 @@ class IrohNetwork(Network):
         if other is None:
             paired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._halves[peer, token] = number, lane, paired
-            lost = self._spawn(lane.closed())
+            lost = spawn(lane.closed(), self._tasks)
             try:
                 await asyncio.wait({paired, lost}, return_when=asyncio.FIRST_COMPLETED)
                 return paired.done() and not paired.cancelled()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from minga.core.aio import end
+from minga.core.aio import end, wake
 from minga.core.errors import ClosedError, MingaError, ProtocolError, RemoteError, UnreachableError
 from minga.network.backlog import Backlog
 from minga.network.interface import Buffer, PeerId, Stream
@@ -293,13 +293,13 @@ class Substream(Stream):
         if body:
             self._keep(body)
             self._note_waiting(len(body))  # which drops it all where there is no room
-        _wake(self._reader)
+        wake(self._reader)
         self._end_if_over()
 
     def may_write(self, size: int) -> None:
         """The other side has read so many bytes."""
         self._room = min(self._room + size, WINDOW_BYTES)
-        _wake(self._writer)
+        wake(self._writer)
 
     def fail(self, error: MakeError, *, drop: bool) -> None:
         """Let every later operation raise `error()`, reads after what is buffered unless `drop`."""
@@ -310,8 +310,8 @@ class Substream(Stream):
             self._error = error
             if drop:
                 self._ended = False
-            _wake(self._reader)
-            _wake(self._writer)
+            wake(self._reader)
+            wake(self._writer)
             self._over()
 
     # ---- inner workings
@@ -367,11 +367,6 @@ class Substream(Stream):
         if not self._is_over:
             self._is_over = True
             self.carrier.forget(self.number)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
 
 
 READ_BYTES = 1 << 15

@@ -23,12 +23,12 @@ import logging
 import secrets
 import ssl
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from minga.core.aio import Backoff
+from minga.core.aio import Backoff, spawn
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import MingaError, ProtocolError, RemoteError
 from minga.network.interface import Buffer, PeerId, Stream
@@ -384,7 +384,7 @@ class TcpLane:
         if self._closed or self._backoff.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
             return None
         self._making += 1
-        self._spawn(self._make())
+        spawn(self._make(), self._tasks)
         if self._late:
             return None
         waiter: asyncio.Future[SealedChannel | None] = self._loop.create_future()
@@ -504,10 +504,10 @@ class TcpLane:
                 check_owner(message.certificate, self.peer_id)
                 self._listener.invite(self._word, message.certificate, self._adopt)
                 self._offer.set_result(message)
-                self._spawn(self._send_offer())
+                spawn(self._send_offer(), self._tasks)
         elif self._offer.done() and not self._cannot_answer.is_on and self._has_room:
             self._answering += 1
-            self._spawn(self._answer())
+            spawn(self._answer(), self._tasks)
 
     async def _send_offer(self) -> None:
         if not self._offer_sent:
@@ -541,11 +541,6 @@ class TcpLane:
         stream = TcpStream(self, channel, opened_here=opened_here)
         self._streams.add(stream)
         return stream
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _turn_off(self, why: str) -> None:
         logger.debug("no TCP to peer %s for a while: %s", self.peer_id[:10], why)

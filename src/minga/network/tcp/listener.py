@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-from minga.core.aio import end
+from minga.core.aio import end, spawn
 from minga.network.interface import PeerId
 from minga.network.tcp.greeting import TcpGreeting
 
@@ -188,10 +188,8 @@ class TcpListener:
         greeting = TcpGreeting(lambda arrived, unsent: self._context.wrap_bio(arrived, unsent, server_side=True))
         if len(self._welcoming) >= MAX_HALF_OPEN:  # honest ones are over within a few round trips
             self._welcoming.pop(next(iter(self._welcoming))).abort()
-        task = asyncio.get_running_loop().create_task(self._welcome(greeting))
+        task = spawn(self._welcome(greeting), self._tasks)
         self._welcoming[task] = greeting
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda task: self._welcoming.pop(task, None))
         return greeting
 

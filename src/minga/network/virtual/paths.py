@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from minga.core.aio import wake
 from minga.core.errors import ClosedError, MingaError, ProtocolError
 from minga.network.interface import Buffer, PeerId
 from minga.network.meta_bytes import fill, is_meta
@@ -606,7 +607,7 @@ class Pipe:
             self._queue.clear()
             self._admitted.clear()
             self.unsent = 0
-            _wake(self._writer)
+            wake(self._writer)
 
     # ---- the reader's end
 
@@ -670,7 +671,7 @@ class Pipe:
             self.read_error = error
             for stage in (self._wire, self._arrived, self._served):
                 stage.clear()
-            _wake(self._reader)
+            wake(self._reader)
 
     # ---- under way
 
@@ -732,7 +733,7 @@ class Pipe:
         self._source.bytes_sent += quantum.size
         self.unsent -= quantum.size
         if self.unsent <= SEND_BUFFER_BYTES:
-            _wake(self._writer)
+            wake(self._writer)
         arrival = when + self._paths.travel_s(self._source.host, self._target.host, quantum.size)
         self._last_arrival = max(arrival, self._last_arrival)
         self._wire.append(quantum)
@@ -771,7 +772,7 @@ class Pipe:
                 filling.error, self._filling = error, None
             if self._filling is not None and not self.ended:
                 return
-        _wake(self._reader)
+        wake(self._reader)
 
     def _consumed(self, size: int) -> None:
         # Credit goes back in quarters of a window: one small packet now and then, as QUIC does.
@@ -795,8 +796,3 @@ def _take_together(queue: list[Quantum], max_bytes: int) -> Quantum:
         taken, rest = taken.split(max_bytes)
         queue.insert(0, rest)
     return taken
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
