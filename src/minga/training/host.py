@@ -24,7 +24,7 @@ from minga.training.join import Door, PeerOptions, checked_options, enter, made,
 from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
-from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
+from minga.training.plugins_of_run import check_plugins, with_one_spelling, with_origins
 from minga.training.session import Session
 from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import describe_file, whole_digest
@@ -150,7 +150,7 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
 
 def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     """The sections of `given` that are not as in `spec`."""
-    ours, theirs = (each.published().model_dump(mode="json") for each in (spelled_out(given), spec))
+    ours, theirs = (each.published().model_dump(mode="json") for each in (with_one_spelling(given), spec))
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 

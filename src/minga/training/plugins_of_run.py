@@ -43,7 +43,7 @@ def with_origins(spec: RunSpec) -> RunSpec:
             f'training.strategy = "{AUTO_STRATEGY}" is chosen by `minga host` when it begins the run; a program calls '
             "minga.planner.auto_choice.with_chosen_strategy before"
         )
-    spelled = spelled_out(spec)
+    spelled = with_one_spelling(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
@@ -61,7 +61,7 @@ def check_plugins(spec: RunSpec) -> None:
         AGGREGATORS.get(spec.security.aggregator)
 
 
-def spelled_out(spec: RunSpec) -> RunSpec:
+def with_one_spelling(spec: RunSpec) -> RunSpec:
     """The spec with one spelling of its choices and all settings of its strategies. Raises as `with_origins`."""
     return _with_all_strategy_settings(_with_canonical_choices(spec))
 

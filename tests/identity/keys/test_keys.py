@@ -106,7 +106,7 @@ def test_the_default_file_is_in_the_users_data_folder(tmp_path: Path, monkeypatc
     monkeypatch.setattr(key_file.platformdirs, "user_data_path", lambda name, **_: tmp_path / name)
     identity = Identity.load_or_create()
     assert Identity.load_or_create(tmp_path / "minga" / "identity.json").peer_id == identity.peer_id
-    assert keys.default_path() == tmp_path / "minga" / "identity.json"
+    assert key_file.default_path() == tmp_path / "minga" / "identity.json"
 
 
 @posix_only

@@ -23,7 +23,7 @@ from minga.core.errors import IdentityError, LinkError, MingaError
 from minga.core.units import counted, format_size
 from minga.core.urls import is_loopback
 from minga.identity.keys import key_file
-from minga.identity.keys.keys import Identity, default_path
+from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.network.interface import Address
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
@@ -115,7 +115,7 @@ def _machine(identity: Path | None) -> Iterator[Check]:
         ", ".join(f"{name} {number}" for name, number in versions.items()),
         f"install {', '.join(missing)} with pip, in the environment of {sys.executable}" if missing else "",
     )
-    path = identity or default_path()
+    path = identity or key_file.default_path()
     try:
         stored = key_file.read(path)
         yield Check(

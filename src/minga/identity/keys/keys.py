@@ -96,7 +96,7 @@ class Identity:
         Of several processes that create the same file at once, all get the key of the one that was first.
         Raises `IdentityError` if the file is damaged, open to other users (POSIX), or cannot be read or written.
         """
-        path = default_path() if path is None else Path(path)
+        path = key_file.default_path() if path is None else Path(path)
         stored = key_file.read(path)
         if stored is None:
             fresh = cls.generate()
@@ -119,7 +119,7 @@ class Identity:
         While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
         and made if need be. The end of a process frees its key.
         """
-        path = default_path() if path is None else Path(path)
+        path = key_file.default_path() if path is None else Path(path)
         for candidate in _siblings(path):
             identity = cls.load_or_create(candidate)
             try:
@@ -140,7 +140,7 @@ class Identity:
         """The keys in the file at `path` (default: in the user's data folder) and its numbered siblings, if there are
         any, whether a process holds them or not. Raises `IdentityError` for a damaged file.
         """
-        path = default_path() if path is None else Path(path)
+        path = key_file.default_path() if path is None else Path(path)
         found = []
         for candidate in _siblings(path):
             stored = key_file.read(candidate)
@@ -192,11 +192,6 @@ class HeldIdentity:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def default_path() -> Path:
-    """The key file in the user's data folder."""
-    return key_file.default_path()
 
 
 def _siblings(path: Path) -> Iterator[Path]:
