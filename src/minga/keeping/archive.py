@@ -272,11 +272,6 @@ class Archiver:
         self._note(CheckpointUploaded(step=_step(path), seconds=round(time.monotonic() - begun, 3)))
 
 
-def archived(directory: Path) -> list[ArchiveRecord]:
-    """The records of the archive of the run in `directory`, oldest first. Raises `ConfigurationError` for a bad one."""
-    return [read_record(path) for path in sorted((directory / ARCHIVE).glob("step-*")) if path.is_dir()]
-
-
 def cause_of(error: BaseException) -> str:
     """What an error comes from: the same words for all files that one cause concerns."""
     while error.__cause__ is not None:

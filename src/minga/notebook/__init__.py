@@ -12,6 +12,6 @@ ends one step in order. It ends with the kernel. Reading order: command, screen,
     mine.stop()
 """
 
-from minga.notebook.background import Background, Hosted, host, join
+from minga.notebook.background import Background, host, join
 
-__all__ = ["Background", "Hosted", "host", "join"]
+__all__ = ["Background", "host", "join"]

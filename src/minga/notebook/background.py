@@ -85,10 +85,6 @@ class Background:
         raise LocalError(self._command.complaint() or f"minga said nothing of its {kind} in {seconds:.0f} s")
 
 
-class Hosted(Background):
-    """A run that this notebook hosts; others join it by `link`."""
-
-
 def join(link: str, *, hours: float = HOURS, options: Sequence[str] = ()) -> Background:
     """Take part in the run of `link` for at most `hours`; `options` are those of `minga join`.
 
@@ -100,12 +96,12 @@ def join(link: str, *, hours: float = HOURS, options: Sequence[str] = ()) -> Bac
     return joined
 
 
-def host(spec: str | Path, *, hours: float = HOURS, options: Sequence[str] = ()) -> Hosted:
+def host(spec: str | Path, *, hours: float = HOURS, options: Sequence[str] = ()) -> Background:
     """Begin the run that the file `spec` describes and return when it has a link; `options` are those of `minga host`.
 
     Raises `LocalError` with what the command said if it has none. If the cell is interrupted, the command is ended.
     """
-    hosted = Hosted("minga host", ["host", str(spec), *options], hours)
+    hosted = Background("minga host", ["host", str(spec), *options], hours)
     try:
         hosted.link = str(hosted._wait_for("link", LINK_S)["link"])  # noqa: SLF001 (its own module)
     except BaseException:  # also when the cell is interrupted: nothing else could end the command then

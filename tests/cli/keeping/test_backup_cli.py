@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.keeping.archive import archived, read_record
+from minga.keeping.archive import ARCHIVE, RECORD_FILE, read_record
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
@@ -50,7 +50,7 @@ def test_another_machine_goes_on_with_the_run_of_one_that_burnt(tmp_path: Path) 
                 volunteer.wait_for("step.applied")
                 assert again.wait_for("step.applied")["members"] >= 1
                 again.wait_for("checkpoint.uploaded")
-    kept = archived(Path(link["directory"]))
+    kept = [read_record(path.parent) for path in sorted((Path(link["directory"]) / ARCHIVE).glob(f"*/{RECORD_FILE}"))]
     (copied,) = [each for each in copies.glob("step-*") if each.name.split("-")[1] == f"{kept[0].step:09d}"]
     assert read_record(copied) == kept[0]
     assert kept[0].run_id == link["run_id"]
