@@ -34,7 +34,7 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.language.export import CAUSAL
-from minga.recipes.language.recipe import AnyArchitecture
+from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.packing import Packing, Tokens
 from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens
@@ -62,7 +62,7 @@ def make_batch(rows: Sequence[Tokens], length: int, padding: int) -> Batch:
 SHOWN_TEXTS, SHOWN_WORDS, SHOWN_TOKENS = 3, 4, 24
 
 
-class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
+class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
     """A causal language model on the text that the settings name; see `Recipe` for what each method promises."""
 
     Settings = CausalLmSettings

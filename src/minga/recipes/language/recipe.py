@@ -90,7 +90,13 @@ class TransformersRecipe(Recipe[S]):
 
 
 class LanguageRecipe(TransformersRecipe[T]):
-    """A recipe on text; see `Recipe` for what each method promises."""
+    """A language model of the shape that the settings name, which are `LanguageSettings`, trained on text.
+
+    A subclass for one architecture alone may have simpler settings, and then overrides what reads these. See `Recipe`
+    for what each method promises.
+    """
+
+    family: ClassVar[ModelFamily]
 
     model_files = (TOKENIZER_FILE,)
     tasks = TASKS
@@ -102,19 +108,10 @@ class LanguageRecipe(TransformersRecipe[T]):
 
     def __init__(self, settings: T, context: RecipeContext) -> None:
         super().__init__(settings, context)
+        self._resolved: T | None = None
         self._numbered: tuple[Path, NumberedRows] | None = None
 
     # ---- what the recipes say
-
-    @property
-    def resolved(self) -> T:
-        """The settings with all that they name looked up; see `published_settings`."""
-        return self.settings
-
-    @property
-    @abstractmethod
-    def tokenizer_source(self) -> str:
-        """`train:` and a kind, or `from:` and a place."""
 
     @property
     @abstractmethod
@@ -134,6 +131,38 @@ class LanguageRecipe(TransformersRecipe[T]):
     @abstractmethod
     def check_text(self, documents: list[str], tokenizer: Tokenizer, what: str) -> None:
         """Raise `ConfigurationError` if these documents, which are there `what`, give no sample."""
+
+    # ---- what the settings say
+
+    @property
+    def resolved(self) -> T:
+        """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
+        if self._resolved is None:
+            family = self.model_family()
+            found = resolve(self._said(), family, self.trained_tokens, self.context.init_from)
+            if self.context.is_public:
+                found = found.model_copy(update={"config": without_chance(found.config, family)})
+            self._resolved = cast(T, found)
+        return self._resolved
+
+    def model_family(self) -> ModelFamily:
+        """Which kind of model transformers is to make."""
+        return self.family
+
+    @property
+    def tokenizer_source(self) -> str:
+        """`train:` and a kind, or `from:` and a place, as the settings say it."""
+        return self._said().tokenizer
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
+        """A size, with its usual vocabulary and length unless told otherwise."""
+        return {"size": size, "max_length": tokens or 0}
+
+    def _said(self) -> LanguageSettings:
+        if not isinstance(self.settings, LanguageSettings):
+            raise TypeError(f"{type(self).__name__} does not say what it makes of {type(self.settings).__name__}")
+        return self.settings
 
     # ---- organiser
 
@@ -227,6 +256,18 @@ class LanguageRecipe(TransformersRecipe[T]):
 
     # ---- training
 
+    def check_received(self) -> None:
+        """The shape of the model has to be there: else its tokenizer and configuration would be looked up."""
+        if isinstance(self.settings, LanguageSettings) and not self.settings.config:
+            raise ConfigurationError(
+                f"this run does not spell out the shape of its model (recipe.{self.context.recipe}.config); ask the "
+                "organiser to host it anew"
+            )
+
+    def build_model(self) -> nn.Module:
+        """The model of the published shape; transformers initialises it as it does for this architecture."""
+        return build(cast(LanguageSettings, self.resolved).config, self.model_family())
+
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""
         return read_tokenizer(body_of(files, TOKENIZER_FILE), self.resolved.vocabulary_size)
@@ -301,62 +342,3 @@ class LanguageRecipe(TransformersRecipe[T]):
         name = self.context.recipe
         origin = f"the recipe {name}, counted; vocabulary of {settings.vocabulary_size}, {settings.max_length} tokens"
         return RecipeFacts(name, counted.tensors, counted.operations, settings.max_length, counted.kept_bytes, origin)
-
-
-# ---- What the recipes share that train any architecture of transformers: settings looked up once, the model they
-# make.
-
-
-class AnyArchitecture(LanguageRecipe[T]):
-    """A language model of the shape that the settings name, which are `LanguageSettings`.
-
-    A subclass for one architecture alone may have simpler settings, and then overrides what reads these.
-    """
-
-    family: ClassVar[ModelFamily]
-
-    def __init__(self, settings: T, context: RecipeContext) -> None:
-        super().__init__(settings, context)
-        self._resolved: T | None = None
-
-    @property
-    def resolved(self) -> T:
-        """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
-        if self._resolved is None:
-            family = self.model_family()
-            found = resolve(self._said(), family, self.trained_tokens, self.context.init_from)
-            if self.context.is_public:
-                found = found.model_copy(update={"config": without_chance(found.config, family)})
-            self._resolved = cast(T, found)
-        return self._resolved
-
-    def check_received(self) -> None:
-        """The shape of the model has to be there: else its tokenizer and configuration would be looked up."""
-        if isinstance(self.settings, LanguageSettings) and not self.settings.config:
-            raise ConfigurationError(
-                f"this run does not spell out the shape of its model (recipe.{self.context.recipe}.config); ask the "
-                "organiser to host it anew"
-            )
-
-    def model_family(self) -> ModelFamily:
-        """Which kind of model transformers is to make."""
-        return self.family
-
-    @property
-    def tokenizer_source(self) -> str:
-        """As the settings say it."""
-        return self._said().tokenizer
-
-    @classmethod
-    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
-        """A size, with its usual vocabulary and length unless told otherwise."""
-        return {"size": size, "max_length": tokens or 0}
-
-    def build_model(self) -> nn.Module:
-        """The model of the published shape; transformers initialises it as it does for this architecture."""
-        return build(cast(LanguageSettings, self.resolved).config, self.model_family())
-
-    def _said(self) -> LanguageSettings:
-        if not isinstance(self.settings, LanguageSettings):
-            raise TypeError(f"{type(self).__name__} does not say what it makes of {type(self.settings).__name__}")
-        return self.settings

@@ -35,7 +35,7 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.language.recipe import AnyArchitecture
+from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch, synthetic_batch
@@ -60,7 +60,7 @@ from minga.security.randomness.public_batch import PublicBatch
 M = TypeVar("M", bound=TextSettings)
 
 
-class MaskedLmRecipe(AnyArchitecture[M]):
+class MaskedLmRecipe(LanguageRecipe[M]):
     """A masked language model on the text that the settings name; see `Recipe` for what each method promises."""
 
     Settings: ClassVar[type[Section]] = MaskedLmSettings
