@@ -63,8 +63,8 @@ MAX_RELAYS: Final = 20
 CLASSIFIER_PARAMETERS: Final = 7_050
 
 
-class ScenarioTables(Section):
-    """What a scenario says, and what follows from it; `Scenario` is one whose parts fit together."""
+class Scenario(Section):
+    """What a scenario says, and what follows from it; made from a mapping, such as that of `read_scenario`."""
 
     name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
         "scenario", "what it is called", "a text of 1 to 64 printable characters"
@@ -101,6 +101,17 @@ class ScenarioTables(Section):
     attackers: Annotated[tuple[Attackers, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         (), "peers that lie", f"at most {MAX_CLASSES} tables, each under its own [[attackers]]"
     )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "scenario") -> Scenario:
+        """A scenario from nested mappings. Raises `ConfigurationError` with a line for each problem."""
+        try:
+            scenario = cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, cls, source)) from error
+        if problems := [f"{source}: {problem}" for problem in _contradictions(scenario)]:
+            raise ConfigurationError("\n".join(problems))
+        return scenario
 
     @field_validator("network")
     @classmethod
@@ -229,7 +240,7 @@ def _name(each: Any) -> str:
 NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
 
 
-def wrong_names(scenario: ScenarioTables) -> Iterator[str]:
+def wrong_names(scenario: Scenario) -> Iterator[str]:
     """A line for each name that leads nowhere, and for each that is there twice."""
     classes = [each.name for each in scenario.peers]
     regions = list(dict.fromkeys(each.region for each in scenario.peers if each.region is not None))
@@ -253,7 +264,7 @@ def wrong_names(scenario: ScenarioTables) -> Iterator[str]:
     yield from _wrong_attackers(scenario, classes)
 
 
-def _wrong_relays(scenario: ScenarioTables) -> Iterator[str]:
+def _wrong_relays(scenario: Scenario) -> Iterator[str]:
     names = [each.name for each in scenario.relays]
     for number, relay in enumerate(scenario.relays, 1):
         if relay.name in names[: number - 1]:
@@ -263,7 +274,7 @@ def _wrong_relays(scenario: ScenarioTables) -> Iterator[str]:
             yield f"[[peers]] number {number}: relay: {_unknown(kind.relay, 'relay', names, '[[relays]]')}"
 
 
-def _unknown_in_script(scenario: ScenarioTables) -> Iterator[str]:
+def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
     """Names in the fault script that are neither a role nor a peer."""
     counts = {each.name: each.count for each in scenario.peers}
     for fault in parse_faults(scenario.faults.script):
@@ -284,7 +295,7 @@ def _unknown_in_script(scenario: ScenarioTables) -> Iterator[str]:
             yield f"faults.script: line {fault.line}: {NO_NUMBERS}"
 
 
-def _wrong_orders(scenario: ScenarioTables) -> Iterator[str]:
+def _wrong_orders(scenario: Scenario) -> Iterator[str]:
     counts = {each.name: each.count for each in scenario.peers}
     for number, table in enumerate(scenario.orders, 1):
         where = f"[[orders]] number {number}"
@@ -303,7 +314,7 @@ def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
     return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
 
 
-def _wrong_attackers(scenario: ScenarioTables, classes: Sequence[str]) -> Iterator[str]:
+def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
     counts = {each.name: each.count for each in scenario.peers}
     for number, attackers in enumerate(scenario.attackers, 1):
         where = f"[[attackers]] number {number}"
@@ -335,21 +346,6 @@ MAX_FILE_BYTES: Final = 1 << 20
 SIMULATED_VARIANTS: Final = ("vanilla", "u-shaped")
 OPEN_NATS: Final = ("none", "one-to-one")
 """Behind these a peer is dialled from the start: others know its address."""
-
-
-class Scenario(ScenarioTables):
-    """A scenario: made from a mapping, such as that of `read_scenario`."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], source: str = "scenario") -> Scenario:
-        """A scenario from nested mappings. Raises `ConfigurationError` with a line for each problem."""
-        try:
-            scenario = cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise ConfigurationError(explain(error, cls, source)) from error
-        if problems := [f"{source}: {problem}" for problem in _contradictions(scenario)]:
-            raise ConfigurationError("\n".join(problems))
-        return scenario
 
 
 def shipped() -> dict[str, str]:
