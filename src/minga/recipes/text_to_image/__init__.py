@@ -3,7 +3,7 @@
     data/ ─▶ tokens/ (pictures to codes) ─▶ prepare ─▶ pairs ─▶ decoder/ ─▶ loss ─▶ recipe ─▶ training
                                                                    └─▶ sampling ─▶ judging, evaluation, export
 
-Read: recipe (entry), settings and sizes (its part of the run spec), data (where captions and pictures come from),
+Read: recipe (entry), settings (its part of the run spec), data (where captions and pictures come from),
 tokens (pictures as numbers), captions (words as numbers), prepare and pairs (the files of a run), decoder (the model),
 loss, sampling (drawing pictures), judging (what a picture shows), evaluation (figures), export (a folder without a
 run).

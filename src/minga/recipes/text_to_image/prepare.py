@@ -27,8 +27,7 @@ from minga.recipes.text_to_image.data.rows import codes_of_row, rows, taken
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
 from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs
-from minga.recipes.text_to_image.settings import ImageTextData, TextToImageSettings
-from minga.recipes.text_to_image.sizes import SIZES
+from minga.recipes.text_to_image.settings import SIZES, ImageTextData, TextToImageSettings
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
 from minga.recipes.text_to_image.tokens.stored import (
     DESCRIPTION_FILE,

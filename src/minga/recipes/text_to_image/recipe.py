@@ -59,8 +59,7 @@ from minga.recipes.text_to_image.prepare import (
     prepare_files,
 )
 from minga.recipes.text_to_image.sampling import draw_pictures
-from minga.recipes.text_to_image.settings import TextToImageSettings
-from minga.recipes.text_to_image.sizes import SIZES
+from minga.recipes.text_to_image.settings import SIZES, TextToImageSettings
 from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 

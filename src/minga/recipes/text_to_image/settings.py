@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,40 @@ from pydantic import Field, field_validator, model_validator
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.recipes.data.hub import HubName, of_hub
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
-from minga.recipes.text_to_image.sizes import SIZES
+
+# ---- The sizes in which the recipe builds its decoder, and the pictures that go with them.
+
+
+Size = Literal["tiny", "small", "base", "paper"]
+
+
+@dataclass(frozen=True)
+class TextToImageSize:
+    """What distinguishes the sizes; see `DecoderShape`. `side`: of a picture, in pixels."""
+
+    width: int
+    layers: int
+    heads: int
+    text_length: int
+    vocabulary: int
+    side: int
+    codes: int
+    grid: int
+    levels: tuple[int, ...]
+
+
+SIZES: Final[dict[Size, TextToImageSize]] = {
+    # Learns background colours within a minute on one CPU core.
+    "tiny": TextToImageSize(128, 6, 4, 24, 2048, 32, 256, 8, (8, 6, 5)),
+    "small": TextToImageSize(256, 12, 4, 32, 4096, 64, 512, 16, (8, 8, 8)),
+    "base": TextToImageSize(512, 24, 8, 64, 8192, 128, 1024, 16, (8, 8, 4, 4)),
+    # The model of the paper: 125,894,244 parameters, with the vocabulary of T5 and 8,192 codes.
+    "paper": TextToImageSize(1024, 64, 16, 256, 32_100, 256, 8192, 32, (8, 8, 8, 4, 4)),
+}
+
+
+# ---- What a run spec may say.
+
 
 _OVERRIDES: Final = {
     "width": 4096,
