@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final, Literal
 
 from transformers import AutoModelForCausalLM
@@ -49,15 +48,10 @@ SIZES: Final = {
 }
 
 
-def _types() -> Collection[str]:
-    names: Collection[str] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-    return names
-
-
 FAMILY: Final = ModelFamily(
     recipe="causal-lm",
     auto=AutoModelForCausalLM,
-    types=_types,
+    types=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys(),
     presets=SIZES,
     # No token pads: an embedding that did would never be trained, and the end of a text is one to be learned.
     special={"bos_token_id": "end", "eos_token_id": "end", "pad_token_id": "none"},

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -76,7 +76,7 @@ class ModelFamily:
 
     recipe: str
     auto: Any
-    types: Callable[[], Collection[str]]
+    types: Collection[str]
     presets: Mapping[str, Preset]
     special: Mapping[str, str]
     always: Mapping[str, Any]
@@ -206,11 +206,10 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
 
 def check_type(architecture: str, family: ModelFamily) -> None:
     """Raise `ConfigurationError` if transformers has no model of this type and kind."""
-    types = family.types()
-    if architecture not in types or architecture not in CONFIG_MAPPING:
+    if architecture not in family.types or architecture not in CONFIG_MAPPING:
         raise ConfigurationError(
             f"recipe.{family.recipe}.architecture = {architecture[:64]!r}: transformers {transformers.__version__} has "
-            f"no such model for {family.recipe}{probably_meant(architecture, sorted(types))}"
+            f"no such model for {family.recipe}{probably_meant(architecture, sorted(family.types))}"
         )
 
 

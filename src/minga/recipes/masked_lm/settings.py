@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated, Final, Literal
 
@@ -53,20 +52,10 @@ SIZES: Final = {
 }
 
 
-def _types() -> Collection[str]:
-    names: Collection[str] = MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
-    return names
-
-
-def _types_with_order() -> Collection[str]:
-    """Of those that transformers makes for pretraining, the ones with a head for the order of segments."""
-    return ("bert",)
-
-
 FAMILY: Final = ModelFamily(
     recipe="masked-lm",
     auto=AutoModelForMaskedLM,
-    types=_types,
+    types=MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys(),
     presets=SIZES,
     special={
         "pad_token_id": "pad",
@@ -77,4 +66,5 @@ FAMILY: Final = ModelFamily(
     },
     always={"is_decoder": False},
 )
-FAMILY_WITH_ORDER: Final = replace(FAMILY, auto=AutoModelForPreTraining, types=_types_with_order)
+FAMILY_WITH_ORDER: Final = replace(FAMILY, auto=AutoModelForPreTraining, types=("bert",))
+"""Of those that transformers makes for pretraining, the ones with a head for the order of segments."""
