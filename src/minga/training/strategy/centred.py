@@ -210,11 +210,14 @@ class Elastic(Centred):
         c <- c + beta * mean(x_i - c)        x_i <- x_i - alpha * (x_i - c before)        alpha = beta / N
 
     Whatever samples a peer has, it pulls as strongly as any other.
+
+    The distance to the centre is there again in the next round. So its payload are parameters: a residual would add up
+    the same distance round after round, and throw the centre far beyond the peers.
     """
 
     Settings = ElasticSettings
     facts = StrategyFacts(
-        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="pseudo-gradient", weights="equal"
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="parameters", weights="equal"
     )
 
     def _move(self, mean: torch.Tensor) -> None:
