@@ -343,7 +343,12 @@ class Replica:
     def _step_alone(self) -> bool:
         self._clip()
         self.optimizer.step()
-        self.loop_rates.keep()  # some optimizers count in their parameter groups
+        if counts := sorted(self.loop_rates.changed()):
+            raise ConfigurationError(
+                f"{type(self.optimizer).__name__} changes {counts[0]} of its parameter groups at each step, and all "
+                "peers share these numbers, while each takes steps of its own in a strategy such as "
+                f'"{self.strategy}": take another optimizer, or training.strategy = "synchronous"'
+            )
         self._ruled.constrain(self.step)
         return True
 

@@ -353,6 +353,36 @@ def test_gradients_that_are_no_numbers_are_no_inner_step() -> None:
     assert torch.equal(peer.values(), before)
 
 
+def test_gradients_of_a_large_layer_that_are_no_numbers_spoil_no_inner_step_of_several_micro_batches() -> None:
+    peer = LocalPeer(model=torch.nn.Linear(300, 300, bias=False), local_batch=4)
+    before = peer.values()
+    for value, is_taken in ((1.0, True), (math.nan, False), (1.0, True)):
+        peer.model.weight.grad = torch.full((300, 300), value)
+        assert peer.strategy.micro_batch(2) is is_taken
+        peer.replica.zero_grad()
+    assert torch.equal(peer.values(), before - 0.1)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps where learning rates are, as optimizers without a schedule do."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["k"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["k"] += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("local_batch", [0, 2])
+def test_an_optimizer_that_counts_its_steps_in_what_peers_share_is_refused(local_batch: int) -> None:
+    """Peers that take 1 and 2 inner steps would have other states for ever, and fetch each other's."""
+    peer = LocalPeer(make_optimizer=Counting, local_batch=local_batch)
+    with pytest.raises(ConfigurationError, match="Counting changes k of its parameter groups at each step"):
+        peer.micro_batch(2, 1)
+
+
 def test_a_peer_that_missed_rounds_keeps_what_it_moved_up_to_an_age() -> None:
     peer = LocalPeer(max_age=2, fragments=2)
     assert [peer.strategy.missed(rounds) for rounds in (1, 4, 5)] == [Recovery.REBASE, Recovery.REBASE, Recovery.FETCH]
