@@ -201,6 +201,9 @@ class SizeOnlyReplica:
         """There is nothing to tell of it."""
         return LoopReport()
 
+    def look_closely(self) -> None:
+        """There are no gradients."""
+
     def inner_step(self) -> bool:
         """There is nothing to change."""
         return True

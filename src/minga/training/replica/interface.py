@@ -124,6 +124,9 @@ class ReplicaInterface(Protocol):
     def loop(self) -> LoopReport:
         """What others have to know of the program's loop. Any thread may ask."""
 
+    def look_closely(self) -> None:
+        """Look at every gradient before it is added from now on. Any thread may call it."""
+
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with
         nothing changed, if the gradients are not finite.

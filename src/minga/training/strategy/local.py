@@ -357,6 +357,7 @@ class InnerSteps:
         """
         if self.gradients is None:
             return 1 if self._replica.inner_step() else None
+        self._replica.look_closely()  # such a step cannot be undone, as in `inner_step`
         if not verdict_of(self.gradients.add(float(samples))):
             return None
         self.pending += samples
