@@ -232,6 +232,10 @@ class SizeOnlyReplica:
         """None: the state is a history."""
         return {}
 
+    def moments(self) -> dict[str, torch.Tensor]:
+        """None."""
+        return {}
+
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """None."""
         return {}

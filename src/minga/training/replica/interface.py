@@ -154,6 +154,9 @@ class ReplicaInterface(Protocol):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What this peer has, by name: `model/…` and `optimizer/…`. The tensors themselves, not copies."""
 
+    def moments(self) -> dict[str, torch.Tensor]:
+        """Those `optimizer/…`, and what the optimizer keeps as numbers: all that `put` needs for it to go on."""
+
     def named(self, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The parameters in a vector as `read_values` makes it, by those names."""
 
@@ -172,7 +175,7 @@ class ReplicaInterface(Protocol):
         """
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put some of the tensors that `tensors` had back in place."""
+        """Put some of the tensors that `tensors` or `moments` had back in place."""
 
     def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
         """Those named `strategy/…` of the state that was restored before a strategy said what is shared, for once."""

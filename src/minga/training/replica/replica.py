@@ -342,8 +342,9 @@ class Replica:
 
     def _step_alone(self) -> bool:
         self._clip()
+        before = self.loop_rates.changed()
         self.optimizer.step()
-        if counts := sorted(self.loop_rates.changed()):
+        if counts := sorted(self.loop_rates.changed() - before):
             raise ConfigurationError(
                 f"{type(self.optimizer).__name__} changes {counts[0]} of its parameter groups at each step, and all "
                 "peers share these numbers, while each takes steps of its own in a strategy such as "
@@ -382,6 +383,10 @@ class Replica:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of model and optimizer by their names in checkpoints, but the base."""
         return self._state.tensors()
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """What the optimizer keeps for its parameters; see `ReplicaInterface`."""
+        return self._state.moments()
 
     @property
     def strategy(self) -> str:

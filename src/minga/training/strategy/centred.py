@@ -156,7 +156,7 @@ class Centred(Strategy):
         """Go on from the centre, as a newcomer does."""
         self._is_apart = self._is_lost = False
         self.replica.write_values(self._centre)
-        self.replica.put({name: torch.zeros_like(each) for name, each in own_moments(self.replica.tensors()).items()})
+        self.replica.put({name: torch.zeros_like(each) for name, each in self.replica.moments().items()})
 
     # ---- state
 
@@ -167,7 +167,7 @@ class Centred(Strategy):
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """The own parameters, the moments of the optimizer, and what is counted."""
         counts = {_ROUND: torch.tensor(self.replica.step), _SAMPLES: torch.tensor(self.samples)}
-        return own_moments(self.replica.tensors()) | counts | {_OWN: self.replica.read_values()}
+        return self.replica.moments() | counts | {_OWN: self.replica.read_values()}
 
     def restored(
         self,

@@ -514,7 +514,7 @@ class LocalState(Strategy):
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """θ, the moments of the optimizer, the counts, and what waits."""
-        found = own_moments(self.replica.tensors())
+        found = self.replica.moments()
         found["parameters"] = self._position()
         counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
         found["counts"] = torch.tensor(counts)

@@ -18,7 +18,15 @@ from minga.testing import STRATEGY_CHECKS
 from minga.training.replica.schedule import Schedule
 from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local import Local
-from tests.worlds.local_peers import LocalPeer, loss_of, mean_of, small_model, synchronous_peer, take_round
+from tests.worlds.local_peers import (
+    LocalPeer,
+    MakeOptimizer,
+    loss_of,
+    mean_of,
+    small_model,
+    synchronous_peer,
+    take_round,
+)
 
 AVERAGING: dict[str, Any] = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 COUNTED, UNCOUNTED, ABSENT = ContributionFate.COUNTED, ContributionFate.UNCOUNTED, ContributionFate.ABSENT
@@ -381,6 +389,40 @@ def test_an_optimizer_that_counts_its_steps_in_what_peers_share_is_refused(local
     peer = LocalPeer(make_optimizer=Counting, local_batch=local_batch)
     with pytest.raises(ConfigurationError, match="Counting changes k of its parameter groups at each step"):
         peer.micro_batch(2, 1)
+
+
+class PlainCount(torch.optim.Optimizer):
+    """Keeps its momentum as a tensor and its steps as a whole number, as Adafactor of `transformers` does."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(step=0, momentum=torch.zeros_like(parameter))
+            state["step"] += 1
+            state["momentum"].lerp_(parameter.grad, 1.0 / state["step"])
+            parameter.sub_(state["momentum"], alpha=0.1)
+
+
+@pytest.mark.parametrize("make_optimizer", [PlainCount, adamw])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_inner_steps_go_on_after_another_state_was_fetched(make_optimizer: MakeOptimizer, keeps: bool) -> None:
+    """Whatever the optimizer keeps: with all of it, or as a newcomer begins."""
+    peer, other = LocalPeer(make_optimizer=make_optimizer), LocalPeer(make_optimizer=make_optimizer)
+    if keeps:
+        for each in (peer, other):
+            each.micro_batch(2, 1)
+    local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()} if keeps else None
+    snapshot = peer.replica.capture()
+    peer.replica.restore(snapshot)
+    peer.strategy.restored({entry.name: each for entry, each in snapshot.named_tensors()}, snapshot.step, local)
+    for each in (peer, other):
+        each.micro_batch(2, 2)
+    assert torch.equal(peer.values(), other.values())
 
 
 def test_a_peer_that_missed_rounds_keeps_what_it_moved_up_to_an_age() -> None:
