@@ -31,6 +31,7 @@ from minga.training.agreement.between_rounds import Amended
 from minga.training.life.member import Member
 from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate
+from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
 from minga.training.status.run_status import live_work
 from tests.worlds.reduce_world import one_vector
@@ -252,6 +253,21 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
     assert amends.now.training.stop_after_steps == amends.last_step(3) == 4
     amends.enter(())  # its leader has not heard of the order yet
     assert amends.now.training.stop_after_steps is amends.last_step(4) is None
+
+
+def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void() -> None:
+    """As after the key of its organiser was revoked: a peer that comes later never heard of it."""
+    spec = make_spec(16)
+    order = amendment(spec, 1, 2, optimizer__max_grad_norm="0.5")
+    replica = small_replica(spec)
+    amends = Amended(standing(spec, order), replica)
+    norms = []
+    for orders in ((), (order.id,), (order.id,), ()):
+        amends.enter(orders)
+        amends.apply()
+        replica.amend({LOOP_RATES: [0.1]})
+        norms.append(replica.max_grad_norm)
+    assert norms == [None, 0.5, 0.5, None]
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:

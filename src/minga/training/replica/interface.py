@@ -115,9 +115,10 @@ class ReplicaInterface(Protocol):
         """Take the optimizer step that leads to global step `step`."""
 
     def amend(self, changes: Mapping[str, Any]) -> None:
-        """Go by other settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
-        those of the others change in proportion), `optimizer.max_grad_norm`, and `loop_rates`, the learning rates of
-        all groups in the next update. To say the same twice changes nothing.
+        """Go by these settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
+        those of the others change in proportion), and `optimizer.max_grad_norm`, which without a word is the program's
+        own; or by `loop_rates`, the learning rates of all groups in the next update, with all else as it is. To say the
+        same twice changes nothing.
         """
 
     @property

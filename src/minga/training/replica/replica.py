@@ -91,6 +91,7 @@ class Replica:
                 check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
+        self._own_max_grad_norm = max_grad_norm
         self.point = TrainingPoint(optimizer)
         """Whether the program evaluates."""
         self._ruled = RuledModel(rules, model)
@@ -308,8 +309,8 @@ class Replica:
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
-        if "optimizer.max_grad_norm" in changes:
-            norm = changes["optimizer.max_grad_norm"]
+        if LOOP_RATES not in changes:  # what was amended before may be void now
+            norm = changes.get("optimizer.max_grad_norm", self._own_max_grad_norm)
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
         if "optimizer.learning_rate" in changes:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
