@@ -17,6 +17,7 @@ Sources: DiLoCo (arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512), Eager (
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -522,7 +523,7 @@ class LocalState(Strategy):
             found["gradients"] = self._inner.gradients.vector()
         if self._guess is not None:
             known = self._guess.of_others
-            found["guess"] = torch.zeros_like(self._anchor) if known is None else known
+            found["guess"] = torch.full_like(self._anchor, math.nan) if known is None else known
         return found
 
     def restored(
@@ -566,7 +567,8 @@ class LocalState(Strategy):
         if self._inner.gradients is not None:
             self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:
-            self._guess.of_others = local["guess"].clone()
+            known = local["guess"]
+            self._guess.of_others = None if known.isnan().all() else known.clone()
         self._count_anew(samples)
 
 
@@ -596,7 +598,7 @@ class Local(LocalState):
         except BaseException:  # half of them may have been added to those that wait
             dropped = self._inner.drop()
             self._windows = [window - dropped for window in self._windows]
-            self._count_anew(self._samples - dropped)
+            self._count_anew(max(0, self._samples - dropped))  # those before the last round are out of it already
             raise
         if steps is not None:
             self._steps = [each + steps for each in self._steps]

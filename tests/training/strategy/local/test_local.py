@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -235,6 +236,21 @@ def test_a_guess_moves_the_peer_alone_and_is_gone_when_the_round_is() -> None:
         assert plain.replica.digest() == eager.replica.digest()
 
 
+def test_nothing_is_guessed_before_a_mean_by_a_peer_that_took_over_the_state_it_had() -> None:
+    peer = LocalPeer(merge="eager", overlap=True)
+    local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()}
+    peer.strategy.restored(peer.strategy.shared_tensors(), 0, local)
+    peer.micro_batch(2, 1)
+    peer.seal()
+    own = peer.values()
+    peer.micro_batch(2, 2)
+    plain = LocalPeer()
+    for seed in (1, 2):
+        plain.micro_batch(2, seed)
+    assert torch.equal(peer.values(), plain.values())
+    assert not torch.equal(peer.values(), own)
+
+
 def test_a_guess_takes_a_peers_part_of_the_target_batch_for_its_part_of_the_mean_whatever_it_counts_by() -> None:
     """Also where rounds have another batch than those with which this process began: 16 samples, not 4."""
     jumps, model = [], small_model()
@@ -389,6 +405,21 @@ def test_an_optimizer_that_counts_its_steps_in_what_peers_share_is_refused(local
     peer = LocalPeer(make_optimizer=Counting, local_batch=local_batch)
     with pytest.raises(ConfigurationError, match="Counting changes k of its parameter groups at each step"):
         peer.micro_batch(2, 1)
+
+
+def test_an_interrupted_micro_batch_leaves_no_less_than_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waited for an inner step had closed the round before, and are counted there."""
+    peer = LocalPeer(local_batch=4)
+    for seed, samples in enumerate((4, 3)):
+        peer.micro_batch(samples, seed)
+    take_round([peer])
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.replica, "accumulate", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            peer.micro_batch(2, 2)
+    assert peer.strategy.samples == 0
+    peer.micro_batch(4, 3)
+    assert peer.seal()[1] == 4
 
 
 class PlainCount(torch.optim.Optimizer):
