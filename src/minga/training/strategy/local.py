@@ -734,5 +734,6 @@ class Local(LocalState):
         return Recovery.REBASE if rounds <= self._own.max_age * self._own.fragments else Recovery.FETCH
 
     def conclude(self) -> None:
-        """The model of the run is Θ."""
+        """The model of the run is Θ. What moved beside the last round is gone, and counts no more in a later one."""
         self.replica.write_values(self._anchor)
+        self._forget_work()

@@ -407,6 +407,20 @@ def test_an_optimizer_that_counts_its_steps_in_what_peers_share_is_refused(local
         peer.micro_batch(2, 1)
 
 
+def test_samples_beside_the_last_round_count_no_more_than_what_they_moved() -> None:
+    """Where the end of a run is put off later, it goes on from what this peer had then."""
+    peer = LocalPeer(overlap=True)
+    peer.micro_batch(2, 1)
+    peer.seal()
+    peer.micro_batch(3, 2)
+    peer.absorb(torch.zeros(peer.replica.vector.numel))
+    assert peer.strategy.samples == 3
+    peer.strategy.conclude()
+    assert (peer.strategy.samples, peer.seal()) == (0, (None, 0))
+    peer.micro_batch(2, 3)
+    assert peer.seal()[1] == 2
+
+
 def test_an_interrupted_micro_batch_leaves_no_less_than_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that waited for an inner step had closed the round before, and are counted there."""
     peer = LocalPeer(local_batch=4)
