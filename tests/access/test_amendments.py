@@ -31,6 +31,7 @@ from minga.training.agreement.between_rounds import Amended
 from minga.training.life.member import Member
 from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate
+from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
 from minga.training.status.run_status import live_work
 from tests.worlds.reduce_world import one_vector
@@ -254,6 +255,21 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
     assert amends.now.training.stop_after_steps is amends.last_step(4) is None
 
 
+def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void() -> None:
+    """As after the key of its organiser was revoked: a peer that comes later never heard of it."""
+    spec = make_spec(16)
+    order = amendment(spec, 1, 2, optimizer__max_grad_norm="0.5")
+    replica = small_replica(spec)
+    amends = Amended(standing(spec, order), replica)
+    norms = []
+    for orders in ((), (order.id,), (order.id,), ()):
+        amends.enter(orders)
+        amends.apply()
+        replica.amend({LOOP_RATES: [0.1]})
+        norms.append(replica.max_grad_norm)
+    assert norms == [None, 0.5, 0.5, None]
+
+
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
     spec, told = make_spec(8), [Item(PeerId("a" * 64), Progress(6, 0, 0.0, "training", target_batch_size=64), 1.0)]
     ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
@@ -299,6 +315,18 @@ def test_what_cannot_change_says_so_by_name(changes: dict[str, Any], said: str) 
         check_changes(make_spec(16), changes)
 
 
+def test_a_strategy_with_an_optimizer_of_its_own_takes_over_only_where_it_was_foreseen() -> None:
+    """The program of each peer has the optimizer, and it is looked at when that begins."""
+    unforeseen = make_spec(16, model={"recipe": "custom"})
+    with pytest.raises(ConfigurationError, match=r'"demo" brings its own .* training\.strategy_changes'):
+        check_changes(unforeseen, {"training.strategy": "demo"})
+    later = [{"from_step": 10**6, "strategy": "demo"}]
+    foreseen = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": later})
+    check_changes(foreseen, {"training.strategy": "demo", "optimizer.max_grad_norm": "off"})
+    with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
+        check_changes(foreseen, {"optimizer.max_grad_norm": 1.0})
+
+
 def test_a_verified_run_cannot_be_amended() -> None:
     with pytest.raises(ConfigurationError, match="without a leader"):
         check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1})
@@ -317,6 +345,26 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(at: int) -> None:
+    def course(peak: float, amended: float) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
+        rates = []
+        for step in range(10):
+            if step == at:
+                set_learning_rate(optimizer, scheduler, amended)
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if step < 9:
+                scheduler.step()
+        return rates
+
+    changed, wanted = course(0.1, 0.03), course(0.03, 0.03)
+    assert changed[at:] == pytest.approx(wanted[at:])
+    assert changed[:at] == course(0.1, 0.1)[:at]
 
 
 def test_bounds_that_move_together_are_changed_together() -> None:

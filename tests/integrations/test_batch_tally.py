@@ -59,6 +59,15 @@ def test_a_call_with_fewer_micro_batches_than_it_is_divided_by_is_scaled() -> No
     assert tally.samples == 5
 
 
+def test_a_call_that_a_program_puts_together_itself_is_left_as_it_is() -> None:
+    tally = Tally()
+    tally.window = 1
+    for _ in range(4):
+        tally.begin(3)
+        tally.add_loss(0.25)
+    assert (tally.samples, tally.scale, tally.loss) == (12, 1.0, 1.0)
+
+
 def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
     model = nn.Linear(2, 1)
     earlier = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)

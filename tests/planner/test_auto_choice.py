@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minga.averaging.strategy_choice import StrategyChoice
+from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
@@ -103,6 +104,15 @@ def test_what_is_counted_in_steps_is_counted_in_rounds_then() -> None:
     assert with_origins(begun).training == begun.training
     assert f"target_batch_size = {begun.training.target_batch_size}" in reason
     assert "for 8x(samples_per_s=10" in reason
+
+
+def test_what_goes_by_rounds_or_with_shared_steps_alone_goes_with_what_is_chosen() -> None:
+    averaging = {"codec": "topk(k=64)", "warmup_rounds": 1000, "average_parameters_every": 100}
+    asked = spec(target_batch_size=64).amended({f"averaging.{key}": value for key, value in averaging.items()})
+    begun, _ = with_chosen_strategy(asked, "8x(samples_per_s=10, micro_batch=4, 0.1Mbit)")
+    assert begun.training.strategy == "local"
+    assert begun.averaging.warmup_rounds == -(-1000 // (int(begun.training.target_batch_size) // 64))
+    check_combinations(begun)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.access.admission import Admission
-from minga.averaging.strategy_choice import facts_of, round_batch_range
+from minga.averaging.strategy_choice import StrategyChoice, facts_of, round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.problems import suggestion
@@ -56,12 +56,13 @@ PAUSED: Final = "paused"
 STOP: Final = "training.stop_after_steps"
 STRATEGY: Final = "training.strategy"
 OPTIMIZER: Final = "optimizer."
+NORM: Final = "optimizer.max_grad_norm"
 EARLY: Final = (STRATEGY,)
 """What the plan of the round before its step has to say already."""
 BATCH: Final = "training.target_batch_size"
 AMENDABLE: Final = (
     "optimizer.learning_rate",
-    "optimizer.max_grad_norm",
+    NORM,
     STRATEGY,
     BATCH,
     "training.target_batch_size_min",
@@ -105,7 +106,25 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
-    facts_of(amended_spec(spec, changes))
+    amended = amended_spec(spec, changes)
+    facts_of(amended)
+    for name in amended.training.strategies:
+        if StrategyChoice.of(amended, name).facts.owns_optimizer:
+            _check_own_optimizer(spec, name, clips=changes.get(NORM) not in (None, "off"))
+
+
+def _check_own_optimizer(spec: RunSpec, strategy: str, *, clips: bool) -> None:
+    """Raise `ConfigurationError` for what peers look at only when they begin: the optimizer of their program, and
+    whether it clips.
+    """
+    if clips:
+        raise ConfigurationError(f'{STRATEGY} = "{strategy}" does not step by gradients: leave {NORM} "off"')
+    if spec.model.recipe == "custom" and strategy not in spec.training.strategies:
+        raise ConfigurationError(
+            f'{STRATEGY} = "{strategy}" brings its own optimizer, and nobody looked whether the programs of this run '
+            "have one that does nothing else: name it in training.strategy_changes from the beginning, if need be at a "
+            "step that never comes"
+        )
 
 
 def _why_not(key: str) -> str:

@@ -32,6 +32,8 @@ class StrategyFacts:
     keeps_late_micro_batches: one that ends after its step was sealed counts towards the next; else it is dropped.
     vectors: how many vectors as long as the averaged one it holds.
     payload: the quantity whose mean is taken; "coefficients" are those of gradients or movements in another basis.
+        Gradients and movements are given once. "parameters", or how far they are from others, are given anew in each
+        round, so what a codec left out of them is not to be made up for later.
     fragments: the parts of the model that rounds carry in turn. Each round closes with as great a part of the target
         batch.
     keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import glob
 import logging
 import os
 import shutil
@@ -47,6 +48,11 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def unfinished_of(path: Path) -> list[Path]:
+    """What `replacing` left beside `path` where its process was killed, and what another one writes at this moment."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*-*.part"))
 
 
 def in_pieces(data: bytes, piece_bytes: int = 64 << 10) -> Iterator[bytes]:

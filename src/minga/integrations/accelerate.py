@@ -186,7 +186,7 @@ def _prepared(
         stretch(scheduler, place.schedule_steps)
         found[kinds.index("scheduler")] = GlobalSchedule(joined)
     joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
-    tally.window, tally.told_by = accelerator.gradient_accumulation_steps, "accelerator.backward(loss)"
+    tally.told_by = "accelerator.backward(loss)"
     _listen(accelerator, tally)
     for number, kind in enumerate(kinds):
         if number == training:
@@ -201,7 +201,8 @@ def _listen(accelerator: Accelerator, tally: Tally) -> None:
     own_backward, own_clip = accelerator.backward, accelerator.clip_grad_norm_
 
     def backward(loss: torch.Tensor, **named: Any) -> None:
-        tally.add_loss(loss.detach() / accelerator.gradient_accumulation_steps)
+        tally.window = accelerator.gradient_accumulation_steps
+        tally.add_loss(loss.detach() / tally.window)
         own_backward(loss, **named)
 
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:  # noqa: ARG001

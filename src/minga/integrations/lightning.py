@@ -113,8 +113,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             config.scheduler = GlobalSchedule(joined[inner.index(config.scheduler.optimizer)])
         for each in joined:
             each.tally.told_by = "self.manual_backward(loss)"
-            if self.lightning_module.automatic_optimization:
-                each.tally.window = trainer.accumulate_grad_batches
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
         for link in self._links.values():
@@ -165,7 +163,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """A micro-batch has this loss, divided by the micro-batches of a call."""
         super().pre_backward(closure_loss)
+        module = self.lightning_module
+        window = module.trainer.accumulate_grad_batches if module.automatic_optimization else None
         for optimizer in self._joined:
+            optimizer.tally.window = window
             optimizer.tally.add_loss(closure_loss)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any) -> Any:

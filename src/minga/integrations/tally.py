@@ -13,8 +13,8 @@ class Tally:
 
     samples: samples, or target tokens where the loss is their mean.
     micro_batches: batches that were gone through backward.
-    window: the number of micro-batches by which the framework divides the loss of each, where it does so even if a call
-        has fewer, as the last one of an epoch may; None where it does not.
+    window: the number of micro-batches by which the framework divides the loss of each at present, where it does so
+        even if a call has fewer, as the last one of an epoch may; None where it does not.
     told_by: the call by which the program tells its loss, in words.
     """
 
@@ -46,8 +46,10 @@ class Tally:
 
     @property
     def scale(self) -> float:
-        """What the gradients of a call have to be multiplied by to be the mean over its micro-batches."""
-        if self.window is None or not self.micro_batches:
+        """What the gradients of a call have to be multiplied by to be the mean over its micro-batches. One that has
+        more of them than the framework divides by was put together by the program, which divides them itself.
+        """
+        if self.window is None or not 0 < self.micro_batches < self.window:
             return 1.0
         return self.window / self.micro_batches
 

@@ -45,6 +45,7 @@ _COUNTED_IN_STEPS: Final = (
     "optimizer.warmup_steps",
     "optimizer.total_steps",
     "training.stop_after_steps",
+    "averaging.warmup_rounds",
     "state.digest_every",
     "checkpoints.every_steps",
     "checkpoints.archive_every",
@@ -69,6 +70,7 @@ class AutoChoice:
         if way.batches > 1:
             changes["training.target_batch_size"] = self.compared.forecast.setting.target_batch_size
             changes |= _in_rounds(spec, way.batches)
+            changes["averaging.average_parameters_every"] = 0  # each round averages them
         return spec.model_copy(update={"strategy": {**spec.strategy, **table}}).amended(changes)
 
 

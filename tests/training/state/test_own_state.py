@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -19,6 +21,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import KeptResidual, RoundVectors
 from minga.core.errors import StorageError
+from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
 from minga.training.state import checkpoints, own_state
@@ -68,6 +71,20 @@ def test_it_comes_back_bit_for_bit(is_final: bool, tmp_path: Path) -> None:
     ]
     assert all(one.step == other.step and torch.equal(one.mass, other.mass) for one, other in pairs)
     assert [path.name for path in tmp_path.iterdir()] == [file_in(tmp_path).path.name]
+
+
+def test_what_a_killed_process_had_begun_to_write_takes_no_room_for_ever(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    with contextlib.suppress(KeyboardInterrupt), replacing(file.path) as partial:
+        partial.write_bytes(b"half of it")
+        left = [partial.with_name(partial.name.replace(str(os.getpid()), number)) for number in ("1", "2")]
+        for path in left:
+            path.write_bytes(partial.read_bytes())
+        raise KeyboardInterrupt
+    other = tmp_path / f"own-{16 * 'b'}.safetensors.1-2.part"
+    other.write_bytes(b"")
+    assert file.load(STEP, ROUNDS, LIMIT, STRATEGY) is None
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def _cut(path: Path) -> None:
@@ -192,7 +209,7 @@ def test_residuals_come_back_with_the_rounds_of_their_vector(monkeypatch: pytest
     assert torch.equal(restored.mass, residual.mass)
     assert restored.step == 3
     other = RoundVectors(lambda _: layout, torch.zeros)
-    other.left_out.restore({layout.subject: KeptResidual(3, torch.ones(41))})
+    other.left_out.restore({layout.fingerprint: KeptResidual(3, torch.ones(41))})
     fresh = other.residual(4)
     assert fresh is not None
     assert not fresh.mass.any(), "it is of another length"

@@ -14,6 +14,7 @@ from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import PeerScore
 from minga.averaging.planning.best_contributor import best_contributor
+from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
@@ -253,6 +254,18 @@ def test_a_program_that_does_not_tell_its_loss_is_told_how() -> None:
     with pytest.raises(ConfigurationError, match=r"optimizer\.step\(samples=\.\.\., loss=loss\)"):
         Peer(Leader, LeaderSettings()).strategy.note_loss(None)
     Peer(Elastic, ElasticSettings()).strategy.note_loss(None)
+
+
+LOSSY = [{"codec": name} for name in ("topk", "randomk", "gaussiank", "sign")] + [{"sketch": "powersgd"}]
+
+
+@pytest.mark.parametrize("averaging", LOSSY, ids=str)
+@pytest.mark.parametrize("strategy", ["elastic", "leader"])
+def test_no_run_makes_up_for_distances_that_are_there_again(strategy: str, averaging: dict[str, str]) -> None:
+    """With `randomk` a centre was ten thousand times as far from 0 as its peers after a hundred rounds."""
+    spec = RunSpec.from_mapping({"name": "lossy", "training": {"strategy": strategy}, "averaging": averaging})
+    with pytest.raises(ConfigurationError, match="sends"):
+        check_combinations(spec)
 
 
 # ---- state

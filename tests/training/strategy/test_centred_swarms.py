@@ -269,14 +269,13 @@ def test_a_swarm_around_a_centre_survives_two_mishaps_at_a_time(seed: int, strat
     assert search(seed, strategy) == []
 
 
-def test_a_codec_that_leaves_something_out_is_not_for_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["leader", "elastic"])
+def test_a_codec_that_leaves_something_out_is_for_neither(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from minga.averaging.codecs.registry import CODECS
     from tests.worlds.loudest_codec import ENTRY
 
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
     averaging = {"codec": "loudest", "download_codec": "float16"}
-    spec = {"name": "a run", "training": {"strategy": "leader"}, "averaging": averaging}
-    with pytest.raises(ConfigurationError, match="leader"):
+    spec = {"name": "a run", "training": {"strategy": strategy}, "averaging": averaging}
+    with pytest.raises(ConfigurationError, match=strategy):
         check_plugins(RunSpec.from_mapping(spec))
-    spec["training"] = {"strategy": "elastic"}
-    check_plugins(RunSpec.from_mapping(spec))

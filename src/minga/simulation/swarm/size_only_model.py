@@ -201,6 +201,9 @@ class SizeOnlyReplica:
         """There is nothing to tell of it."""
         return LoopReport()
 
+    def look_closely(self) -> None:
+        """There are no gradients."""
+
     def inner_step(self) -> bool:
         """There is nothing to change."""
         return True
@@ -227,6 +230,10 @@ class SizeOnlyReplica:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """None: the state is a history."""
+        return {}
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """None."""
         return {}
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002

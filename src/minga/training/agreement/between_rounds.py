@@ -71,7 +71,7 @@ class Amended:
     def apply(self) -> None:
         """Tell the replica, before the round that is first to go by them changes it. On the training thread."""
         due, self._due = self._due, None
-        if due:
+        if due is not None:
             self._replica.amend(due)
 
 

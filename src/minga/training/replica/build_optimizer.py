@@ -152,6 +152,10 @@ def _half_cosine(left: float) -> float:
     return sine * sine
 
 
+_PEAKS: Final = ("max_lr", "initial_lr")
+"""Where schedulers keep in a group the rate that they scale: OneCycleLR, and the others."""
+
+
 def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate: float) -> None:
     """Make `rate` the learning rate of the first parameter group, with a scheduler the one that it scales, and change
     those of the other groups in proportion. Nothing changes if it has this rate already.
@@ -159,16 +163,18 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
     first = optimizer.param_groups[0]
-    before = float(first.get("initial_lr", first["lr"]) if scheduler is not None else first["lr"])
+    peaks = [first[key] for key in _PEAKS if key in first and scheduler is not None]
+    before = float([*peaks, first["lr"]][0])
     if before == rate:
         return
     for group in optimizer.param_groups:
-        group["lr"] = _scaled(group["lr"], before, rate)
-        if "initial_lr" in group:
-            group["initial_lr"] = _scaled(group["initial_lr"], before, rate)
+        for key in ("lr", *_PEAKS, "min_lr"):
+            if key in group:
+                group[key] = _scaled(group[key], before, rate)
     for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
-        if each is not None and hasattr(each, "base_lrs"):
-            each.base_lrs = [_scaled(base, before, rate) for base in each.base_lrs]
+        for name in ("base_lrs", "max_lrs"):
+            if (rates := getattr(each, name, None)) is not None:
+                setattr(each, name, [_scaled(each_rate, before, rate) for each_rate in rates])
 
 
 def _scaled(value: Any, before: float, after: float) -> Any:

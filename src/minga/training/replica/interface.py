@@ -115,14 +115,18 @@ class ReplicaInterface(Protocol):
         """Take the optimizer step that leads to global step `step`."""
 
     def amend(self, changes: Mapping[str, Any]) -> None:
-        """Go by other settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
-        those of the others change in proportion), `optimizer.max_grad_norm`, and `loop_rates`, the learning rates of
-        all groups in the next update. To say the same twice changes nothing.
+        """Go by these settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
+        those of the others change in proportion), and `optimizer.max_grad_norm`, which without a word is the program's
+        own; or by `loop_rates`, the learning rates of all groups in the next update, with all else as it is. To say the
+        same twice changes nothing.
         """
 
     @property
     def loop(self) -> LoopReport:
         """What others have to know of the program's loop. Any thread may ask."""
+
+    def look_closely(self) -> None:
+        """Look at every gradient before it is added from now on. Any thread may call it."""
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with
@@ -151,6 +155,9 @@ class ReplicaInterface(Protocol):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What this peer has, by name: `model/…` and `optimizer/…`. The tensors themselves, not copies."""
 
+    def moments(self) -> dict[str, torch.Tensor]:
+        """Those `optimizer/…`, and what the optimizer keeps as numbers: all that `put` needs for it to go on."""
+
     def named(self, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The parameters in a vector as `read_values` makes it, by those names."""
 
@@ -169,7 +176,7 @@ class ReplicaInterface(Protocol):
         """
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put some of the tensors that `tensors` had back in place."""
+        """Put some of the tensors that `tensors` or `moments` had back in place."""
 
     def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
         """Those named `strategy/…` of the state that was restored before a strategy said what is shared, for once."""

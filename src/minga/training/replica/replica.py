@@ -91,6 +91,7 @@ class Replica:
                 check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
+        self._own_max_grad_norm = max_grad_norm
         self.point = TrainingPoint(optimizer)
         """Whether the program evaluates."""
         self._ruled = RuledModel(rules, model)
@@ -308,8 +309,8 @@ class Replica:
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
-        if "optimizer.max_grad_norm" in changes:
-            norm = changes["optimizer.max_grad_norm"]
+        if LOOP_RATES not in changes:  # what was amended before may be void now
+            norm = changes.get("optimizer.max_grad_norm", self._own_max_grad_norm)
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
         if "optimizer.learning_rate" in changes:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
@@ -342,8 +343,14 @@ class Replica:
 
     def _step_alone(self) -> bool:
         self._clip()
+        before = self.loop_rates.changed()
         self.optimizer.step()
-        self.loop_rates.keep()  # some optimizers count in their parameter groups
+        if counts := sorted(self.loop_rates.changed() - before):
+            raise ConfigurationError(
+                f"{type(self.optimizer).__name__} changes {counts[0]} of its parameter groups at each step, and all "
+                "peers share these numbers, while each takes steps of its own in a strategy such as "
+                f'"{self.strategy}": take another optimizer, or training.strategy = "synchronous"'
+            )
         self._ruled.constrain(self.step)
         return True
 
@@ -377,6 +384,10 @@ class Replica:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of model and optimizer by their names in checkpoints, but the base."""
         return self._state.tensors()
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """What the optimizer keeps for its parameters; see `ReplicaInterface`."""
+        return self._state.moments()
 
     @property
     def strategy(self) -> str:

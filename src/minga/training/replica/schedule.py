@@ -257,16 +257,19 @@ class LoopRates:
         self._used.clear()
         self.keep()
 
+    def changed(self) -> set[str]:
+        """Which numbers of the groups are others now than those of the run."""
+        pairs = zip(self._optimizer.param_groups, self._kept, strict=True)
+        return {key for group, kept in pairs for key, value in kept.items() if group.get(key) != value}
+
     def look(self, step: int) -> None:
         """A micro-batch of `step` ended: put back what the loop changed.
 
         Raises `ConfigurationError` when that was something else than the run has for the second time.
         """
-        pairs = list(zip(self._optimizer.param_groups, self._kept, strict=True))
-        changed = {key for group, kept in pairs for key, value in kept.items() if group.get(key) != value}
-        if changed:
+        if changed := self.changed():
             rates = self._rates()
-            for group, kept in pairs:
+            for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
                 _put(group, kept)
             if others := sorted(changed - {"lr"}):
                 self._object(f"the loop sets {others[0]} of the optimizer at global step {step}, which all peers share")

@@ -32,7 +32,7 @@ from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import StorageError, reason_of
-from minga.core.files import replacing
+from minga.core.files import replacing, unfinished_of
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
 from minga.training.state.checkpoints import Pieces, write_tensors
@@ -118,8 +118,12 @@ class OwnStateFile:
         """What was written with the shared state of `step` to which these `rounds` led, and which is `strategy`'s; None
         if there is none, or none that can be used.
 
-        A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged.
+        A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged; so is,
+        without a word, what earlier processes had begun to write when they were killed.
         """
+        for unfinished in unfinished_of(self.path):
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
         if not self.path.exists():
             return None
         try:

@@ -52,6 +52,8 @@ from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, Te
 from minga.training.state.tensor_access import TensorAccess
 
 MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strategy/"
+_NUMBER: Final = "#"
+"""How the key of a number begins where it stands beside those of tensors."""
 _PLACE: Final = re.compile(r"group\d+\.\d+")
 """A parameter without a name."""
 
@@ -115,6 +117,19 @@ class TrainingState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that is here, by name: the tensors themselves."""
         return {entry.name: tensor for entry, tensor in self._own_tensors()}
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """All that the optimizer keeps for its parameters, by name: the tensors themselves, and numbers as tensors
+        without dimensions.
+        """
+        found = {name: tensor for name, tensor in self.tensors().items() if name.startswith(OPTIMIZER)}
+        for name, parameter in self._optimized():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    dtype = torch.int64 if isinstance(value, int) else torch.float64
+                    number = torch.tensor(value, dtype=dtype, device="cpu")
+                    found[f"{OPTIMIZER}{name}/{_NUMBER}{_plain_key(key)}"] = number
+        return found
 
     def names(self) -> dict[int, str]:
         """The names of all model tensors of the state, by their `id`."""
@@ -217,12 +232,16 @@ class TrainingState:
         self.strategy = strategy_of(snapshot.scalars)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put some tensors back under the names that `tensors` had for them, and leave the rest as it is."""
+        """Put some tensors back under the names that `tensors` or `moments` had for them; the rest stays as it is."""
         parameters = dict(self._optimized())
-        targets, state = self._targets(_entry(name, tensor) for name, tensor in tensors.items())
+        numbers = {name: each for name, each in tensors.items() if _is_number(name)}
+        targets, state = self._targets(_entry(name, each) for name, each in tensors.items() if name not in numbers)
         with torch.no_grad():
             for name, target in targets.items():
                 target.copy_(tensors[name])
+        for full_name, number in numbers.items():
+            name, key = _split(full_name)
+            state[name][key.removeprefix(_NUMBER)] = number.item()
         for name, values in state.items():
             if values:
                 self._optimizer.state[parameters[name]].update(values)
@@ -463,6 +482,10 @@ def _describe(entry: TensorEntry | None, *, says_dtype: bool = True) -> str:
     return (
         "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}" if says_dtype else f"{list(entry.shape)}"
     )
+
+
+def _is_number(name: str) -> bool:
+    return name.startswith(OPTIMIZER) and _split(name)[1].startswith(_NUMBER)
 
 
 def _dictionary(value: Json) -> dict[str, Json]:

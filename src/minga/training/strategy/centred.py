@@ -151,7 +151,7 @@ class Centred(Strategy):
         """Go on from the centre, as a newcomer does."""
         self._is_apart = self._is_lost = False
         self.replica.write_values(self._centre)
-        self.replica.put({name: torch.zeros_like(each) for name, each in own_moments(self.replica.tensors()).items()})
+        self.replica.put({name: torch.zeros_like(each) for name, each in self.replica.moments().items()})
 
     # ---- state
 
@@ -162,7 +162,7 @@ class Centred(Strategy):
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """The own parameters, the moments of the optimizer, and what is counted."""
         counts = {_ROUND: torch.tensor(self.replica.step), _SAMPLES: torch.tensor(self.samples)}
-        return own_moments(self.replica.tensors()) | counts | {_OWN: self.replica.read_values()}
+        return self.replica.moments() | counts | {_OWN: self.replica.read_values()}
 
     def restored(
         self,
@@ -205,11 +205,14 @@ class Elastic(Centred):
         c <- c + beta * mean(x_i - c)        x_i <- x_i - alpha * (x_i - c before)        alpha = beta / N
 
     Whatever samples a peer has, it pulls as strongly as any other.
+
+    The distance to the centre is there again in the next round. So its payload are parameters: a residual would add up
+    the same distance round after round, and throw the centre far beyond the peers.
     """
 
     Settings = ElasticSettings
     facts = StrategyFacts(
-        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="pseudo-gradient", weights="equal"
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="parameters", weights="equal"
     )
 
     def _move(self, mean: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ Sources: DiLoCo (arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512), Eager (
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -357,6 +358,7 @@ class InnerSteps:
         """
         if self.gradients is None:
             return 1 if self._replica.inner_step() else None
+        self._replica.look_closely()  # such a step cannot be undone, as in `inner_step`
         if not verdict_of(self.gradients.add(float(samples))):
             return None
         self.pending += samples
@@ -509,7 +511,7 @@ class Local(Strategy):
         except BaseException:  # half of them may have been added to those that wait
             dropped = self._inner.drop()
             self._windows = [window - dropped for window in self._windows]
-            self._count_anew(self._samples - dropped)
+            self._count_anew(max(0, self._samples - dropped))  # those before the last round are out of it already
             raise
         if steps is not None:
             self._steps = [each + steps for each in self._steps]
@@ -643,8 +645,9 @@ class Local(Strategy):
         return Recovery.REBASE if rounds <= self._own.max_age * self._own.fragments else Recovery.FETCH
 
     def conclude(self) -> None:
-        """The model of the run is Θ."""
+        """The model of the run is Θ. What moved beside the last round is gone, and counts no more in a later one."""
         self.replica.write_values(self._anchor)
+        self._forget_work()
 
     # ---- state
 
@@ -657,7 +660,7 @@ class Local(Strategy):
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """θ, the moments of the optimizer, the counts, and what waits."""
-        found = own_moments(self.replica.tensors())
+        found = self.replica.moments()
         found["parameters"] = self._position()
         counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
         found["counts"] = torch.tensor(counts)
@@ -665,7 +668,7 @@ class Local(Strategy):
             found["gradients"] = self._inner.gradients.vector()
         if self._guess is not None:
             known = self._guess.of_others
-            found["guess"] = torch.zeros_like(self._anchor) if known is None else known
+            found["guess"] = torch.full_like(self._anchor, math.nan) if known is None else known
         return found
 
     def restored(
@@ -709,5 +712,6 @@ class Local(Strategy):
         if self._inner.gradients is not None:
             self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:
-            self._guess.of_others = local["guess"].clone()
+            known = local["guess"]
+            self._guess.of_others = None if known.isnan().all() else known.clone()
         self._count_anew(samples)

@@ -39,8 +39,7 @@ class LocalSGD(Strategy):
         return own | self.replica.named(self.anchor)
 
     def local_tensors(self):
-        own = {name: each for name, each in self.replica.tensors().items() if name.startswith("optimizer/")}
-        own |= {"parameters": self.replica.read_values(), "anchor": self.anchor}
+        own = self.replica.moments() | {"parameters": self.replica.read_values(), "anchor": self.anchor}
         return own | {"samples": torch.tensor(self.samples)}
 
     def restored(self, shared, round, local):

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,15 @@ from minga.testing import STRATEGY_CHECKS
 from minga.training.replica.schedule import Schedule
 from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local import Local
-from tests.worlds.local_peers import LocalPeer, loss_of, mean_of, small_model, synchronous_peer, take_round
+from tests.worlds.local_peers import (
+    LocalPeer,
+    MakeOptimizer,
+    loss_of,
+    mean_of,
+    small_model,
+    synchronous_peer,
+    take_round,
+)
 
 AVERAGING: dict[str, Any] = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 COUNTED, UNCOUNTED, ABSENT = ContributionFate.COUNTED, ContributionFate.UNCOUNTED, ContributionFate.ABSENT
@@ -227,6 +236,21 @@ def test_a_guess_moves_the_peer_alone_and_is_gone_when_the_round_is() -> None:
         assert plain.replica.digest() == eager.replica.digest()
 
 
+def test_nothing_is_guessed_before_a_mean_by_a_peer_that_took_over_the_state_it_had() -> None:
+    peer = LocalPeer(merge="eager", overlap=True)
+    local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()}
+    peer.strategy.restored(peer.strategy.shared_tensors(), 0, local)
+    peer.micro_batch(2, 1)
+    peer.seal()
+    own = peer.values()
+    peer.micro_batch(2, 2)
+    plain = LocalPeer()
+    for seed in (1, 2):
+        plain.micro_batch(2, seed)
+    assert torch.equal(peer.values(), plain.values())
+    assert not torch.equal(peer.values(), own)
+
+
 def test_a_guess_takes_a_peers_part_of_the_target_batch_for_its_part_of_the_mean_whatever_it_counts_by() -> None:
     """Also where rounds have another batch than those with which this process began: 16 samples, not 4."""
     jumps, model = [], small_model()
@@ -351,6 +375,99 @@ def test_gradients_that_are_no_numbers_are_no_inner_step() -> None:
         parameter.grad = torch.full_like(parameter, math.inf)
     assert not peer.strategy.micro_batch(4)
     assert torch.equal(peer.values(), before)
+
+
+def test_gradients_of_a_large_layer_that_are_no_numbers_spoil_no_inner_step_of_several_micro_batches() -> None:
+    peer = LocalPeer(model=torch.nn.Linear(300, 300, bias=False), local_batch=4)
+    before = peer.values()
+    for value, is_taken in ((1.0, True), (math.nan, False), (1.0, True)):
+        peer.model.weight.grad = torch.full((300, 300), value)
+        assert peer.strategy.micro_batch(2) is is_taken
+        peer.replica.zero_grad()
+    assert torch.equal(peer.values(), before - 0.1)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps where learning rates are, as optimizers without a schedule do."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["k"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["k"] += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("local_batch", [0, 2])
+def test_an_optimizer_that_counts_its_steps_in_what_peers_share_is_refused(local_batch: int) -> None:
+    """Peers that take 1 and 2 inner steps would have other states for ever, and fetch each other's."""
+    peer = LocalPeer(make_optimizer=Counting, local_batch=local_batch)
+    with pytest.raises(ConfigurationError, match="Counting changes k of its parameter groups at each step"):
+        peer.micro_batch(2, 1)
+
+
+def test_samples_beside_the_last_round_count_no_more_than_what_they_moved() -> None:
+    """Where the end of a run is put off later, it goes on from what this peer had then."""
+    peer = LocalPeer(overlap=True)
+    peer.micro_batch(2, 1)
+    peer.seal()
+    peer.micro_batch(3, 2)
+    peer.absorb(torch.zeros(peer.replica.vector.numel))
+    assert peer.strategy.samples == 3
+    peer.strategy.conclude()
+    assert (peer.strategy.samples, peer.seal()) == (0, (None, 0))
+    peer.micro_batch(2, 3)
+    assert peer.seal()[1] == 2
+
+
+def test_an_interrupted_micro_batch_leaves_no_less_than_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waited for an inner step had closed the round before, and are counted there."""
+    peer = LocalPeer(local_batch=4)
+    for seed, samples in enumerate((4, 3)):
+        peer.micro_batch(samples, seed)
+    take_round([peer])
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.replica, "accumulate", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            peer.micro_batch(2, 2)
+    assert peer.strategy.samples == 0
+    peer.micro_batch(4, 3)
+    assert peer.seal()[1] == 4
+
+
+class PlainCount(torch.optim.Optimizer):
+    """Keeps its momentum as a tensor and its steps as a whole number, as Adafactor of `transformers` does."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(step=0, momentum=torch.zeros_like(parameter))
+            state["step"] += 1
+            state["momentum"].lerp_(parameter.grad, 1.0 / state["step"])
+            parameter.sub_(state["momentum"], alpha=0.1)
+
+
+@pytest.mark.parametrize("make_optimizer", [PlainCount, adamw])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_inner_steps_go_on_after_another_state_was_fetched(make_optimizer: MakeOptimizer, keeps: bool) -> None:
+    """Whatever the optimizer keeps: with all of it, or as a newcomer begins."""
+    peer, other = LocalPeer(make_optimizer=make_optimizer), LocalPeer(make_optimizer=make_optimizer)
+    if keeps:
+        for each in (peer, other):
+            each.micro_batch(2, 1)
+    local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()} if keeps else None
+    snapshot = peer.replica.capture()
+    peer.replica.restore(snapshot)
+    peer.strategy.restored({entry.name: each for entry, each in snapshot.named_tensors()}, snapshot.step, local)
+    for each in (peer, other):
+        each.micro_batch(2, 2)
+    assert torch.equal(peer.values(), other.values())
 
 
 def test_a_peer_that_missed_rounds_keeps_what_it_moved_up_to_an_age() -> None:
