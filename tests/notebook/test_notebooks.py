@@ -21,23 +21,10 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.notebook import host, join
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 from tests.worlds import forked
-from tests.worlds.cli_run import last_json, run
+from tests.worlds.cli_run import GENESIS, SPEC, last_json, run
 from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent.parent
-SPEC = """
-name = "a run with a notebook in it"
-[recipe.albert]
-size = "tiny"
-max_length = 32
-[optimizer]
-name = "adamw"
-warmup_steps = 1
-[training]
-target_batch_size = 32
-[network]
-relay = "none"
-"""
 
 
 def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -58,7 +45,8 @@ def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = hosting_notebook(str(ROOT))
-    small = 'size = \\"tiny\\"\\n",\n    "max_length = 32\\n'
+    small = 'size = \\"tiny\\"\\nmax_length = 32\\n[recipe.albert.data]\\nsource = \\"files\\"\\n'
+    small += f'files = [\\"{GENESIS}\\"]\\nheldout_fraction = 0.05\\n'
     text = text.replace('size = \\"tiny\\"\\n', small).replace(
         "every_steps = 20", 'every_steps = 20\\n[network]\\nrelay = \\"none\\"'
     )
