@@ -1,4 +1,4 @@
-"""`minga split …`: four real processes train on while one is killed, behind NAT where it can be, and what is refused."""
+"""`minga split …`: four real processes train on while one is killed, behind NAT where possible, and what is refused."""
 
 from __future__ import annotations
 
