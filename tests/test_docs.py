@@ -29,7 +29,7 @@ import minga
 from minga.planner.model_facts import named_spec
 from minga.recipes.registry import RECIPES
 from tests.worlds import forked
-from tests.worlds.cli_run import GUARDED_MINGA, run
+from tests.worlds.cli_run import GENESIS, GUARDED_MINGA, run
 from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent
@@ -60,8 +60,15 @@ def shortened(program: str) -> str:
 
 
 def smaller(spec: str) -> str:
-    """A run whose steps take few samples: what its commands do is the same."""
-    return re.sub(r"(?m)^(target_batch_size = )[\d_]+", r"\g<1>16", spec)
+    """A run whose steps take few samples, and which trains on one book of the Bible: what its commands do is the same.
+
+    To prepare all of it takes seconds; that it can be read is shown in `recipes/text/test_recipe_text.py`.
+    """
+    spec = re.sub(r"(?m)^(target_batch_size = )[\d_]+", r"\g<1>16", spec)
+    book = f'source = "files"\nfiles = ["{GENESIS}"]\nheldout_fraction = 0.05\n'
+    if "[recipe.albert]" in spec:
+        return f"{spec}\n[recipe.albert.data]\n{book}"
+    return spec.replace('source = "bible"\n', book)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -83,8 +83,8 @@ def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
     contributed = 'while mine.events.get("step.applied", {}).get("step", 0) < 3: import time; time.sleep(0.1)\n'
     for cell in notebook.cells:
         cell.source = cell.source.replace("hours=HOURS)", f"hours=HOURS, options={options})")
-        if "minga status" in cell.source:
-            cell.source = contributed + cell.source
+        if "minga status" in cell.source:  # which `notebook/test_notebooks.py` runs, as it is in both notebooks
+            cell.source = contributed
         if "minga doctor" in cell.source:  # which looks at the machine, as everywhere
             cell.source = ""
     kernel = tmp_path / "kernels" / "colab"
@@ -100,7 +100,6 @@ def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
     outputs = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
     assert "Thank you!" in outputs
     assert "steps_contributed" in outputs
-    assert "auxiliary helping" in outputs  # what `minga status` says
     host.wait_for("member.left")
 
 

@@ -21,23 +21,10 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.notebook import host, join
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 from tests.worlds import forked
-from tests.worlds.cli_run import last_json, run
+from tests.worlds.cli_run import GENESIS, SPEC, last_json, run
 from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent.parent
-SPEC = """
-name = "a run with a notebook in it"
-[recipe.albert]
-size = "tiny"
-max_length = 32
-[optimizer]
-name = "adamw"
-warmup_steps = 1
-[training]
-target_batch_size = 32
-[network]
-relay = "none"
-"""
 
 
 def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -58,7 +45,8 @@ def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = hosting_notebook(str(ROOT))
-    small = 'size = \\"tiny\\"\\n",\n    "max_length = 32\\n'
+    small = 'size = \\"tiny\\"\\nmax_length = 32\\n[recipe.albert.data]\\nsource = \\"files\\"\\n'
+    small += f'files = [\\"{GENESIS}\\"]\\nheldout_fraction = 0.05\\n'
     text = text.replace('size = \\"tiny\\"\\n', small).replace(
         "every_steps = 20", 'every_steps = 20\\n[network]\\nrelay = \\"none\\"'
     )
@@ -94,7 +82,7 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) 
 def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     options = ("--bind", "127.0.0.1", "--directory", str(tmp_path / "run"))
-    hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)
+    hosted = host(tmp_path / "run.toml", hours=8.0 / 3600.0, options=options)
     assert hosted.link.startswith("minga1")
     assert hosted.wait(60.0)
     assert hosted.summary["ok"]
