@@ -142,6 +142,14 @@ with host(1, 5, resume=place) as peer:
 with host(2, 3) as peer:
     results["begun"] = trained(peer, data, resume=checkpoint)
 results["before"] = before
+with host(6, 2) as peer:
+    lengths = [{"input_ids": [0] * (number + 1)} for number in range(9)]
+    trainers = [Trainer(Mean(), arguments(**more), train_dataset=lengths)
+                for more in ({"train_sampling_strategy": "group_by_length"}, {"data_seed": 3})]
+    for trainer in trainers:
+        join(trainer, peer)
+    grouped = trainers[0].get_train_dataloader().batch_sampler.sampler
+    results["grouped"] = [type(grouped).__name__, grouped.generator.initial_seed() == peer.seed]
 with host(4, 2) as peer:
     trainer = Trainer(Mean(), arguments(output_dir=str(folder / "ended"), eval_strategy="steps", eval_steps=100,
                       save_strategy="steps", save_steps=100), train_dataset=data, eval_dataset=data)
@@ -238,6 +246,9 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     assert told["resumed"]["values"] == pytest.approx(straight, abs=1e-5)
     assert told["begun"]["values"] == pytest.approx(straight, abs=1e-5)  # the checkpoint's two steps, and three more
     assert (told["resumed"]["step"], told["begun"]["step"]) == (5, 3)
+
+    assert told["grouped"] == ["LengthGroupedSampler", True]
+    assert "data_seed=3: peers whose scripts have the same one" in (tmp_path / "errors0").read_text("utf-8")
 
     ended = told["ended"]  # within the first interval: what would be lost is evaluated and saved, once
     assert (ended["evaluated"], ended["saved"]) == ([2], [f"checkpoint-{ended['calls']}"])

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.units import counted
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, streams_of
+from minga.integrations.data_order import order_loaders
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -176,8 +176,9 @@ def _prepared(
     tally = Tally()
     training = kinds.index("loader")
     (seed,) = broadcast_object_list([0 if place.peer is None else place.peer.seed])
-    for dataset in streams_of(objects[training]):
-        order_by(seed, dataset)
+    order_loaders(seed, objects[training])
+    if accelerator.dataloader_config.data_seed is None:  # of samplers that Accelerate makes
+        accelerator.dataloader_config.data_seed = seed
     optimizer = kinds.index("optimizer")
     joined = objects[optimizer] = JoinedOptimizer(objects[optimizer], tally)
     scheduler = objects.pop(kinds.index("scheduler")) if "scheduler" in kinds else None

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, streams_of
+from minga.integrations.data_order import order_loaders
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -134,9 +134,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Model and optimizers are in place, and a checkpoint loaded: get the state of the runs."""
         super().on_train_start()
         peer = self._places[0].peer
-        for dataset in streams_of(self.lightning_module.trainer.train_dataloader):
-            if peer is not None:
-                order_by(peer.seed, dataset)
+        if peer is not None:
+            order_loaders(peer.seed, self.lightning_module.trainer.train_dataloader)
         for optimizer, place, part, schedule in zip(
             self._joined, self._places, self._parts, self._schedules, strict=True
         ):

@@ -24,7 +24,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.identity.links.links import Link
-from minga.integrations.data_order import shuffled_by
+from minga.integrations.data_order import order_sampler, shuffled_by
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -122,6 +122,20 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
             (seed,) = broadcast_object_list([0 if peer is None else peer.seed])
             trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed
             trainer.train_dataset = shuffled_by(seed, trainer.train_dataset)
+            own_loader = trainer.get_train_dataloader
+
+            def get_train_dataloader() -> Any:
+                loader = own_loader()
+                order_sampler(seed, loader)  # samplers other than the usual one take no data_seed
+                return loader
+
+            trainer.get_train_dataloader = get_train_dataloader
+        else:
+            logger.warning(
+                "data_seed=%s: peers whose scripts have the same one read the same samples in the same order; leave it "
+                "out, and each peer has its own",
+                trainer.args.data_seed,
+            )
 
     # ---- in the place of the Trainer's methods
 
