@@ -161,7 +161,8 @@ class Pair(pl.LightningModule):
             optimizer.step()
 
     def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.second, self.first)]
+        pair = [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.second, self.first)]
+        return pair, [torch.optim.lr_scheduler.StepLR(pair[0], step_size=9)]  # as torch alone has it: by epochs
 
 
 pair = Pair()
@@ -210,6 +211,10 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    told = (tmp_path / "errors1").read_text("utf-8")
+    assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
+    assert told.count("without this peer") == 1  # where the run was over nothing is to be told
+    assert told.count("return it with interval='step'") == 1
     assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)

@@ -116,11 +116,12 @@ SOLO = """
 def trained(peer, data, resume=None, callbacks=(), **settings):
     model = Mean()
     trainer = Trainer(model, arguments(lr_scheduler_type="constant", **settings), train_dataset=data,
-                      callbacks=list(callbacks))
+                      eval_dataset=data, callbacks=list(callbacks))
     join(trainer, peer)
     trainer.train(resume_from_checkpoint=resume)
     return {"values": values(model), "step": trainer.optimizer.optimizer.global_step,
-            "local": trainer.state.global_step, "total": sum(each.total_samples for each in peer.peers())}
+            "local": trainer.state.global_step, "total": sum(each.total_samples for each in peer.peers()),
+            "evaluated": [each["run_step"] for each in trainer.state.log_history if "eval_loss" in each]}
 
 
 def host(number, steps, batch=6, **more):
@@ -142,6 +143,10 @@ with host(1, 5, resume=place) as peer:
 with host(2, 3) as peer:
     results["begun"] = trained(peer, data, resume=checkpoint)
 results["before"] = before
+with host(5, 2, 30) as peer:  # a global step of five calls
+    from transformers import EarlyStoppingCallback
+    results["waiting"] = trained(peer, data, callbacks=[EarlyStoppingCallback(2)], load_best_model_at_end=True,
+                                 eval_strategy="steps", save_strategy="steps", eval_steps=1, save_steps=1)
 with host(6, 2) as peer:
     lengths = [{"input_ids": [0] * (number + 1)} for number in range(9)]
     trainers = [Trainer(Mean(), arguments(**more), train_dataset=lengths)
@@ -247,8 +252,12 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     assert told["begun"]["values"] == pytest.approx(straight, abs=1e-5)  # the checkpoint's two steps, and three more
     assert (told["resumed"]["step"], told["begun"]["step"]) == (5, 3)
 
+    waiting = told["waiting"]  # early stopping took each call of one step for an evaluation without improvement
+    assert (waiting["step"], waiting["evaluated"]) == (2, [0, 1, 2])
     assert told["grouped"] == ["LengthGroupedSampler", True]
-    assert "data_seed=3: peers whose scripts have the same one" in (tmp_path / "errors0").read_text("utf-8")
+    said = (tmp_path / "errors0").read_text("utf-8")
+    assert "data_seed=3: peers whose scripts have the same one" in said
+    assert said.count("the Trainer ended at global step 3, and the run goes on to 5 without this peer") == 1
 
     ended = told["ended"]  # within the first interval: what would be lost is evaluated and saved, once
     assert (ended["evaluated"], ended["saved"]) == ([2], [f"checkpoint-{ended['calls']}"])

@@ -126,7 +126,11 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             raise ConfigurationError("an optimizer of a run has one learning-rate scheduler; chain them into one")
         for config in configs:
             if config.interval != "step":
-                logger.warning("a scheduler counts epochs (interval='epoch'); in a run it counts global steps")
+                logger.warning(
+                    "a scheduler counts epochs (interval='epoch'), and in a run it counts global steps, of which an "
+                    "epoch may have many: make it for those, as with T_max=peer.spec.training.stop_after_steps, and "
+                    "return it with interval='step'"
+                )
         scheduler: LRScheduler | None = configs[0].scheduler if configs else None
         return scheduler
 
@@ -182,6 +186,12 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             steps = ", ".join(str(each.global_step) for each in self._joined)
             _rank_zero_info(f"`Trainer.fit` stopped: the run has reached its last step, {steps}.")
         trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Say how far the runs came."""
+        super().on_train_end()
+        for optimizer, place in zip(self._joined, self._places, strict=True):
+            optimizer.tell_of_end("fit", place.spec.training.stop_after_steps)
 
     def on_validation_start(self) -> None:
         """Tell the runs that this process evaluates for a while."""
