@@ -30,7 +30,8 @@ def train(peer, data, size, lockstep=False, **settings):
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
     sampler = loader.loader.batch_sampler.sampler
-    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1))]
+    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1)),
+               sum(1 for _ in accelerator.skip_first_batches(loader, 2)), len(loader.dataset)]
     while not loader.finished:
         for batch in loader:
             with accelerator.accumulate(prepared):
@@ -197,7 +198,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["short"]["by_peer"]  # the script sets one seed on all peers, and none reads what another reads
     assert lightning["short"]["by_peer"]
     assert accelerate["short"]["total"] == 15
-    assert accelerate["short"]["batches"] == [3, 2]
+    assert accelerate["short"]["batches"] == [3, 2, 1, 5]
     assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
     loss = float(network()(six).detach().square().mean())
     assert accelerate["half"]["loss"] == pytest.approx(loss, abs=1e-2)
@@ -211,6 +212,8 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    for said in ("errors0", "errors1"):
+        assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
     told = (tmp_path / "errors1").read_text("utf-8")
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told

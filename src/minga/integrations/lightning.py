@@ -104,9 +104,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._parts = [_part(self.lightning_module, name) for name in self._links]
         configured: list[torch.optim.Optimizer] = list(self.optimizers)
         inner = _in_order(configured, self._parts)
-        if trainer.gradient_clip_val:
-            logger.info("gradient_clip_val is left to the run: optimizer.max_grad_norm in its run spec")
-            trainer.gradient_clip_val = None
+        clipped, trainer.gradient_clip_val = trainer.gradient_clip_val, None
         self._schedules = [self._schedule_of(optimizer) for optimizer in inner]
         joined = [JoinedOptimizer(optimizer, Tally()) for optimizer in inner]
         for config in self.lr_scheduler_configs:
@@ -119,6 +117,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined = joined
         for link in self._links.values():
             self._places.append(enter(link, self._options))
+            self._places[-1].tell_of_clipping(clipped)
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]

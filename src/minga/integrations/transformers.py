@@ -102,11 +102,8 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         self._take_over()
 
     def _take_over(self) -> None:
-        trainer, norm = self._trainer, self._place.spec.optimizer.max_grad_norm
-        if trainer.args.max_grad_norm != (norm or 0.0):
-            logger.info(
-                "gradients are clipped to %s, as the run spec says (optimizer.max_grad_norm)", norm or "no norm"
-            )
+        trainer = self._trainer
+        self._place.tell_of_clipping(trainer.args.max_grad_norm)
         trainer.args.max_grad_norm = 0.0
         trainer.optimizer, schedule = self.optimizer, GlobalSchedule(self.optimizer)
 
