@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from minga.integrations.data_order import order_by, shuffled_by, streams_of
+from minga.integrations.data_order import loaders_of, order_by, order_loaders, shuffled_by
 from tests.integrations.test_trainer import TRAINER
 from tests.worlds.framework_peers import results_of
 
@@ -225,8 +225,7 @@ def test_a_stream_that_cannot_be_ordered_is_told_with_the_line_to_add(
 ) -> None:
     stream = make()
     with caplog.at_level(logging.WARNING, "minga"):
-        for dataset in streams_of({"train": [DataLoader(stream, batch_size=None)]}):
-            order_by(1, dataset)
+        order_loaders(1, {"train": [DataLoader(stream, batch_size=None)]})
     (heard,) = caplog.messages
     assert "same samples in the same order" in heard
     assert line in heard
@@ -236,4 +235,36 @@ def test_a_stream_that_cannot_be_ordered_is_told_with_the_line_to_add(
 def test_data_with_an_index_is_left_to_its_sampler() -> None:
     data = TensorDataset(torch.arange(4))
     assert shuffled_by(1, data) is data
-    assert list(streams_of(DataLoader(data))) == [data]
+    loader = DataLoader(data)
+    assert list(loaders_of({"train": [loader]})) == [loader]
+
+
+def shuffled(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(50)), batch_size=10, shuffle=True, **settings)
+
+
+def by_batches() -> DataLoader[Any]:
+    data = TensorDataset(torch.arange(50))
+    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), 10, drop_last=False), batch_size=None)
+
+
+@pytest.mark.parametrize("make", [shuffled, lambda: shuffled(generator=torch.Generator().manual_seed(0)), by_batches])
+def test_each_peer_shuffles_in_an_order_of_its_own_whatever_seed_the_script_sets(make: Any) -> None:
+    """Scripts with one line `seed_everything(1)` read the same samples in the same order."""
+    orders = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(7)
+        loader = make()
+        order_loaders(seed, loader)
+        orders.append([int(number) for _ in range(2) for (batch,) in loader for number in batch])
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert orders[0][:50] != orders[0][50:]  # another one in each epoch
+    assert sorted(orders[0][:50]) == sorted(orders[1][:50]) == list(range(50))
+
+
+def test_data_in_order_stay_in_order() -> None:
+    data = TensorDataset(torch.arange(4))
+    loader = DataLoader(data)
+    order_loaders(1, loader)
+    assert [int(batch) for (batch,) in loader] == [0, 1, 2, 3]

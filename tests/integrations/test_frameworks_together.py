@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ACCELERATE = """
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from minga.integrations.accelerate import prepare
 
@@ -28,7 +29,9 @@ def train(peer, data, size, lockstep=False, **settings):
     loader = DataLoader(data, batch_size=size, shuffle=True)
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
-    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1))]
+    sampler = loader.loader.batch_sampler.sampler
+    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1)),
+               sum(1 for _ in accelerator.skip_first_batches(loader, 2)), len(loader.dataset)]
     while not loader.finished:
         for batch in loader:
             with accelerator.accumulate(prepared):
@@ -43,6 +46,7 @@ def train(peer, data, size, lockstep=False, **settings):
             while lockstep and not joined.finished and joined.global_step < calls:
                 joined.joined.follow(0.02)
     told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(),
+            "by_peer": (getattr(sampler, "initial_seed", None) or sampler.generator.initial_seed()) == peer.seed,
             "dtype": dtype, "batches": batches,
             "total": sum(each.total_samples for each in peer.peers() if each.is_self),
             "loss": peer.metrics._loss_sum / max(1, peer.metrics._mini_steps)}
@@ -54,7 +58,8 @@ refused_later = []
 together = train(enter(spec_of(12, 4)), rows(6, int(role)), 3, lockstep=True)
 role = "0"
 short = train(enter(spec_of(5, 3), 1), rows(6, 0)[:5], 2)
-half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16")
+half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16",
+             dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 accelerator = Accelerator(cpu=True)
 with enter(spec_of(6, 1), 3) as peer:
     model = network()
@@ -119,7 +124,8 @@ def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **
     loader = DataLoader(data, batch_size=size, shuffle=True)
     trainer.fit(module, loader, DataLoader(data, batch_size=6), ckpt_path=resume)
     figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return {"values": values(module), "figures": figures, "local": trainer.global_step}
+    return {"values": values(module), "figures": figures, "local": trainer.global_step,
+            "seed": loader.sampler.generator.initial_seed()}
 
 
 with enter(spec_of(12, 4)) as peer:
@@ -128,6 +134,7 @@ with enter(spec_of(12, 4)) as peer:
 role = "0"
 with enter(spec_of(5, 3), 11) as peer:
     short = train(peer, rows(6, 0)[:5], 2)
+    short["by_peer"] = short["seed"] == peer.seed
 
 begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_checkpointing=True)
 (checkpoint,) = (folder / "lightning").rglob("*.ckpt")
@@ -155,7 +162,8 @@ class Pair(pl.LightningModule):
             optimizer.step()
 
     def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.second, self.first)]
+        pair = [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.second, self.first)]
+        return pair, [torch.optim.lr_scheduler.StepLR(pair[0], step_size=9)]  # as torch alone has it: by epochs
 
 
 pair = Pair()
@@ -186,8 +194,11 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     alone = reference([five] * 3, rates=RATES[:3])  # calls of 4 samples and of 1, the last with fewer micro-batches
     assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
+    assert accelerate["half"]["by_peer"]
+    assert accelerate["short"]["by_peer"]  # the script sets one seed on all peers, and none reads what another reads
+    assert lightning["short"]["by_peer"]
     assert accelerate["short"]["total"] == 15
-    assert accelerate["short"]["batches"] == [3, 2]
+    assert accelerate["short"]["batches"] == [3, 2, 1, 5]
     assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
     loss = float(network()(six).detach().square().mean())
     assert accelerate["half"]["loss"] == pytest.approx(loss, abs=1e-2)
@@ -201,6 +212,12 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    for said in ("errors0", "errors1"):
+        assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
+    told = (tmp_path / "errors1").read_text("utf-8")
+    assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
+    assert told.count("without this peer") == 1  # where the run was over nothing is to be told
+    assert told.count("return it with interval='step'") == 1
     assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)

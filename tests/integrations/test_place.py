@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minga
-from minga.integrations.place import enter
+from minga.integrations.place import RunPlace, enter
 
 SPEC: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
 
@@ -32,6 +32,18 @@ def test_a_peer_of_the_program_stays_when_the_place_is_left(tmp_path: Path) -> N
         with pytest.raises(minga.ConfigurationError, match=r"'auxiliary' computes no gradients"):
             enter(peer.link, options(tmp_path / "third", role="auxiliary"))
         assert peer.status().step == 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "own", "told"), [(1.0, 1.0, False), (1.0, 0.5, True), (1.0, None, True), ("off", 0.0, False)]
+)
+def test_a_script_that_clips_otherwise_than_the_run_is_told_so(
+    norm: float | str, own: float | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was said at a level that nobody sees, or not at all."""
+    spec = minga.RunSpec.from_mapping({**SPEC, "optimizer": {"max_grad_norm": norm}})
+    RunPlace(None, spec, owned=False).tell_of_clipping(own)
+    assert ("the run clips gradients to 1.0" in caplog.text) == told
 
 
 def test_what_has_no_place_is_told_why(tmp_path: Path) -> None:

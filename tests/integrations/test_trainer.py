@@ -116,11 +116,12 @@ SOLO = """
 def trained(peer, data, resume=None, callbacks=(), **settings):
     model = Mean()
     trainer = Trainer(model, arguments(lr_scheduler_type="constant", **settings), train_dataset=data,
-                      callbacks=list(callbacks))
+                      eval_dataset=data, callbacks=list(callbacks))
     join(trainer, peer)
     trainer.train(resume_from_checkpoint=resume)
     return {"values": values(model), "step": trainer.optimizer.optimizer.global_step,
-            "local": trainer.state.global_step, "total": sum(each.total_samples for each in peer.peers())}
+            "local": trainer.state.global_step, "total": sum(each.total_samples for each in peer.peers()),
+            "evaluated": [each["run_step"] for each in trainer.state.log_history if "eval_loss" in each]}
 
 
 def host(number, steps, batch=6, **more):
@@ -142,6 +143,18 @@ with host(1, 5, resume=place) as peer:
 with host(2, 3) as peer:
     results["begun"] = trained(peer, data, resume=checkpoint)
 results["before"] = before
+with host(5, 2, 30) as peer:  # a global step of five calls
+    from transformers import EarlyStoppingCallback
+    results["waiting"] = trained(peer, data, callbacks=[EarlyStoppingCallback(2)], load_best_model_at_end=True,
+                                 eval_strategy="steps", save_strategy="steps", eval_steps=1, save_steps=1)
+with host(6, 2) as peer:
+    lengths = [{"input_ids": [0] * (number + 1)} for number in range(9)]
+    trainers = [Trainer(Mean(), arguments(**more), train_dataset=lengths)
+                for more in ({"train_sampling_strategy": "group_by_length"}, {"data_seed": 3})]
+    for trainer in trainers:
+        join(trainer, peer)
+    grouped = trainers[0].get_train_dataloader().batch_sampler.sampler
+    results["grouped"] = [type(grouped).__name__, grouped.generator.initial_seed() == peer.seed]
 with host(4, 2) as peer:
     trainer = Trainer(Mean(), arguments(output_dir=str(folder / "ended"), eval_strategy="steps", eval_steps=100,
                       save_strategy="steps", save_steps=100), train_dataset=data, eval_dataset=data)
@@ -238,6 +251,13 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     assert told["resumed"]["values"] == pytest.approx(straight, abs=1e-5)
     assert told["begun"]["values"] == pytest.approx(straight, abs=1e-5)  # the checkpoint's two steps, and three more
     assert (told["resumed"]["step"], told["begun"]["step"]) == (5, 3)
+
+    waiting = told["waiting"]  # early stopping took each call of one step for an evaluation without improvement
+    assert (waiting["step"], waiting["evaluated"]) == (2, [0, 1, 2])
+    assert told["grouped"] == ["LengthGroupedSampler", True]
+    said = (tmp_path / "errors0").read_text("utf-8")
+    assert "data_seed=3: peers whose scripts have the same one" in said
+    assert said.count("the Trainer ended at global step 3, and the run goes on to 5 without this peer") == 1
 
     ended = told["ended"]  # within the first interval: what would be lost is evaluated and saved, once
     assert (ended["evaluated"], ended["saved"]) == ([2], [f"checkpoint-{ended['calls']}"])

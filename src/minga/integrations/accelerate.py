@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.units import counted
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, streams_of
+from minga.integrations.data_order import order_loaders
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -64,13 +64,15 @@ class CountedLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the prepared loader has, such as its data set."""
+        if name.startswith("_") or name == "loader":  # a copy has none yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
     def skip_first_batches(self, batches: int) -> CountedLoader:
         """The same without its first batches, as `accelerator.skip_first_batches` has it."""
         return CountedLoader(skip_first_batches(self.loader, batches), self._optimizer, self._weigh, self.peer)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Shuffle as in this epoch."""
-        self.loader.set_epoch(epoch)
 
     def _tell_of_end(self) -> None:
         self._epochs_beyond += 1
@@ -176,8 +178,9 @@ def _prepared(
     tally = Tally()
     training = kinds.index("loader")
     (seed,) = broadcast_object_list([0 if place.peer is None else place.peer.seed])
-    for dataset in streams_of(objects[training]):
-        order_by(seed, dataset)
+    order_loaders(seed, objects[training])
+    if accelerator.dataloader_config.data_seed is None:  # of samplers that Accelerate makes
+        accelerator.dataloader_config.data_seed = seed
     optimizer = kinds.index("optimizer")
     joined = objects[optimizer] = JoinedOptimizer(objects[optimizer], tally)
     scheduler = objects.pop(kinds.index("scheduler")) if "scheduler" in kinds else None
@@ -187,7 +190,7 @@ def _prepared(
         found[kinds.index("scheduler")] = GlobalSchedule(joined)
     joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
     tally.told_by = "accelerator.backward(loss)"
-    _listen(accelerator, tally)
+    _listen(accelerator, tally, place)
     for number, kind in enumerate(kinds):
         if number == training:
             found[number] = CountedLoader(found[number], joined, weigh, place.peer)
@@ -196,23 +199,37 @@ def _prepared(
     return tuple(found[number] for number in range(len(kinds)))
 
 
-def _listen(accelerator: Accelerator, tally: Tally) -> None:
+def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
     """Hear of each loss, and leave the clipping to the run."""
-    own_backward, own_clip = accelerator.backward, accelerator.clip_grad_norm_
+    own_backward, own_clip, own_skip = (
+        accelerator.backward,
+        accelerator.clip_grad_norm_,
+        accelerator.skip_first_batches,
+    )
 
     def backward(loss: torch.Tensor, **named: Any) -> None:
         tally.window = accelerator.gradient_accumulation_steps
         tally.add_loss(loss.detach() / tally.window)
         own_backward(loss, **named)
 
-    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:  # noqa: ARG001
+    told: list[float] = []
+
+    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        if not told:
+            told.append(max_norm)
+            place.tell_of_clipping(max_norm)
         return own_clip(parameters, float("inf"), norm_type)
+
+    def skip(loader: Any, num_batches: int = 0) -> Any:
+        skips_itself = isinstance(loader, CountedLoader)
+        return loader.skip_first_batches(num_batches) if skips_itself else own_skip(loader, num_batches)
 
     def load_state(*_: Any, **__: Any) -> None:
         raise ConfigurationError(
-            "parameters and optimizer are those of the run; to begin a run from a model, load that before `prepare`"
+            "parameters and optimizer are those of the run, so leave accelerator.load_state out; to begin a run from a "
+            "model, load its file by model.load_state_dict before `prepare`"
         )
 
     backward.joined = True  # type: ignore[attr-defined]
     accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
-    accelerator.load_state = load_state
+    accelerator.load_state, accelerator.skip_first_batches = load_state, skip

@@ -1,7 +1,8 @@
-"""Streams of data, which each peer of a run is to read in an order of its own.
+"""Data, which each peer of a run is to read in an order of its own.
 
-A data set with an index is shuffled by a sampler, which has a seed. An `IterableDataset` has none: unless something
-that belongs to the peer enters its order, all peers compute the same samples at the same time.
+A data set with an index is shuffled by a sampler, which draws from torch's own generator unless it has another: a
+script that sets a seed, as most do, would read the same samples on all peers. An `IterableDataset` has no sampler:
+unless something that belongs to the peer enters its order, all peers compute the same samples at the same time.
 """
 
 from __future__ import annotations
@@ -67,13 +68,41 @@ def order_by(seed: int, dataset: Any) -> None:
         )
 
 
-def streams_of(loaders: Any) -> Iterator[Any]:
-    """The data sets of a loader, or of nested mappings and sequences of them."""
+def order_loaders(seed: int, loaders: Any) -> None:
+    """Have the data of a loader, or of nested mappings and sequences of them, come in the order of the peer with this
+    `seed`, as far as they are shuffled or streams.
+    """
+    for loader in loaders_of(loaders):
+        order_by(seed, loader.dataset)
+        order_sampler(seed, loader)
+
+
+def order_sampler(seed: int, loader: Any) -> None:
+    """Have what shuffles the data of this loader, if anything does, draw by this `seed`."""
+    sampler = _innermost(loader)
+    generator = getattr(sampler, "generator", False)
+    if generator is None:  # torch's own, of which scripts set the seed
+        sampler.generator = torch.Generator().manual_seed(seed)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+
+
+def _innermost(loader: Any) -> Any:
+    """What chooses samples one by one, below all that makes batches of them."""
+    for name in ("batch_sampler", "sampler"):
+        below = getattr(loader, name, None)
+        if below is not None:
+            return _innermost(below)
+    return loader
+
+
+def loaders_of(loaders: Any) -> Iterator[Any]:
+    """Those of nested mappings and sequences of loaders."""
     if hasattr(loaders, "dataset"):
-        yield loaders.dataset
+        yield loaders
     elif isinstance(loaders, Mapping | list | tuple):
         for each in loaders.values() if isinstance(loaders, Mapping) else loaders:
-            yield from streams_of(each)
+            yield from loaders_of(each)
 
 
 def _is_stream(dataset: Any) -> bool:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.events.bus import Event
 from minga.core.events.training import MemberDiverged
+from minga.core.units import counted
 from minga.integrations.place import RunPlace
 from minga.integrations.tally import Tally
 from minga.training.optimizer import Optimizer
@@ -190,6 +191,25 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._show()
         for group, own in zip(self.param_groups, settings, strict=True):
             group.update(own)
+
+    def tell_of_end(self, who: str, last_step: int | None) -> None:
+        """Say how far the run came when the training of `who` ended, and warn of what the script may not mean: that it
+        ended before the run's `last_step`, or that calls stood for nothing.
+        """
+        goes_on = last_step is not None and not self.finished
+        logger.log(
+            logging.WARNING if goes_on or self.left_out else logging.INFO,
+            "%s ended at global step %d%s%s",
+            who,
+            self.global_step,
+            ", the run's last"
+            if self.finished
+            else f", and the run goes on to {last_step} without this peer: epochs, max_steps and the patience of early "
+            "stopping count what this peer does, and not the run's steps"
+            if goes_on
+            else "",
+            f"; {counted(self.left_out, 'optimizer call')} stood for no sample with a target" if self.left_out else "",
+        )
 
     def pause(self) -> None:
         """Tell the run that this process does something else for a while, such as an evaluation."""

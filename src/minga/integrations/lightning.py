@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, streams_of
+from minga.integrations.data_order import order_loaders
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -104,9 +104,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._parts = [_part(self.lightning_module, name) for name in self._links]
         configured: list[torch.optim.Optimizer] = list(self.optimizers)
         inner = _in_order(configured, self._parts)
-        if trainer.gradient_clip_val:
-            logger.info("gradient_clip_val is left to the run: optimizer.max_grad_norm in its run spec")
-            trainer.gradient_clip_val = None
+        clipped, trainer.gradient_clip_val = trainer.gradient_clip_val, None
         self._schedules = [self._schedule_of(optimizer) for optimizer in inner]
         joined = [JoinedOptimizer(optimizer, Tally()) for optimizer in inner]
         for config in self.lr_scheduler_configs:
@@ -117,6 +115,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined = joined
         for link in self._links.values():
             self._places.append(enter(link, self._options))
+            self._places[-1].tell_of_clipping(clipped)
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
@@ -124,7 +123,11 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             raise ConfigurationError("an optimizer of a run has one learning-rate scheduler; chain them into one")
         for config in configs:
             if config.interval != "step":
-                logger.warning("a scheduler counts epochs (interval='epoch'); in a run it counts global steps")
+                logger.warning(
+                    "a scheduler counts epochs (interval='epoch'), and in a run it counts global steps, of which an "
+                    "epoch may have many: make it for those, as with T_max=peer.spec.training.stop_after_steps, and "
+                    "return it with interval='step'"
+                )
         scheduler: LRScheduler | None = configs[0].scheduler if configs else None
         return scheduler
 
@@ -132,9 +135,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Model and optimizers are in place, and a checkpoint loaded: get the state of the runs."""
         super().on_train_start()
         peer = self._places[0].peer
-        for dataset in streams_of(self.lightning_module.trainer.train_dataloader):
-            if peer is not None:
-                order_by(peer.seed, dataset)
+        if peer is not None:
+            order_loaders(peer.seed, self.lightning_module.trainer.train_dataloader)
         for optimizer, place, part, schedule in zip(
             self._joined, self._places, self._parts, self._schedules, strict=True
         ):
@@ -184,6 +186,12 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             steps = ", ".join(str(each.global_step) for each in self._joined)
             _rank_zero_info(f"`Trainer.fit` stopped: the run has reached its last step, {steps}.")
         trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Say how far the runs came."""
+        super().on_train_end()
+        for optimizer, place in zip(self._joined, self._places, strict=True):
+            optimizer.tell_of_end("fit", place.spec.training.stop_after_steps)
 
     def on_validation_start(self) -> None:
         """Tell the runs that this process evaluates for a while."""

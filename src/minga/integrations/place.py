@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from minga.core.errors import ConfigurationError, LinkError
@@ -10,6 +11,8 @@ from minga.identity.links.links import Link
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
+
+logger = logging.getLogger("minga.integrations")
 
 
 class RunPlace(NamedTuple):
@@ -25,6 +28,17 @@ class RunPlace(NamedTuple):
     def schedule_steps(self) -> int:
         """Global steps over which a learning-rate schedule goes: to the run's last one, if it has one."""
         return self.spec.training.stop_after_steps or self.spec.optimizer.total_steps
+
+    def tell_of_clipping(self, own: float | None) -> None:
+        """Warn if the norm to which the run clips gradients is not the script's `own`; None or 0 is not to clip."""
+        norm = self.spec.optimizer.max_grad_norm
+        if (own or None) != norm:
+            logger.warning(
+                "the run clips gradients to %s, as its spec says (optimizer.max_grad_norm); this script clips to %s, "
+                "which is left out",
+                norm or "no norm",
+                own or "none",
+            )
 
     def leave(self) -> None:
         """Leave the run, unless the program holds the peer itself."""

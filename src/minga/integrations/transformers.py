@@ -22,9 +22,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
-from minga.core.units import counted
 from minga.identity.links.links import Link
-from minga.integrations.data_order import shuffled_by
+from minga.integrations.data_order import order_sampler, shuffled_by
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -93,6 +92,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Trainer, place: RunPlace) -> None:
         self._trainer, self._place = trainer, place
         self._tally, self._has_ended, self._unit = Tally(), False, SAMPLES
+        self._evaluated: tuple[int, ...] = ()
         self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
         self._own_train = trainer.train
         inner = trainer.create_optimizer()
@@ -102,11 +102,8 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         self._take_over()
 
     def _take_over(self) -> None:
-        trainer, norm = self._trainer, self._place.spec.optimizer.max_grad_norm
-        if trainer.args.max_grad_norm != (norm or 0.0):
-            logger.info(
-                "gradients are clipped to %s, as the run spec says (optimizer.max_grad_norm)", norm or "no norm"
-            )
+        trainer = self._trainer
+        self._place.tell_of_clipping(trainer.args.max_grad_norm)
         trainer.args.max_grad_norm = 0.0
         trainer.optimizer, schedule = self.optimizer, GlobalSchedule(self.optimizer)
 
@@ -122,6 +119,20 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
             (seed,) = broadcast_object_list([0 if peer is None else peer.seed])
             trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed
             trainer.train_dataset = shuffled_by(seed, trainer.train_dataset)
+            own_loader = trainer.get_train_dataloader
+
+            def get_train_dataloader() -> Any:
+                loader = own_loader()
+                order_sampler(seed, loader)  # samplers other than the usual one take no data_seed
+                return loader
+
+            trainer.get_train_dataloader = get_train_dataloader
+        else:
+            logger.warning(
+                "data_seed=%s: peers whose scripts have the same one read the same samples in the same order; leave it "
+                "out, and each peer has its own",
+                trainer.args.data_seed,
+            )
 
     # ---- in the place of the Trainer's methods
 
@@ -192,11 +203,23 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         """An optimizer call is over: end with the run, and tell it of work that is no training."""
         if self.optimizer.finished:
             self._end(arguments, state, control)
-        elif control.should_evaluate or control.should_save:
+            return control
+        if control.should_evaluate:
+            control.should_evaluate = self._has_moved()
+        if control.should_evaluate or control.should_save:
             self.optimizer.pause()
         return control
 
     on_epoch_end = on_step_end
+
+    def _has_moved(self) -> bool:
+        """Whether the parameters are others than at the last evaluation. An optimizer call may change nothing, as the
+        others are awaited: the same loss once more would be one without improvement for early stopping.
+        """
+        versions = [each._version for each in self._trainer.model.parameters()]  # noqa: SLF001  (no other name for it)
+        seen = (self.optimizer.global_step, *versions)
+        has_moved, self._evaluated = seen != self._evaluated, seen
+        return has_moved
 
     def _end(self, arguments: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         """Stop as at `max_steps`: there the Trainer evaluates and saves by itself what its intervals left out."""
@@ -211,11 +234,4 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""
-        step, left_out = self.optimizer.global_step, self.optimizer.left_out
-        logger.log(
-            logging.WARNING if left_out else logging.INFO,
-            "the Trainer ended at global step %d%s%s",
-            step,
-            ", the run's last" if self.optimizer.finished else "",
-            f"; {counted(left_out, 'optimizer call')} stood for no sample with a target" if left_out else "",
-        )
+        self.optimizer.tell_of_end("the Trainer", self._place.spec.training.stop_after_steps)
