@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -48,19 +47,6 @@ digest_every = 1
 [network]
 relay = "none"
 """
-
-
-def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end in a process of its own, which takes seconds to import torch."""
-    return subprocess.run(
-        [sys.executable, GUARDED_MINGA, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=45.0,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONWARNINGS": "default", "COLUMNS": "200"},
-    )
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ from minga.core.errors import (
 )
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
-from minga.core.events.training import AccessLost, MemberFailed, MemberUnfit, RunNobodyAnswers, SyncAdvanced
+from minga.core.events.training import AccessLost, MemberFailed, MemberUnfit, RunNobodyAnswers
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -63,7 +63,7 @@ from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.download import SyncProgress, Wanted, download
+from minga.training.transfer.download import Wanted, download
 from minga.training.transfer.server import StateServer
 
 MOST_UNFIT_TOLD = 100
@@ -159,7 +159,6 @@ class Session:
         """Why this peer may not take part any more, once that is so."""
         self.founding: Founding | None = None
         """How the run begins, as this peer sees it."""
-        self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached."""
@@ -483,12 +482,6 @@ class Session:
         logger.warning("peer %s cannot train in this run; it says: %s", peer[:10], why)
 
     def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
-        def note(progress: SyncProgress) -> None:
-            self.sync_progress = progress
-            self.events.emit(
-                SyncAdvanced(step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
-            )
-
         async def fetch(wanted: Wanted, own: StateSnapshot) -> StateSnapshot:
             with self.state_server.fetching():
                 state = await download(
@@ -498,7 +491,6 @@ class Session:
                     have=own,
                     cache=self.settings.cache,
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
-                    progress=note,
                 )
             return state.snapshot
 

@@ -32,7 +32,7 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet, Virtua
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
-from minga.training.transfer.download import DownloadedState, OvertakenError, SyncProgress, Wanted, download
+from minga.training.transfer.download import DownloadedState, OvertakenError, Wanted, download
 from minga.training.transfer.messages import (
     CHUNKS,
     DESCRIBE,
@@ -139,17 +139,19 @@ def same(result: DownloadedState, snapshot: StateSnapshot) -> bool:
 async def test_chunks_come_from_all_donors_and_progress_is_told(swarm: Swarm) -> None:
     snapshot = make_snapshot()
     donors = await swarm.donors(snapshot, snapshot, snapshot)
-    newcomer, seen = swarm.peer(), list[SyncProgress]()
+    newcomer = swarm.peer()
     begin = asyncio.get_running_loop().time()
-    result = await fetch(newcomer, donors, progress=seen.append)
+    result = await fetch(newcomer, donors)
     took_s = asyncio.get_running_loop().time() - begin
     assert same(result, snapshot)
     assert result.failed == {}
     assert result.received_bytes == CHUNKS_IN_ALL * CHUNK_BYTES
-    assert set(seen[-1].received_bytes) == {donor.id for donor in donors}
+    (downloaded,) = [event for event in newcomer.events if event.kind == "state.downloaded"]
+    assert downloaded.fields["donors"] == sorted(donor.id for donor in donors)
     assert took_s < 0.75 * CHUNKS_IN_ALL * CHUNK_BYTES / 4e6  # faster than one donor could
-    assert [each.done_chunks for each in seen] == list(range(CHUNKS_IN_ALL + 1))
-    assert (seen[-1].done_bytes, seen[-1].total_bytes) == (snapshot.buffer.numel(), snapshot.buffer.numel())
+    told = [event.fields for event in newcomer.events if event.kind == "sync.progress"]
+    assert [each["done_bytes"] for each in told] == [CHUNK_BYTES * done for done in range(CHUNKS_IN_ALL + 1)]
+    assert {each["total_bytes"] for each in told} == {snapshot.buffer.numel()}
 
 
 @virtually
@@ -158,12 +160,11 @@ async def test_a_fast_donor_serves_more_and_a_crawling_one_does_not_hold_up_the_
     fast, slow = swarm.peer(replace(LINE, up_bytes_per_s=8e6)), swarm.peer(replace(LINE, up_bytes_per_s=5e4))
     for donor in (fast, slow):
         donor.server.publish(snapshot)
-    seen: list[SyncProgress] = []
     begin = asyncio.get_running_loop().time()
-    result = await fetch(swarm.peer(), [fast, slow], progress=seen.append)
+    result = await fetch(swarm.peer(), [fast, slow])
     assert same(result, snapshot)
     assert asyncio.get_running_loop().time() - begin < 10.0  # one chunk alone takes the slow one 21 s
-    assert seen[-1].received_bytes[fast.id] >= 22 * CHUNK_BYTES
+    assert fast.node.traffic()[0] >= 22 * CHUNK_BYTES
 
 
 @virtually
@@ -480,17 +481,19 @@ async def test_a_donor_killed_with_the_only_chunk_costs_about_a_second(swarm: Sw
 async def test_all_donors_killed_then_resumed_from_the_cache(swarm: Swarm, folder: Path) -> None:
     snapshot = make_snapshot(chunks=16)
     donors = await swarm.donors(snapshot, snapshot)
-    seen: list[SyncProgress] = []
+    newcomer, done = swarm.peer(), list[int]()
 
-    def watch(progress: SyncProgress) -> None:
-        seen.append(progress)
-        if progress.done_chunks == 6:
-            for donor in donors:
-                swarm.internet.kill(donor.network)
+    def watch(event: Event) -> None:
+        if event.kind == "sync.progress":
+            done.append(event.fields["done_bytes"] // CHUNK_BYTES)
+            if done[-1] == 6:
+                for donor in donors:
+                    swarm.internet.kill(donor.network)
 
+    newcomer.node.events.subscribe(watch)
     with pytest.raises(UnreachableError, match="none of 2 donors"):
-        await fetch(swarm.peer(), donors, cache=folder, progress=watch)
-    kept = max(each.done_chunks for each in seen)
+        await fetch(newcomer, donors, cache=folder)
+    kept = max(done)
     assert 6 <= kept < 16
     again = await fetch(swarm.peer(), await swarm.donors(snapshot), cache=folder)
     assert same(again, snapshot)

@@ -27,7 +27,7 @@ from blake3 import blake3
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio import Signal, end
 from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, StorageError, UnreachableError
-from minga.core.events.training import StateDonorDropped, StateDownloaded
+from minga.core.events.training import StateDonorDropped, StateDownloaded, SyncAdvanced
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import fill
@@ -421,21 +421,6 @@ def _patience_s(chunk_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class SyncProgress:
-    """How far a download is. `done_bytes` counts verified bytes, `reused_bytes` those of them that were here already;
-    `received_bytes` is what each donor sent.
-    """
-
-    step: int
-    done_bytes: int
-    total_bytes: int
-    reused_bytes: int
-    done_chunks: int
-    total_chunks: int
-    received_bytes: dict[PeerId, int]
-
-
-@dataclass(frozen=True)
 class DownloadedState:
     """A verified state; how many bytes of chunks were transferred for it; and which donors failed, and why."""
 
@@ -456,7 +441,6 @@ async def download(
     have: StateSnapshot | None = None,
     cache: Path | None = None,
     accept: Accept | None = None,
-    progress: Callable[[SyncProgress], None] | None = None,
 ) -> DownloadedState:
     """Download the state that is `wanted` and that most of `donors` publish.
 
@@ -476,24 +460,17 @@ async def download(
     except RuntimeError as error:
         raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
     empty = StateSnapshot.within(manifest.step, manifest.tensors, manifest.scalars, memory).of(lineage)
-    work = _Download(node, manifest, empty, DownloadCache(cache, manifest, node.events), progress)
+    work = _Download(node, manifest, empty, DownloadCache(cache, manifest, node.events))
     return await work.run(asked, supporters, have)
 
 
 class _Download:
     """One download, from the manifest on."""
 
-    def __init__(
-        self,
-        node: Node,
-        manifest: Manifest,
-        snapshot: StateSnapshot,
-        cache: DownloadCache,
-        progress: Callable[[SyncProgress], None] | None,
-    ) -> None:
-        self._node, self._manifest, self._cache, self._progress = node, manifest, cache, progress
+    def __init__(self, node: Node, manifest: Manifest, snapshot: StateSnapshot, cache: DownloadCache) -> None:
+        self._node, self._manifest, self._cache = node, manifest, cache
         self._snapshot = snapshot  # its bytes are still to come
-        self._done_bytes = self._done_chunks = self._reused_bytes = 0
+        self._done_bytes = 0
         self._received_bytes: dict[PeerId, int] = {}
 
     async def run(self, asked: Donors, supporters: list[PeerId], have: StateSnapshot | None) -> DownloadedState:
@@ -501,7 +478,7 @@ class _Download:
         missing = await asyncio.get_running_loop().run_in_executor(None, self._copy_own, have)
         try:
             missing = await self._cache.fill(missing, self._chunk, self._release)
-            self._count_reused(missing)
+            self._done_bytes = manifest.total_bytes - sum(map(manifest.chunk_size, missing))
             source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
             fetch = ChunkFetch(source, manifest, missing, self._store, self._snapshot.buffer.device)
             self._received_bytes = fetch.received_bytes
@@ -547,29 +524,13 @@ class _Download:
                 self._release(index)
         return missing
 
-    def _count_reused(self, missing: list[int]) -> None:
-        manifest = self._manifest
-        self._reused_bytes = manifest.total_bytes - sum(map(manifest.chunk_size, missing))
-        self._done_bytes, self._done_chunks = self._reused_bytes, manifest.chunk_count - len(missing)
-
     async def _store(self, index: int, data: memoryview) -> None:
         fill(self._chunk(index), data)
         self._done_bytes += data.nbytes
-        self._done_chunks += 1
         await self._cache.write(index, self._chunk(index))
         self._release(index)
         self._tell()
 
     def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(
-                SyncProgress(
-                    self._manifest.step,
-                    self._done_bytes,
-                    self._manifest.total_bytes,
-                    self._reused_bytes,
-                    self._done_chunks,
-                    self._manifest.chunk_count,
-                    dict(self._received_bytes),
-                )
-            )
+        step, total_bytes = self._manifest.step, self._manifest.total_bytes
+        self._node.events.emit(SyncAdvanced(step=step, done_bytes=self._done_bytes, total_bytes=total_bytes))
