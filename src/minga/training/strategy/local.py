@@ -447,6 +447,7 @@ class LocalState(Strategy):
         own = self._own = cast("LocalSettings", self.settings)
         self._guess = Guess() if own.merge == "eager" else None
         self._batch = unit  # the target batch size of the last round
+        self._waiting = 0  # samples that wait for an inner step
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._sealed: Sealed | None = None
         self._is_asked = False
@@ -485,9 +486,14 @@ class LocalState(Strategy):
         return self._samples if self._sealed is None else self._sealed.samples
 
     def count(self, samples: int) -> None:
-        """See `Strategy`: each fragment's window has them."""
-        super().count(samples)
+        """See `Strategy`: each fragment's window has them. Towards the round they count with their inner step: what
+        waits for one has moved nothing, and a round that closes by it alone would be empty, again and again.
+        """
         self._windows = [window + samples for window in self._windows]
+        self._waiting += samples
+        if not self._inner.pending:
+            super().count(self._waiting)
+            self._waiting = 0
 
     def _forget_work(self) -> None:
         """No movement of this peer counts any more."""
@@ -495,7 +501,7 @@ class LocalState(Strategy):
         self._late_steps = 0
         self._inner.drop()
         with self._condition:
-            self._sealed, self._samples, self._earlier = None, 0, []
+            self._sealed, self._samples, self._waiting, self._earlier = None, 0, 0, []
 
     def _position(self) -> torch.Tensor:
         """Where the inner steps led, without a jump; with the movements of averaged buffers at the end."""
@@ -563,7 +569,7 @@ class LocalState(Strategy):
     def _take_up(self, local: Mapping[str, torch.Tensor]) -> None:
         _, samples, pending, *rest = (max(0, int(each)) for each in local["counts"])
         self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
-        self._inner.pending = pending
+        self._inner.pending = self._waiting = pending
         if self._inner.gradients is not None:
             self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:
@@ -598,7 +604,7 @@ class Local(LocalState):
         except BaseException:  # half of them may have been added to those that wait
             dropped = self._inner.drop()
             self._windows = [window - dropped for window in self._windows]
-            self._count_anew(max(0, self._samples - dropped))  # those before the last round are out of it already
+            self._waiting = 0
             raise
         if steps is not None:
             self._steps = [each + steps for each in self._steps]
