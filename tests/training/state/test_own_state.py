@@ -331,6 +331,7 @@ def test_a_checkpoint_that_is_written_for_long_has_what_belongs_to_its_own_step(
     monkeypatch.setattr(CheckpointStore, "save", slowly)
     peer, optimizer, model = begin(tmp_path, "local")
     with peer:
+        peer.checkpointer.wait()  # for that of the founding: while it is written, none of a step is due
         train(optimizer, model, 2 * CHECKPOINT_EVERY + 1)
         goes_on.set()
         peer.checkpointer.wait()

@@ -448,6 +448,7 @@ class Local(Strategy):
         self._outer = OuterOptimizer(own.outer_learning_rate, own.outer_momentum, own.nesterov)
         self._merge = MERGES[own.merge]
         self._guess = Guess() if own.merge == "eager" else None
+        self._waiting = 0  # samples that wait for an inner step
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._sealed: Sealed | None = None
         self._is_asked = False
@@ -482,9 +483,14 @@ class Local(Strategy):
         return self._samples if self._sealed is None else self._sealed.samples
 
     def count(self, samples: int) -> None:
-        """See `Strategy`: each fragment's window has them."""
-        super().count(samples)
+        """See `Strategy`: each fragment's window has them. Towards the round they count with their inner step: what
+        waits for one has moved nothing, and a round that closes by it alone would be empty, again and again.
+        """
         self._windows = [window + samples for window in self._windows]
+        self._waiting += samples
+        if not self._inner.pending:
+            super().count(self._waiting)
+            self._waiting = 0
 
     def _forget_work(self) -> None:
         """No movement of this peer counts any more."""
@@ -492,7 +498,7 @@ class Local(Strategy):
         self._late_steps = 0
         self._inner.drop()
         with self._condition:
-            self._sealed, self._samples, self._earlier = None, 0, []
+            self._sealed, self._samples, self._waiting, self._earlier = None, 0, 0, []
 
     def _position(self) -> torch.Tensor:
         """Where the inner steps led, without a jump; with the movements of averaged buffers at the end."""
@@ -511,7 +517,7 @@ class Local(Strategy):
         except BaseException:  # half of them may have been added to those that wait
             dropped = self._inner.drop()
             self._windows = [window - dropped for window in self._windows]
-            self._count_anew(max(0, self._samples - dropped))  # those before the last round are out of it already
+            self._waiting = 0
             raise
         if steps is not None:
             self._steps = [each + steps for each in self._steps]
@@ -708,7 +714,7 @@ class Local(Strategy):
     def _take_up(self, local: Mapping[str, torch.Tensor]) -> None:
         _, samples, pending, *rest = (max(0, int(each)) for each in local["counts"])
         self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
-        self._inner.pending = pending
+        self._inner.pending = self._waiting = pending
         if self._inner.gradients is not None:
             self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:

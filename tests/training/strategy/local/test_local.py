@@ -160,7 +160,7 @@ def test_inner_steps_over_several_micro_batches_are_steps_by_their_mean() -> Non
         several.micro_batch(samples, seed)
     torch.testing.assert_close(several.values(), whole.values(), rtol=0, atol=1e-7)
     assert several.seal()[1] == 12  # of 17: five wait for the next inner step
-    assert several.strategy.samples == 17
+    assert several.strategy.samples == 12
 
 
 def test_weights_are_samples_or_those_of_an_inner_step() -> None:
@@ -421,19 +421,27 @@ def test_samples_beside_the_last_round_count_no_more_than_what_they_moved() -> N
     assert peer.seal()[1] == 2
 
 
-def test_an_interrupted_micro_batch_leaves_no_less_than_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that waited for an inner step had closed the round before, and are counted there."""
+def test_samples_count_with_the_inner_step_that_they_are_part_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rounds would close by samples that moved nothing, and come to nothing where all peers have only such."""
     peer = LocalPeer(local_batch=4)
-    for seed, samples in enumerate((4, 3)):
+    counts = []
+    for seed, samples in enumerate((3, 3, 2)):
         peer.micro_batch(samples, seed)
+        counts.append(peer.strategy.samples)
+    assert counts == [0, 6, 6]
     take_round([peer])
+    assert peer.strategy.samples == 0
     with monkeypatch.context() as patch:
         patch.setattr(peer.replica, "accumulate", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            peer.micro_batch(2, 2)
+            peer.micro_batch(1, 3)
+    assert peer.strategy.samples == 0  # and the 2 that waited are gone
+    peer.micro_batch(2, 4)
+    local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()}
+    peer.strategy.restored(peer.strategy.shared_tensors(), peer.replica.step, local)
     assert peer.strategy.samples == 0
-    peer.micro_batch(4, 3)
-    assert peer.seal()[1] == 4
+    peer.micro_batch(2, 5)
+    assert (peer.strategy.samples, peer.seal()[1]) == (4, 4)
 
 
 class PlainCount(torch.optim.Optimizer):

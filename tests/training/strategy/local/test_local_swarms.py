@@ -70,6 +70,27 @@ def test_peers_of_any_speed_take_as_many_inner_steps_as_they_can(kind: str) -> N
     main()
 
 
+def test_a_round_waits_for_inner_steps_where_a_peers_part_of_the_batch_is_less_than_one() -> None:
+    """More peers came than the organiser planned for: together they have the target batch before any has a step."""
+
+    @virtually
+    async def main() -> None:
+        spec = make_spec(
+            8, training={"strategy": "local", "stop_after_steps": 4}, strategy={"local": {"local_batch": 8}}
+        )
+        swarm = Swarm(spec, make_replica=vector_replica(NUMEL), gradient=pull, seed=3)
+        peers = add(swarm, 4)
+        try:
+            for peer in peers:
+                await peer.ended.wait()
+            await assert_equal_states(swarm)
+            assert not swarm.log.of("round.aborted")
+        finally:
+            await swarm.close()
+
+    main()
+
+
 def test_work_on_a_state_of_another_founding_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer comes back with a checkpoint of an earlier founding of the run: nothing of it reaches the others."""
     asked: list[int] = []
