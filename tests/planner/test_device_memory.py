@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ from tests.worlds.cli_run import last_json, run
 TINY = "causal-lm-tiny"
 
 
+@cache
+def counted(*, checkpoints_activations: bool = False, dtype: torch.dtype | None = None) -> PassMemory:
+    """What passes of the smallest model take: to count it is most of the work here."""
+    return counted_passes(recipe_spec(TINY, 64), checkpoints_activations=checkpoints_activations, dtype=dtype)
+
+
 def memory_of(**changed: bool) -> DeviceMemory:
     """1000 parameters, with 100 bytes a sample beside the gradients."""
     passes = PassMemory(((1, 4100.0), (8, 4800.0), (16, 5600.0)))
@@ -48,9 +55,8 @@ def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
 
 
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
-    spec = recipe_spec(TINY, 32)
-    parameters = facts_of_recipe(spec, TINY).parameters
-    assert counted_passes(spec).of(1) < 4 * parameters + 32 * (1 << 20)
+    parameters = facts_of_recipe(recipe_spec(TINY, 64), TINY).parameters
+    assert counted().of(1) < 4 * parameters + 32 * (1 << 20)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -65,14 +71,13 @@ def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: boo
         for tensor in [*model.parameters(), *model.buffers()]:
             real.know(tensor)
         recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-    assert counted_passes(spec, checkpoints_activations=checkpoints).of(8) == pytest.approx(real.peak, rel=0.02)
+    assert counted(checkpoints_activations=checkpoints).of(8) == pytest.approx(real.peak, rel=0.02)
 
 
 def test_computing_twice_and_half_precision_take_less() -> None:
-    spec = recipe_spec(TINY, 64)
-    whole = counted_passes(spec).of(8)
-    assert counted_passes(spec, checkpoints_activations=True).of(8) < 0.8 * whole
-    assert counted_passes(spec, dtype=torch.bfloat16).of(8) < 0.95 * whole
+    whole = counted().of(8)
+    assert counted(checkpoints_activations=True).of(8) < 0.8 * whole
+    assert counted(dtype=torch.bfloat16).of(8) < 0.95 * whole
 
 
 def test_sizes_of_micro_batches_between_and_beyond_those_counted_lie_on_lines() -> None:
