@@ -90,6 +90,7 @@ def call(*arguments: str) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minga.cli.gc.freeze", lambda: None)
         patch.setattr("minga.cli.os._exit", sys.exit)
+        patch.setattr("minga.training.organiser.GOSSIP_S", 1.0)  # a few peers on one machine hear of each other soon
         patch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
         patch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
         patch.setattr("minga.cli.terminal.interrupt.Interruption.on_interrupt", lambda self, goodbye: None)
@@ -111,12 +112,19 @@ def last_json(output: str) -> dict[str, Any]:
 class Running:
     """A command with `--json` that runs beside the test; use it as a context manager."""
 
-    def __init__(self, *arguments: str, python: str | None = None, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        python: str | None = None,
+        namespace: str | None = None,
+        dial_timeout_s: float | None = None,
+    ) -> None:
         """This interpreter runs it, if one is given and so the imports matter; else see `forked`. `namespace`: that of
-        its host, where a network of `tests.netlab` is used.
+        its host, where a network of `tests.netlab` is used. `dial_timeout_s`: where it is to find that others are gone.
         """
         where = ("--namespace", namespace) if namespace else ()
-        words = (GUARDED_MINGA, *where, *arguments, "--json", "--leash")
+        patience = ("--dial-timeout", str(dial_timeout_s)) if dial_timeout_s else ()
+        words = (GUARDED_MINGA, *patience, *where, *arguments, "--json", "--leash")
         pipe = subprocess.PIPE
         self.process = (
             subprocess.Popen([python, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")

@@ -1,6 +1,7 @@
 """The command `minga` as a process of its own in which threads are guarded, its child processes included.
 
-With `--namespace PATH` before all else it runs on a host of `tests.netlab`.
+With `--dial-timeout SECONDS` before all else it gives up peers that are gone sooner than others do, and with
+`--namespace PATH` it runs on a host of `tests.netlab`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from minga.cli import main
 from minga.cli.demo import stage
 from minga.cli.terminal.output import Ticker
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
+from minga.network.iroh import network
 
 PAUSE_S = 0.08
 """Between micro-batches: tests wait for other things meanwhile, and what a peer computes is lost to those beside it."""
@@ -24,6 +26,9 @@ def _pace(ticker: Ticker) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--dial-timeout"]:
+        network.DIAL_TIMEOUT_S = float(sys.argv[2])
+        del sys.argv[1:3]
     if sys.argv[1:2] == ["--namespace"]:
         from tests.netlab import enter
 

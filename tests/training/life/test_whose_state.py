@@ -16,6 +16,7 @@ from torch import nn
 
 import minga
 from minga.access.standing_orders import STOP
+from minga.network.iroh import network
 from minga.training.life import catching_up
 from minga.training.lineage import Lineage
 from minga.training.organiser import desk_in
@@ -102,6 +103,12 @@ def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture
+def _who_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers for it: to dial it takes as long as that may take."""
+    monkeypatch.setattr(network, "DIAL_TIMEOUT_S", 4.0)
+
+
 def test_a_run_begins_with_the_organisers_weights_however_late_these_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,6 +125,7 @@ def test_a_run_begins_with_the_organisers_weights_however_late_these_are(
     host.end()
 
 
+@pytest.mark.usefixtures("_who_is_gone_is_given_up_soon")
 def test_who_is_told_of_a_state_and_cannot_get_it_waits_and_never_trains(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,6 +279,7 @@ def test_a_peer_that_is_through_does_not_hold_a_run_that_the_organiser_prolonged
     host.end()
 
 
+@pytest.mark.usefixtures("_who_is_gone_is_given_up_soon")
 def test_a_history_that_was_given_up_does_not_come_back_from_the_disk(tmp_path: Path) -> None:
     """The host went on alone to a later step than the one at which it finds the others, and is killed there."""
     spec = {**SPEC, "state": {"digest_every": 5}}
