@@ -1,4 +1,4 @@
-"""`minga split …`: four real processes train on while one is killed, behind NAT too, and what is refused."""
+"""`minga split …`: four real processes train on while one is killed, behind NAT where possible, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ schedule = "constant"
 relay = "none"
 """
 KEYLESS = (*LOCAL, "--ephemeral", "--threads", "1")
+CLIENT = ("--role", "client")
+BATCHES = 40
 
 
 def spec_file(folder: Path, text: str = SPEC) -> str:
@@ -66,8 +68,8 @@ class Place:
         return last_json(forked.run(GUARDED_MINGA, *where, *words, "--bind", self.address, "--json").stdout)
 
 
-def placed(lab: Lab, host: str) -> Place:
-    return Place(lab.address(host), lab.namespace(host))
+def placed(lab: Lab, host: str, *more: str) -> Place:
+    return Place(lab.address(host), lab.namespace(host), more)
 
 
 def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequence[Place]) -> None:
@@ -82,7 +84,7 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
             where = ("--part", str(number), "--directory", str(folder / f"c{number}"))
             return running.enter_context(clients_at[number - 1].start("split", "join", link, *keyless, *where, *more))
 
-        others, doomed = [client(number, "--batches", "60") for number in (1, 2)], client(3)
+        others, doomed = [client(number, "--batches", str(BATCHES)) for number in (1, 2)], client(3)
         peer = doomed.wait_for("split.joined")["peer"]
         for _ in range(3):
             server.wait_for("split.applied", peer=peer)
@@ -93,11 +95,11 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
         done = server.finish(0)
     print(f"{done['batches']} batches of {done['clients']} clients; the others ended {seconds:.1f} s after the kill;")
     print([(each["batches"], each["bytes_sent"], each["bytes_received"], each["heldout_accuracy"]) for each in told])
-    assert [each["batches"] for each in told] == [60, 60]
+    assert [each["batches"] for each in told] == [BATCHES, BATCHES]
     assert done["clients"] == 3
-    assert done["batches"] >= 123
+    assert done["batches"] >= 2 * BATCHES + 3
     assert all(each["heldout_accuracy"] > 0.5 for each in told), "a guess has 0.1"
-    assert all(each["bytes_sent"] > 60 * 64 * 32 * 4 for each in told), "the activations of all batches"
+    assert all(each["bytes_sent"] > BATCHES * 64 * 32 * 4 for each in told), "the activations of all batches"
     assert (status["split"]["steps"], len(status["split"]["servers"])) == (done["batches"], 1)
     for number in (1, 2):
         parts = sorted(path.name for path in (folder / f"c{number}").rglob("*.safetensors"))
@@ -107,17 +109,16 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
 
 @pytest.mark.timeout(180)
 def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
-    train_while_one_is_killed(tmp_path, Place(), [Place(), Place(more=("--role", "client")), Place()])
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
-def test_clients_train_behind_routers_that_let_nobody_in(tmp_path: Path) -> None:
-    """One is behind a symmetric router, and the one that is killed behind a usual one; home lines all of them."""
+    """Where this machine can make networks, behind routers that let nobody in: one client is behind a symmetric router,
+    and the one that is killed behind a usual one; home lines all of them.
+    """
+    if why_unavailable() is not None:
+        train_while_one_is_killed(tmp_path, Place(), [Place(), Place(more=CLIENT), Place()])
+        return
     home = {"up": 20e6, "down": 100e6}
     hosts = [Host("hall"), Host("office", **home), Host("clinic", nat="odd", **home), Host("flat", nat="usual", **home)]
     with Lab(hosts, kinds={"odd": "symmetric"}) as lab:
-        clients = [placed(lab, name) for name in ("office", "clinic", "flat")]
+        clients = [placed(lab, "office"), placed(lab, "clinic", *CLIENT), placed(lab, "flat")]
         train_while_one_is_killed(tmp_path, placed(lab, "hall"), clients)
 
 

@@ -28,7 +28,6 @@ from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
 
 pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
 
-ARTEFACTS = Path(__file__).parents[3] / "build" / "dashboard"
 PAGES = ("run", "peers", "leaderboard", "join")
 SLOW = ("--max-upload", "400kbit")
 """Rounds of a second, in which nothing is computed: this test is not about speed."""
@@ -54,15 +53,13 @@ def address_of(url: str, name: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/{'' if name == 'run' else name}"
 
 
-def take_pictures(launched: Any, url: str, folder: str) -> None:
-    """Each page at the width of a desk and of a phone, dark and light, without anything that hangs over the side."""
-    (ARTEFACTS / folder).mkdir(parents=True, exist_ok=True)
-    for size, kind, theme in ((DESKTOP, "desktop", "light"), (PHONE, "phone", "dark")):
+def nothing_hangs_over_the_side(launched: Any, url: str) -> None:
+    """Of any page, at the width of a desk and of a phone, dark and light."""
+    for size, theme in ((DESKTOP, "light"), (PHONE, "dark")):
         with page(launched, size, theme) as opened:
             for name in PAGES:
                 opened.goto(address_of(url, name))
                 opened.locator("main .card h2:visible").first.wait_for(timeout=PATIENCE_MS)
-                opened.screenshot(path=str(ARTEFACTS / folder / f"{name}-{kind}.png"), full_page=True)
                 too_wide = opened.evaluate("document.documentElement.scrollWidth - innerWidth")
                 assert too_wide <= 0, f"{name} at {size}"
             assert opened.problems == []
@@ -103,7 +100,7 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
             opened.locator(".plot[aria-label^='Loss. Latest: training']").wait_for(timeout=PATIENCE_MS)
             assert opened.problems == []
             assert opened.hosts == {urlsplit(url).netloc}
-        take_pictures(chromium, url, "live")
+        nothing_hangs_over_the_side(chromium, url)
         shows_the_time_before_it_came(start("dashboard", link, "--listen", "127.0.0.1:0", name="monitor", own=LOCAL))
 
 
