@@ -24,6 +24,7 @@ from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import KnownAddresses
+from minga.network.iroh import network
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
@@ -55,7 +56,7 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
             assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
-            last = trainer.latest_step() + 10
+            last = trainer.latest_step() + 5
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
         assert mine["step"] == theirs["step"] == last
@@ -363,7 +364,8 @@ def _is_alive(process_id: int) -> bool:
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_doctor_names_the_hop_that_fails(tmp_path: Path) -> None:
+def test_doctor_names_the_hop_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "DIAL_TIMEOUT_S", 2.0)  # nobody is there
     gone = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
     result = run("doctor", gone, "--json")
     assert result.returncode == 1

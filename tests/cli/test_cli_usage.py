@@ -15,6 +15,7 @@ import typer
 
 from minga.cli.app import MOVED, app
 from minga.cli.commands import JoinCommand
+from minga.cli.taking_part import nearby
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.declaring import COMMANDS, Declaration
 from minga.cli.terminal.options import folder_or_link
@@ -165,7 +166,10 @@ def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
         ["export"],
     ],
 )
-def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_usage_errors(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "find_runs", lambda _: [])  # `join` without a link listens for some seconds
     assert call(*arguments) == exit_codes.USAGE
     assert capsys.readouterr().err.strip()
     assert call(*arguments, "--json") == exit_codes.USAGE

@@ -206,6 +206,7 @@ def test_a_host_and_a_newcomer_are_told_that_nobody_knows_how_the_run_was_founde
     host.end()
 
 
+@pytest.mark.usefixtures("_who_is_gone_is_given_up_soon")
 def test_who_waited_in_vain_ends_with_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     organiser = minga.host(SPEC, options(tmp_path, "host"))
     host = Trainer(organiser, FAR)
