@@ -255,7 +255,7 @@ def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe
         with Running("join", link, *ALONE, "--directory", str(tmp_path / "other")) as other:
             assert other.wait_for("state.founded")["digest"] == founded
             other.wait_for("step.applied", step=2)
-        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late"), dial_timeout_s=4.0) as late:
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late"), dial_timeout_s=5.0) as late:
             why = late.wait_for("state.awaited")["why"]
             assert "no peer that has the state of this run is here, and it was at step" in why
     (genesis,) = (tmp_path / "host").rglob("genesis-*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,6 +47,7 @@ def live(peer: minga.Peer, is_over: Callable[[int], bool]) -> None:
     while not is_over(optimizer.global_step):
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step(samples=4)
+        time.sleep(0.02)  # who trains alone until the other has come has no need to hurry
 
 
 def options(folder: Path, name: str) -> minga.PeerOptions:
