@@ -299,7 +299,7 @@ def _codec_of_means(run: RunFacts) -> str:
 
 
 def _what(run: RunFacts) -> str:
-    return "one peer's parameters once" if run.strategy.contributors == "best" else "parameters"
+    return "one peer's parameters once" if run.strategy.contributors == "best" else "what is there again in each round"
 
 
 VERIFICATION: Final = (
@@ -402,14 +402,14 @@ OTHERS: Final = (
     ),
     Rule(
         "R7",
-        "strategies that send parameters, or those of one peer, and a codec that leaves something out",
+        "strategies that send parameters, their distances or one peer's, and a codec that leaves something out",
         lambda run: _sends_whole(run) and run.upload.needs_residual,
         lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_upload(run)} would send a part",
         ALL_OF_IT,
     ),
     Rule(
         "R7",
-        "strategies that send parameters, or those of one peer, and a sketch that leaves something out",
+        "strategies that send parameters, their distances or one peer's, and a sketch that leaves something out",
         lambda run: _sends_whole(run) and run.sketch.needs_residual,
         lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_sketch(run)} would send a part",
         WHOLE_VECTORS,

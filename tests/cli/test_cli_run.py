@@ -56,7 +56,7 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
             assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
-            last = trainer.latest_step() + 5
+            last = trainer.latest_step() + 10
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
         assert mine["step"] == theirs["step"] == last
@@ -168,7 +168,7 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
             for running in (host, a, b):
                 running.process.kill()
                 running.process.wait()
-    with Running("join", link, *work, *first, dial_timeout_s=3.0) as a:
+    with Running("join", link, *work, *first, dial_timeout_s=6.0) as a:
         assert a.wait_for("alone")["link"] != link
         step = a.wait_for("ready")["step"]
         assert step >= 2
@@ -255,7 +255,7 @@ def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe
         with Running("join", link, *ALONE, "--directory", str(tmp_path / "other")) as other:
             assert other.wait_for("state.founded")["digest"] == founded
             other.wait_for("step.applied", step=2)
-        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late"), dial_timeout_s=5.0) as late:
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late"), dial_timeout_s=6.0) as late:
             why = late.wait_for("state.awaited")["why"]
             assert "no peer that has the state of this run is here, and it was at step" in why
     (genesis,) = (tmp_path / "host").rglob("genesis-*")

@@ -49,6 +49,7 @@ def runs() -> dict[str, dict[str, Settings]]:
 
 
 def test_each_allowed_pair_has_its_place_in_a_test() -> None:
+    assert runs()
     assert runs().keys() <= set(FIRSTS)
 
 

@@ -107,11 +107,10 @@ def test_what_is_counted_in_steps_is_counted_in_rounds_then() -> None:
 
 
 def test_what_goes_by_rounds_or_with_shared_steps_alone_goes_with_what_is_chosen() -> None:
-    averaging = {"codec": "topk(k=64)", "warmup_rounds": 1000, "average_parameters_every": 100}
+    averaging = {"codec": "topk(k=64)", "average_parameters_every": 100}
     asked = spec(target_batch_size=64).amended({f"averaging.{key}": value for key, value in averaging.items()})
     begun, _ = with_chosen_strategy(asked, "8x(samples_per_s=10, micro_batch=4, 0.1Mbit)")
     assert begun.training.strategy == "local"
-    assert begun.averaging.warmup_rounds == -(-1000 // (int(begun.training.target_batch_size) // 64))
     check_combinations(begun)
 
 

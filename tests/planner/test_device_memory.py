@@ -56,7 +56,7 @@ def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
 
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
     parameters = facts_of_recipe(recipe_spec(TINY, 64), TINY).parameters
-    assert counted().of(1) < 4 * parameters + 32 * (1 << 20)
+    assert counted().of(1) < 4 * parameters + 5 * (1 << 20)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

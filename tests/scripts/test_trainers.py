@@ -90,4 +90,5 @@ def test_labels_that_are_all_masked_are_told_once_with_a_count(tmp_path: Path) -
     assert len(masked) == 2
     assert "the last 10 optimizer calls" in masked[0]
     assert "alone it takes no step" in masked[0]
-    assert masked[1] == "the Trainer ended at global step 0; 40 optimizer calls stood for no sample with a target"
+    assert masked[1].startswith("the Trainer ended at global step 0")
+    assert masked[1].endswith("; 40 optimizer calls stood for no sample with a target")

@@ -45,7 +45,6 @@ _COUNTED_IN_STEPS: Final = (
     "optimizer.warmup_steps",
     "optimizer.total_steps",
     "training.stop_after_steps",
-    "averaging.warmup_rounds",
     "state.digest_every",
     "checkpoints.every_steps",
     "checkpoints.archive_every",

@@ -106,7 +106,7 @@ def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
 @pytest.fixture
 def _who_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers for it: to dial it takes as long as that may take."""
-    monkeypatch.setattr(network, "DIAL_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(network, "DIAL_TIMEOUT_S", 6.0)
 
 
 def test_a_run_begins_with_the_organisers_weights_however_late_these_are(

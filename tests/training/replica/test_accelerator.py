@@ -79,18 +79,22 @@ class Trainer:
 
 
 def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = False) -> bool | LateVerdict:
-    """One micro-batch of 4 samples; it counts once that is known."""
+    """One micro-batch of 4 samples, which counts at once if it is known whether it does."""
     trainer.backward(number, breaks=breaks)
     trainer.replica.collect(4)
     taken = strategy.micro_batch(4)
+    if taken is True:
+        strategy.count(4)
     trainer.replica.zero_grad()
     return taken
 
 
 def count(strategy: Strategy, *taken: bool | LateVerdict) -> list[bool]:
-    found = [each if isinstance(each, bool) else each.wait() for each in taken]
-    for each in found:
-        if each:
+    """Which of the micro-batches count, of which those do now that had to be waited for."""
+    found = []
+    for each in taken:
+        found.append(each if isinstance(each, bool) else each.wait())
+        if found[-1] and not isinstance(each, bool):
             strategy.count(4)
     return found
 

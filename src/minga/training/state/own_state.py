@@ -38,7 +38,7 @@ from minga.network.interface import PeerId
 from minga.training.state.checkpoints import Pieces, write_tensors
 from minga.training.state.snapshot import DTYPE_NAMES, TensorEntry
 
-FORMAT = 1
+FORMAT = 2
 MAX_HEADER_BYTES = 1 << 20
 _LOCAL, _RESIDUAL, _SKETCH = "local/", "residual/", "sketch/"
 _NAME = re.compile(r"own-[0-9a-f]{16}\.safetensors")

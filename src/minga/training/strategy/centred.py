@@ -206,8 +206,8 @@ class Elastic(Centred):
 
     Whatever samples a peer has, it pulls as strongly as any other.
 
-    The distance to the centre is there again in the next round. So its payload are parameters: a residual would add up
-    the same distance round after round, and throw the centre far beyond the peers.
+    The distance to the centre is there again in the next round. So it is a payload as parameters are: a residual would
+    add up the same distance round after round, and throw the centre far beyond the peers.
     """
 
     Settings = ElasticSettings

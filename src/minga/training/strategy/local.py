@@ -368,12 +368,11 @@ class InnerSteps:
         self.drop()
         return 1
 
-    def drop(self) -> int:
-        """Nothing waits any more; the samples that did."""
-        dropped, self.pending = self.pending, 0
+    def drop(self) -> None:
+        """Nothing waits any more."""
+        self.pending = 0
         if self.gradients is not None:
             self.gradients.clear()
-        return dropped
 
 
 # ---- The guess of "eager": a peer goes on from where it expects the shared parameters while its contribution travels.
@@ -515,8 +514,8 @@ class Local(Strategy):
         try:
             steps = self._inner.take_up(samples)
         except BaseException:  # half of them may have been added to those that wait
-            dropped = self._inner.drop()
-            self._windows = [window - dropped for window in self._windows]
+            self._inner.drop()
+            self._windows = [window - self._waiting for window in self._windows]
             self._waiting = 0
             raise
         if steps is not None:

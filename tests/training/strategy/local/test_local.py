@@ -421,7 +421,10 @@ def test_samples_beside_the_last_round_count_no_more_than_what_they_moved() -> N
     assert peer.seal()[1] == 2
 
 
-def test_samples_count_with_the_inner_step_that_they_are_part_of(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interrupted", ["accumulate", "step_by"])
+def test_samples_count_with_the_inner_step_that_they_are_part_of(
+    interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else rounds would close by samples that moved nothing, and come to nothing where all peers have only such."""
     peer = LocalPeer(local_batch=4)
     counts = []
@@ -432,9 +435,9 @@ def test_samples_count_with_the_inner_step_that_they_are_part_of(monkeypatch: py
     take_round([peer])
     assert peer.strategy.samples == 0
     with monkeypatch.context() as patch:
-        patch.setattr(peer.replica, "accumulate", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(peer.replica, interrupted, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            peer.micro_batch(1, 3)
+            peer.micro_batch(3, 3)
     assert peer.strategy.samples == 0  # and the 2 that waited are gone
     peer.micro_batch(2, 4)
     local = {name: each.clone() for name, each in peer.strategy.local_tensors().items()}
