@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, run_spec
+from minga.averaging.codecs.registry import ADAPTIVE
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, facts_of
 from minga.planner.ways import TrainingWay, local_way
 
@@ -23,6 +24,8 @@ BITS: Final = {
     ("topk(k=41)", "gtopk"): (0.246, 1.375),
 }
 """What formulas give for an element of a contribution and of a mean, by their codecs; else it depends on the data."""
+SMALLER_ADAPTIVE: Final = f"{ADAPTIVE}(from_elements=1024)"
+"""Sends as int8 what `adaptive` does of the models that the tasks stand for, all matrices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,8 @@ class Method:
         """What plans know it by."""
         averaging, strategy = self.spec["averaging"], self.spec.get("training", {}).get("strategy", "synchronous")
         choice = StrategyChoice(strategy, self.spec.get("strategy", {}).get(strategy, {}))
-        way = TrainingWay(choice, averaging["codec"], averaging.get("download_codec"), self.batches)
+        codec = ADAPTIVE if averaging["codec"] == SMALLER_ADAPTIVE else averaging["codec"]
+        way = TrainingWay(choice, codec, averaging.get("download_codec"), self.batches)
         return known_as(way, self.optimizer)
 
     def tables(self, warm_samples: int) -> Tables:
@@ -151,7 +155,7 @@ OTHERS: Final = {
         Method("int8", _averaging("int8")),
         Method("int4", _averaging("int4")),
         Method("sign2", _averaging("sign(magnitudes=2)")),
-        Method("adaptive", _averaging("adaptive")),
+        Method("adaptive", _averaging(SMALLER_ADAPTIVE)),
         Method("float16-muon", {**_averaging("float16"), **MUON}),
         Method("int4-muon", {**_averaging("int4"), **MUON}),
         Method("delayed", _strategy("delayed"), rate=HALF),
