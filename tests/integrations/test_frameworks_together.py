@@ -30,7 +30,7 @@ def train(peer, data, size, lockstep=False, **settings):
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
     sampler = loader.loader.batch_sampler.sampler
-    later = accelerator.skip_first_batches(loader, 2)
+    later = accelerator.skip_first_batches(dataloader=loader, num_batches=2)
     assert type(later) is type(loader)  # it counts
     batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1)),
                sum(1 for _ in later), len(loader.dataset)]

@@ -220,9 +220,9 @@ def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
             place.tell_of_clipping(max_norm)
         return own_clip(parameters, float("inf"), norm_type)
 
-    def skip(loader: Any, num_batches: int = 0) -> Any:
-        skips_itself = isinstance(loader, CountedLoader)
-        return loader.skip_first_batches(num_batches) if skips_itself else own_skip(loader, num_batches)
+    def skip(dataloader: Any, num_batches: int = 0) -> Any:
+        skips_itself = isinstance(dataloader, CountedLoader)
+        return dataloader.skip_first_batches(num_batches) if skips_itself else own_skip(dataloader, num_batches)
 
     def load_state(*_: Any, **__: Any) -> None:
         raise ConfigurationError(
