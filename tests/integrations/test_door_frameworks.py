@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from minga.integrations.data_order import loaders_of, order_by, order_loaders, shuffled_by
 from tests.integrations.test_trainer import TRAINER
@@ -263,8 +263,18 @@ def test_each_peer_shuffles_in_an_order_of_its_own_whatever_seed_the_script_sets
     assert sorted(orders[0][:50]) == sorted(orders[1][:50]) == list(range(50))
 
 
+def test_a_sampler_that_adds_its_epoch_to_a_seed_draws_by_the_peer() -> None:
+    orders = []
+    for seed in (1, 2, 1):
+        sampler = DistributedSampler(range(50), num_replicas=1, rank=0, seed=0)
+        order_loaders(seed, DataLoader(TensorDataset(torch.arange(50)), sampler=sampler))
+        orders.append(list(sampler))
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+
+
 def test_data_in_order_stay_in_order() -> None:
     data = TensorDataset(torch.arange(4))
-    loader = DataLoader(data)
-    order_loaders(1, loader)
-    assert [int(batch) for (batch,) in loader] == [0, 1, 2, 3]
+    for loader in (DataLoader(data), DataLoader(data, sampler=range(4))):
+        order_loaders(1, loader)
+        assert [int(batch) for (batch,) in loader] == [0, 1, 2, 3]

@@ -23,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_sampler, shuffled_by
+from minga.integrations.data_order import order_sampler, shuffled_by, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -128,11 +128,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
             trainer.get_train_dataloader = get_train_dataloader
         else:
-            logger.warning(
-                "data_seed=%s: peers whose scripts have the same one read the same samples in the same order; leave it "
-                "out, and each peer has its own",
-                trainer.args.data_seed,
-            )
+            tell_of_data_seed(trainer.args.data_seed)
 
     # ---- in the place of the Trainer's methods
 
