@@ -131,7 +131,8 @@ class Module(pl.LightningModule):
 with enter(spec_of(6, 1), 2) as peer:
     stream, seed = Stream(), int(peer.peer_id[:8], 16) % (1 << 28)
     trainer = pl.Trainer(strategy=MingaStrategy(peer), accelerator="cpu", logger=False, enable_checkpointing=False,
-                         enable_progress_bar=False, enable_model_summary=False, max_epochs=3)
+                         enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
+                         gradient_clip_val=1.0, gradient_clip_algorithm="value")
     trainer.fit(Module(), DataLoader(stream, batch_size=6))
     epochs["lightning"] = [epoch - seed for epoch in stream.epochs]
 say(refused=refused, epochs=epochs, unit=unit)
@@ -150,6 +151,10 @@ def test_a_trainer_that_counts_tokens_and_a_loop_that_counts_samples_do_not_trai
         assert set(epochs) == {0}  # those of the framework, after the peer's own number
     assert 'unit="tokens"' in without_unit
     assert loop["unit"] == "tokens"
+    said = (tmp_path / "errors1").read_text("utf-8")  # of a loop with Accelerate that never clips, and of Lightning
+    assert said.count("the run clips gradients to 1.0, as its spec says (optimizer.max_grad_norm)") == 2
+    assert said.count("this script sets no norm") == 1
+    assert said.count("this script clips each value to 1.0, which is left out") == 1
 
 
 class Numbers(IterableDataset[int]):

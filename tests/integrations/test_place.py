@@ -46,6 +46,15 @@ def test_a_script_that_clips_otherwise_than_the_run_is_told_so(
     assert ("the run clips gradients to 1.0" in caplog.text) == told
 
 
+def test_a_script_that_clips_values_is_told_so_also_with_the_number_of_the_norm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = RunPlace(None, minga.RunSpec.from_mapping({**SPEC, "optimizer": {"max_grad_norm": 1.0}}), owned=False)
+    place.tell_of_clipping(1.0, by_value=True)
+    assert "the run clips gradients to 1.0" in caplog.text
+    assert "this script clips each value to 1.0, which is left out" in caplog.text
+
+
 def test_what_has_no_place_is_told_why(tmp_path: Path) -> None:
     with pytest.raises(minga.LinkError, match=r"the first process needs a link"):
         enter(None)

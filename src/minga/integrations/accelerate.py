@@ -195,7 +195,7 @@ def _prepared(
         found[kinds.index("scheduler")] = GlobalSchedule(joined)
     joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
     tally.told_by = "accelerator.backward(loss)"
-    _listen(accelerator, tally, place)
+    _listen(accelerator, joined, place)
     for number, kind in enumerate(kinds):
         if number == training:
             found[number] = CountedLoader(found[number], joined, weigh, place.peer)
@@ -204,8 +204,9 @@ def _prepared(
     return tuple(found[number] for number in range(len(kinds)))
 
 
-def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
+def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) -> None:
     """Hear of each loss, and leave the clipping to the run."""
+    tally = joined.tally
     own_backward, own_clip, own_skip = (
         accelerator.backward,
         accelerator.clip_grad_norm_,
@@ -217,13 +218,20 @@ def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
         tally.add_loss(loss.detach() / tally.window)
         own_backward(loss, **named)
 
-    told: list[float] = []
+    is_told = False
+
+    def tell_of_clipping(own: float | None) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            place.tell_of_clipping(own)
 
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
-        if not told:
-            told.append(max_norm)
-            place.tell_of_clipping(max_norm)
+        tell_of_clipping(max_norm)
         return own_clip(parameters, float("inf"), norm_type)
+
+    def before_step(*_: Any) -> None:
+        tell_of_clipping(None)  # unless the script clipped before its first optimizer call
 
     def skip(dataloader: Any, num_batches: int = 0) -> Any:
         skips_itself = isinstance(dataloader, CountedLoader)
@@ -235,6 +243,7 @@ def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
             "model, load its file by model.load_state_dict before `prepare`"
         )
 
+    joined.register_step_pre_hook(before_step)
     backward.joined = True  # type: ignore[attr-defined]
     accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
     accelerator.load_state, accelerator.skip_first_batches = load_state, skip

@@ -115,7 +115,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined = joined
         for link in self._links.values():
             self._places.append(enter(link, self._options))
-            self._places[-1].tell_of_clipping(clipped)
+            self._places[-1].tell_of_clipping(clipped, by_value=trainer.gradient_clip_algorithm == "value")
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
