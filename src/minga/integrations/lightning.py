@@ -191,7 +191,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Say how far the runs came."""
         super().on_train_end()
         for optimizer, place in zip(self._joined, self._places, strict=True):
-            optimizer.tell_of_end("fit", place.spec.training.stop_after_steps)
+            optimizer.tell_of_end("fit", place.last_step)
 
     def on_validation_start(self) -> None:
         """Tell the runs that this process evaluates for a while."""

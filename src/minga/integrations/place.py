@@ -29,6 +29,11 @@ class RunPlace(NamedTuple):
         """Global steps over which a learning-rate schedule goes: to the run's last one, if it has one."""
         return self.spec.training.stop_after_steps or self.spec.optimizer.total_steps
 
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends, as amended so far; None without an end, or without a peer."""
+        return None if self.peer is None else self.peer.checkpointer.last_step
+
     def tell_of_clipping(self, own: float | None, *, by_value: bool = False) -> None:
         """Warn if the run clips gradients otherwise than the script, which does it to the norm `own`, or each value to
         that; None or 0 is not to clip.

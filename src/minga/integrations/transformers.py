@@ -11,6 +11,7 @@ the global step.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -103,6 +104,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def _take_over(self) -> None:
         trainer = self._trainer
+        trainer.args = copy.copy(trainer.args)  # the script may make another Trainer with its own
         self._place.tell_of_clipping(trainer.args.max_grad_norm)
         trainer.args.max_grad_norm = 0.0
         trainer.optimizer, schedule = self.optimizer, GlobalSchedule(self.optimizer)
@@ -230,4 +232,4 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""
-        self.optimizer.tell_of_end("the Trainer", self._place.spec.training.stop_after_steps)
+        self.optimizer.tell_of_end("the Trainer", self._place.last_step)
