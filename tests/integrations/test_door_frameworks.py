@@ -138,6 +138,67 @@ with enter(spec_of(6, 1), 2) as peer:
 say(refused=refused, epochs=epochs, unit=unit)
 """
 
+ANEW = """
+from torch.utils.data import DataLoader
+import pytorch_lightning as pl
+from minga.integrations.lightning import MingaStrategy
+
+
+class Loader(DataLoader):
+    # Knows by which seed it is shuffled when somebody begins to read it.
+    def __iter__(self):
+        generator = self.sampler.generator
+        read.append(generator and generator.initial_seed() - peer.seed)
+        return super().__iter__()
+
+
+class Module(pl.LightningModule):
+    def __init__(self, asks_early):
+        super().__init__()
+        self.network, self.asks_early = network(), asks_early
+
+    def train_dataloader(self):
+        made.append(Loader(rows(6, 0), batch_size=6, shuffle=True))
+        return made[-1]
+
+    def val_dataloader(self):
+        evaluated.append(DataLoader(rows(6, 0), batch_size=6, shuffle=True))
+        return evaluated[-1]
+
+    def training_step(self, batch, _):
+        return self.network(batch).square().mean()
+
+    def validation_step(self, batch, _):
+        pass
+
+    def configure_optimizers(self):
+        if self.asks_early:
+            self.trainer.estimated_stepping_batches
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+evaluated, told = [], []
+for asks_early in (False, True):
+    read, made = [], []
+    with enter(spec_of(6, 2), int(asks_early)) as peer:
+        trainer = pl.Trainer(strategy=MingaStrategy(peer), accelerator="cpu", logger=False, enable_checkpointing=False,
+                             enable_progress_bar=False, enable_model_summary=False, max_epochs=9,
+                             reload_dataloaders_every_n_epochs=1)
+        trainer.fit(Module(asks_early))
+        told.append([read[0], [loader.sampler.generator.initial_seed() - peer.seed for loader in made]])
+say(told=told, evaluated=[loader.sampler.generator is None for loader in evaluated])
+"""
+
+
+def test_loaders_that_lightning_asks_for_anew_come_in_the_order_of_the_peer(tmp_path: Path) -> None:
+    """Only the first ones did, and only after workers had begun to read ahead."""
+    (loop,) = results_of(tmp_path, [ANEW])
+    at_once, early = loop["told"]
+    assert at_once == [0, [0, 1]]  # to the peer's seed the epoch is added
+    assert early == [None, [0, 1]]  # there was no peer yet
+    assert loop["evaluated"]
+    assert all(loop["evaluated"])  # these come as the script has them
+
 
 def test_a_trainer_that_counts_tokens_and_a_loop_that_counts_samples_do_not_train_together(tmp_path: Path) -> None:
     """The batch was smaller by the length of a sample, without a word."""
