@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from minga.integrations.data_order import loaders_of, order_by, order_loaders, shuffled_by
 from tests.integrations.test_trainer import TRAINER
@@ -131,11 +131,73 @@ class Module(pl.LightningModule):
 with enter(spec_of(6, 1), 2) as peer:
     stream, seed = Stream(), int(peer.peer_id[:8], 16) % (1 << 28)
     trainer = pl.Trainer(strategy=MingaStrategy(peer), accelerator="cpu", logger=False, enable_checkpointing=False,
-                         enable_progress_bar=False, enable_model_summary=False, max_epochs=3)
+                         enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
+                         gradient_clip_val=1.0, gradient_clip_algorithm="value")
     trainer.fit(Module(), DataLoader(stream, batch_size=6))
     epochs["lightning"] = [epoch - seed for epoch in stream.epochs]
 say(refused=refused, epochs=epochs, unit=unit)
 """
+
+ANEW = """
+from torch.utils.data import DataLoader
+import pytorch_lightning as pl
+from minga.integrations.lightning import MingaStrategy
+
+
+class Loader(DataLoader):
+    # Knows by which seed it is shuffled when somebody begins to read it.
+    def __iter__(self):
+        generator = self.sampler.generator
+        read.append(generator and generator.initial_seed() - peer.seed)
+        return super().__iter__()
+
+
+class Module(pl.LightningModule):
+    def __init__(self, asks_early):
+        super().__init__()
+        self.network, self.asks_early = network(), asks_early
+
+    def train_dataloader(self):
+        made.append(Loader(rows(6, 0), batch_size=6, shuffle=True))
+        return made[-1]
+
+    def val_dataloader(self):
+        evaluated.append(DataLoader(rows(6, 0), batch_size=6, shuffle=True))
+        return evaluated[-1]
+
+    def training_step(self, batch, _):
+        return self.network(batch).square().mean()
+
+    def validation_step(self, batch, _):
+        pass
+
+    def configure_optimizers(self):
+        if self.asks_early:
+            self.trainer.estimated_stepping_batches
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+evaluated, told = [], []
+for asks_early in (False, True):
+    read, made = [], []
+    with enter(spec_of(6, 2), int(asks_early)) as peer:
+        trainer = pl.Trainer(strategy=MingaStrategy(peer), accelerator="cpu", logger=False, enable_checkpointing=False,
+                             enable_progress_bar=False, enable_model_summary=False, max_epochs=9,
+                             reload_dataloaders_every_n_epochs=1)
+        trainer.fit(Module(asks_early))
+        told.append([read[0], [loader.sampler.generator.initial_seed() - peer.seed for loader in made]])
+say(told=told, evaluated=[loader.sampler.generator is None for loader in evaluated])
+"""
+
+
+def test_loaders_that_lightning_asks_for_anew_come_in_the_order_of_the_peer(tmp_path: Path) -> None:
+    """Only the first ones did, and only after workers had begun to read ahead."""
+    (loop,) = results_of(tmp_path, [ANEW])
+    at_once, early = loop["told"]
+    assert at_once == [0, [0, 1]]  # to the peer's seed the epoch is added
+    assert early == [None, [0, 1]]  # there was no peer yet
+    assert loop["evaluated"]
+    assert all(loop["evaluated"])  # these come as the script has them
 
 
 def test_a_trainer_that_counts_tokens_and_a_loop_that_counts_samples_do_not_train_together(tmp_path: Path) -> None:
@@ -150,6 +212,10 @@ def test_a_trainer_that_counts_tokens_and_a_loop_that_counts_samples_do_not_trai
         assert set(epochs) == {0}  # those of the framework, after the peer's own number
     assert 'unit="tokens"' in without_unit
     assert loop["unit"] == "tokens"
+    said = (tmp_path / "errors1").read_text("utf-8")  # of a loop with Accelerate that never clips, and of Lightning
+    assert said.count("the run clips gradients to 1.0, as its spec says (optimizer.max_grad_norm)") == 2
+    assert said.count("this script sets no norm") == 1
+    assert said.count("this script clips each value to 1.0, which is left out") == 1
 
 
 class Numbers(IterableDataset[int]):
@@ -263,8 +329,18 @@ def test_each_peer_shuffles_in_an_order_of_its_own_whatever_seed_the_script_sets
     assert sorted(orders[0][:50]) == sorted(orders[1][:50]) == list(range(50))
 
 
+def test_a_sampler_that_adds_its_epoch_to_a_seed_draws_by_the_peer() -> None:
+    orders = []
+    for seed in (1, 2, 1):
+        sampler = DistributedSampler(range(50), num_replicas=1, rank=0, seed=0)
+        order_loaders(seed, DataLoader(TensorDataset(torch.arange(50)), sampler=sampler))
+        orders.append(list(sampler))
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+
+
 def test_data_in_order_stay_in_order() -> None:
     data = TensorDataset(torch.arange(4))
-    loader = DataLoader(data)
-    order_loaders(1, loader)
-    assert [int(batch) for (batch,) in loader] == [0, 1, 2, 3]
+    for loader in (DataLoader(data), DataLoader(data, sampler=range(4))):
+        order_loaders(1, loader)
+        assert [int(batch) for (batch,) in loader] == [0, 1, 2, 3]

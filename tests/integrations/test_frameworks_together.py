@@ -30,7 +30,7 @@ def train(peer, data, size, lockstep=False, **settings):
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
     sampler = loader.loader.batch_sampler.sampler
-    later = accelerator.skip_first_batches(loader, 2)
+    later = accelerator.skip_first_batches(dataloader=loader, num_batches=2)
     assert type(later) is type(loader)  # it counts
     batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1)),
                sum(1 for _ in later), len(loader.dataset)]
@@ -60,9 +60,11 @@ refused_later = []
 together = train(enter(spec_of(12, 4)), rows(6, int(role)), 3, lockstep=True)
 role = "0"
 short = train(enter(spec_of(5, 3), 1), rows(6, 0)[:5], 2)
-half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16",
-             dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
-accelerator = Accelerator(cpu=True)
+config = DataLoaderConfiguration(use_seedable_sampler=True)
+half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16", dataloader_config=config)
+half["seed_of_config"] = config.data_seed
+config.data_seed = 3
+accelerator = Accelerator(cpu=True, dataloader_config=config)
 with enter(spec_of(6, 1), 3) as peer:
     model = network()
     joined = prepare(accelerator, peer, model, torch.optim.SGD(model.parameters(), lr=1.0), [])
@@ -197,6 +199,8 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert accelerate["half"]["by_peer"]
+    assert accelerate["half"]["seed_of_config"] is None  # the script may make another accelerator with it
+    assert (tmp_path / "errors0").read_text("utf-8").count("data_seed=3: peers whose scripts have the same one") == 1
     assert accelerate["short"]["by_peer"]  # the script sets one seed on all peers, and none reads what another reads
     assert lightning["short"]["by_peer"]
     assert accelerate["short"]["total"] == 15

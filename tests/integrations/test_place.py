@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import minga
+from minga.access.standing_orders import STOP
 from minga.integrations.place import RunPlace, enter
+from minga.training.organiser import desk_in
 
 SPEC: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
 
@@ -44,6 +47,35 @@ def test_a_script_that_clips_otherwise_than_the_run_is_told_so(
     spec = minga.RunSpec.from_mapping({**SPEC, "optimizer": {"max_grad_norm": norm}})
     RunPlace(None, spec, owned=False).tell_of_clipping(own)
     assert ("the run clips gradients to 1.0" in caplog.text) == told
+
+
+def test_a_script_that_clips_values_is_told_so_also_with_the_number_of_the_norm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = RunPlace(None, minga.RunSpec.from_mapping({**SPEC, "optimizer": {"max_grad_norm": 1.0}}), owned=False)
+    place.tell_of_clipping(1.0, by_value=True)
+    assert "the run clips gradients to 1.0" in caplog.text
+    assert "this script clips each value to 1.0, which is left out" in caplog.text
+
+
+def test_the_last_step_of_a_run_is_the_amended_one(tmp_path: Path) -> None:
+    """A framework that ended was told of the end that the run had at first."""
+    spec = {**SPEC, "training": {"stop_after_steps": 7, "target_batch_size": 1}}
+    model = torch.nn.Linear(2, 1)
+    with minga.host(
+        spec, minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    ) as peer:
+        place = enter(peer)
+        assert place.last_step == 7
+        optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+        desk = desk_in(peer, None)
+        assert desk.put_in_force(desk.amend({STOP: 9}, 0))[1]
+        while optimizer.global_step < 2:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step(samples=1)
+            optimizer.zero_grad()
+        assert place.last_step == 9
+    assert RunPlace(None, place.spec, owned=False).last_step is None
 
 
 def test_what_has_no_place_is_told_why(tmp_path: Path) -> None:

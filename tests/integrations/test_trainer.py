@@ -149,10 +149,11 @@ with host(5, 2, 30) as peer:  # a global step of five calls
                                  eval_strategy="steps", save_strategy="steps", eval_steps=1, save_steps=1)
 with host(6, 2) as peer:
     lengths = [{"input_ids": [0] * (number + 1)} for number in range(9)]
-    trainers = [Trainer(Mean(), arguments(**more), train_dataset=lengths)
-                for more in ({"train_sampling_strategy": "group_by_length"}, {"data_seed": 3})]
+    own = arguments(train_sampling_strategy="group_by_length")
+    trainers = [Trainer(Mean(), each, train_dataset=lengths) for each in (own, arguments(data_seed=3))]
     for trainer in trainers:
         join(trainer, peer)
+    results["own"] = [own.data_seed, own.max_grad_norm]
     grouped = trainers[0].get_train_dataloader().batch_sampler.sampler
     results["grouped"] = [type(grouped).__name__, grouped.generator.initial_seed() == peer.seed]
 with host(4, 2) as peer:
@@ -255,6 +256,7 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     waiting = told["waiting"]  # early stopping took each call of one step for an evaluation without improvement
     assert (waiting["step"], waiting["evaluated"]) == (2, [0, 1, 2])
     assert told["grouped"] == ["LengthGroupedSampler", True]
+    assert told["own"] == [None, 1.0]  # the script may make another Trainer with its arguments
     said = (tmp_path / "errors0").read_text("utf-8")
     assert "data_seed=3: peers whose scripts have the same one" in said
     assert said.count("the Trainer ended at global step 3, and the run goes on to 5 without this peer") == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.units import counted
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_loaders
+from minga.integrations.data_order import order_loaders, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -120,9 +121,10 @@ def prepare(
 
     `weigh` says what a batch counts for, by default its samples. Where the loss is a mean over target tokens it is to
     return their number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on
-    all peers. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for
-    that. Of the micro-batches of one optimizer call each counts alike in the gradient, which is Accelerate's way; a
-    last call with fewer of them is scaled to their mean.
+    all peers. Data that is shuffled is put into an order of this peer's own, unless the accelerator has a `data_seed`
+    for its samplers, and so is a stream (`IterableDataset`), as far as its class has a way for that. Of the
+    micro-batches of one optimizer call each counts alike in the gradient, which is Accelerate's way; a last call with
+    fewer of them is scaled to their mean.
 
     Returns when this peer has the run's current state. Raises what `minga.join` raises, and `ConfigurationError` for
     FSDP, DeepSpeed and others that divide the model, for a second call with one accelerator, and without one model, one
@@ -179,8 +181,11 @@ def _prepared(
     training = kinds.index("loader")
     (seed,) = broadcast_object_list([0 if place.peer is None else place.peer.seed])
     order_loaders(seed, objects[training])
-    if accelerator.dataloader_config.data_seed is None:  # of samplers that Accelerate makes
-        accelerator.dataloader_config.data_seed = seed
+    settings = accelerator.dataloader_config
+    if settings.data_seed is None:  # of samplers that Accelerate makes
+        accelerator.dataloader_config = replace(settings, data_seed=seed)  # the script may use its own once more
+    elif settings.use_seedable_sampler:
+        tell_of_data_seed(settings.data_seed)
     optimizer = kinds.index("optimizer")
     joined = objects[optimizer] = JoinedOptimizer(objects[optimizer], tally)
     scheduler = objects.pop(kinds.index("scheduler")) if "scheduler" in kinds else None
@@ -190,7 +195,7 @@ def _prepared(
         found[kinds.index("scheduler")] = GlobalSchedule(joined)
     joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
     tally.told_by = "accelerator.backward(loss)"
-    _listen(accelerator, tally, place)
+    _listen(accelerator, joined, place)
     for number, kind in enumerate(kinds):
         if number == training:
             found[number] = CountedLoader(found[number], joined, weigh, place.peer)
@@ -199,8 +204,9 @@ def _prepared(
     return tuple(found[number] for number in range(len(kinds)))
 
 
-def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
+def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) -> None:
     """Hear of each loss, and leave the clipping to the run."""
+    tally = joined.tally
     own_backward, own_clip, own_skip = (
         accelerator.backward,
         accelerator.clip_grad_norm_,
@@ -212,17 +218,24 @@ def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
         tally.add_loss(loss.detach() / tally.window)
         own_backward(loss, **named)
 
-    told: list[float] = []
+    is_told = False
+
+    def tell_of_clipping(own: float | None) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            place.tell_of_clipping(own)
 
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
-        if not told:
-            told.append(max_norm)
-            place.tell_of_clipping(max_norm)
+        tell_of_clipping(max_norm)
         return own_clip(parameters, float("inf"), norm_type)
 
-    def skip(loader: Any, num_batches: int = 0) -> Any:
-        skips_itself = isinstance(loader, CountedLoader)
-        return loader.skip_first_batches(num_batches) if skips_itself else own_skip(loader, num_batches)
+    def before_step(*_: Any) -> None:
+        tell_of_clipping(None)  # unless the script clipped before its first optimizer call
+
+    def skip(dataloader: Any, num_batches: int = 0) -> Any:
+        skips_itself = isinstance(dataloader, CountedLoader)
+        return dataloader.skip_first_batches(num_batches) if skips_itself else own_skip(dataloader, num_batches)
 
     def load_state(*_: Any, **__: Any) -> None:
         raise ConfigurationError(
@@ -230,6 +243,7 @@ def _listen(accelerator: Accelerator, tally: Tally, place: RunPlace) -> None:
             "model, load its file by model.load_state_dict before `prepare`"
         )
 
+    joined.register_step_pre_hook(before_step)
     backward.joined = True  # type: ignore[attr-defined]
     accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
     accelerator.load_state, accelerator.skip_first_batches = load_state, skip

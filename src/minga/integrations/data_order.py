@@ -85,6 +85,17 @@ def order_sampler(seed: int, loader: Any) -> None:
         sampler.generator = torch.Generator().manual_seed(seed)
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
+    elif isinstance(getattr(sampler, "__dict__", {}).get("seed"), int):  # a DistributedSampler adds the epoch
+        sampler.seed = seed % _SEEDS
+
+
+def tell_of_data_seed(data_seed: int) -> None:
+    """Warn of the seed of a script, which stays in force."""
+    logger.warning(
+        "data_seed=%s: peers whose scripts have the same one read the same samples in the same order; leave it out, "
+        "and each peer has its own",
+        data_seed,
+    )
 
 
 def _innermost(loader: Any) -> Any:

@@ -196,20 +196,19 @@ class JoinedOptimizer(torch.optim.Optimizer):
         """Say how far the run came when the training of `who` ended, and warn of what the script may not mean: that it
         ended before the run's `last_step`, or that calls stood for nothing.
         """
-        goes_on = last_step is not None and not self.finished
-        logger.log(
-            logging.WARNING if goes_on or self.left_out else logging.INFO,
-            "%s ended at global step %d%s%s",
-            who,
-            self.global_step,
-            ", the run's last"
-            if self.finished
-            else f", and the run goes on to {last_step} without this peer: epochs, max_steps and the patience of early "
-            "stopping count what this peer does, and not the run's steps"
-            if goes_on
-            else "",
-            f"; {counted(self.left_out, 'optimizer call')} stood for no sample with a target" if self.left_out else "",
-        )
+        level, end, nothing = logging.INFO, "", ""
+        if self.finished:
+            end = ", the run's last"
+        elif last_step is not None:
+            level = logging.WARNING
+            end = (
+                f", and the run goes on to {last_step} without this peer: epochs, max_steps and the patience of early "
+                "stopping count what this peer does, and not the run's steps"
+            )
+        if self.left_out:
+            level = logging.WARNING
+            nothing = f"; {counted(self.left_out, 'optimizer call')} stood for no sample with a target"
+        logger.log(level, "%s ended at global step %d%s%s", who, self.global_step, end, nothing)
 
     def pause(self) -> None:
         """Tell the run that this process does something else for a while, such as an evaluation."""

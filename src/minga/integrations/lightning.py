@@ -84,6 +84,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
         self._schedules: list[LRScheduler | None] = []
+        self._loaders: list[Any] = []  # to train on, not yet in an order of this peer's own
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -115,7 +116,25 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined = joined
         for link in self._links.values():
             self._places.append(enter(link, self._options))
-            self._places[-1].tell_of_clipping(clipped)
+            self._places[-1].tell_of_clipping(clipped, by_value=trainer.gradient_clip_algorithm == "value")
+        self._order_loaders()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Have what there is to train on come in an order of this peer's own, also where the Trainer asks for it anew.
+
+        Right after this the Trainer begins to read, and workers may read ahead.
+        """
+        loader = super().process_dataloader(dataloader)
+        if self.lightning_module.trainer.training:  # not, as while it trains, one to evaluate on
+            self._loaders.append(loader)
+            self._order_loaders()
+        return loader
+
+    def _order_loaders(self) -> None:
+        """Seed the loaders that came, once the runs are joined: `estimated_stepping_batches` asks for them before."""
+        peer = self._places[0].peer if self._places else None
+        while peer is not None and self._loaders:  # a new loader begins at its seed, so another one in each epoch
+            order_loaders(peer.seed + self.lightning_module.trainer.current_epoch, self._loaders.pop())
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
@@ -134,9 +153,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def on_train_start(self) -> None:
         """Model and optimizers are in place, and a checkpoint loaded: get the state of the runs."""
         super().on_train_start()
-        peer = self._places[0].peer
-        if peer is not None:
-            order_loaders(peer.seed, self.lightning_module.trainer.train_dataloader)
         for optimizer, place, part, schedule in zip(
             self._joined, self._places, self._parts, self._schedules, strict=True
         ):
@@ -191,7 +207,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Say how far the runs came."""
         super().on_train_end()
         for optimizer, place in zip(self._joined, self._places, strict=True):
-            optimizer.tell_of_end("fit", place.spec.training.stop_after_steps)
+            optimizer.tell_of_end("fit", place.last_step)
 
     def on_validation_start(self) -> None:
         """Tell the runs that this process evaluates for a while."""
@@ -201,7 +217,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Leave the runs."""
-        places, self._places, self._joined = self._places, [], []
+        places, self._places, self._joined, self._loaders = self._places, [], [], []
         for place in places:
             place.leave()
         super().teardown()

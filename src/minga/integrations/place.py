@@ -29,15 +29,27 @@ class RunPlace(NamedTuple):
         """Global steps over which a learning-rate schedule goes: to the run's last one, if it has one."""
         return self.spec.training.stop_after_steps or self.spec.optimizer.total_steps
 
-    def tell_of_clipping(self, own: float | None) -> None:
-        """Warn if the norm to which the run clips gradients is not the script's `own`; None or 0 is not to clip."""
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends, as amended so far; None without an end, or without a peer."""
+        return None if self.peer is None else self.peer.checkpointer.last_step
+
+    def tell_of_clipping(self, own: float | None, *, by_value: bool = False) -> None:
+        """Warn if the run clips gradients otherwise than the script, which does it to the norm `own`, or each value to
+        that; None or 0 is not to clip.
+        """
         norm = self.spec.optimizer.max_grad_norm
-        if (own or None) != norm:
+        if not own:
+            differs, script = norm is not None, "sets no norm"
+        elif by_value:
+            differs, script = True, f"clips each value to {own}, which is left out"
+        else:
+            differs, script = own != norm, f"clips to {own}, which is left out"
+        if differs:
             logger.warning(
-                "the run clips gradients to %s, as its spec says (optimizer.max_grad_norm); this script clips to %s, "
-                "which is left out",
+                "the run clips gradients to %s, as its spec says (optimizer.max_grad_norm); this script %s",
                 norm or "no norm",
-                own or "none",
+                script,
             )
 
     def leave(self) -> None:

@@ -11,6 +11,7 @@ the global step.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_sampler, shuffled_by
+from minga.integrations.data_order import order_sampler, shuffled_by, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -103,6 +104,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def _take_over(self) -> None:
         trainer = self._trainer
+        trainer.args = copy.copy(trainer.args)  # the script may make another Trainer with its own
         self._place.tell_of_clipping(trainer.args.max_grad_norm)
         trainer.args.max_grad_norm = 0.0
         trainer.optimizer, schedule = self.optimizer, GlobalSchedule(self.optimizer)
@@ -128,11 +130,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
             trainer.get_train_dataloader = get_train_dataloader
         else:
-            logger.warning(
-                "data_seed=%s: peers whose scripts have the same one read the same samples in the same order; leave it "
-                "out, and each peer has its own",
-                trainer.args.data_seed,
-            )
+            tell_of_data_seed(trainer.args.data_seed)
 
     # ---- in the place of the Trainer's methods
 
@@ -234,4 +232,4 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""
-        self.optimizer.tell_of_end("the Trainer", self._place.spec.training.stop_after_steps)
+        self.optimizer.tell_of_end("the Trainer", self._place.last_step)
