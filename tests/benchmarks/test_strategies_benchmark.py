@@ -260,10 +260,10 @@ def test_what_auto_chooses_is_compared_with_the_best_method() -> None:
         target = {"share_of_reference": share if share is None else [share] * 3}
         return {"task": "gpt", "kappa": 10.0, "method": method, "targets": {"80%": target}}
 
-    shares = {"float16": 1.0, "local-10-int4-overlap": 0.22, "local-30-int4": 0.2, "topk": None}
+    shares = {"float16": 1.0, "local-27-int4": 0.22, "local-30-int4": 0.2, "topk": None}
     (found,) = auto_rows([row(method, share) for method, share in shares.items()], 8)
-    assert found["chosen"] == "local H=10 overlapped, int4"
-    assert (found["method"], found["best"], found["ratio"]) == ("local-10-int4-overlap", "local-30-int4", 1.1)
+    assert found["chosen"] == "local H=27, int4"
+    assert (found["method"], found["best"], found["ratio"]) == ("local-27-int4", "local-30-int4", 1.1)
     rates = {"float16": 1.0, "local-10-sign2-overlap-muon": 0.14, "local-10-sign2-overlap-muon-x3": 0.08}
     _, found = auto_rows([row(method, share) for method, share in rates.items()], 8)
     assert found["optimizer"] == "muon"

@@ -263,7 +263,7 @@ def test_what_never_arrived_in_the_benchmark_is_not_advised(capfd: pytest.Captur
         assert "with topk(values=2bit) never came to the loss of synchronous steps" in " ".join(text.split())
     _, text = call(capfd, "plan", *peers)
     assert "± 0 " not in text
-    assert "(1 run)" in text
+    assert "(2 runs)" in text
 
 
 def test_a_way_that_sends_far_less_and_is_hardly_later_is_named_beside_the_best() -> None:
