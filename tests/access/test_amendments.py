@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from minga.access.admission import MAX_INVALID
 from minga.access.standing_orders import OrderExchange, StandingOrders, check_changes
@@ -347,14 +348,25 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
 
 
+def one_cycle(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
+
+
+def cyclic(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, peak / 4, peak, step_size_up=3, cycle_momentum=False)
+
+
 @pytest.mark.parametrize("at", [0, 3, 7])
-def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(at: int) -> None:
-    def course(peak: float, amended: float) -> list[float]:
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
+    at: int, schedule: Callable[[torch.optim.Optimizer, float], LRScheduler]
+) -> None:
+    def course(peak: float, amended: float | None = None) -> list[float]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
+        scheduler = schedule(optimizer, peak)
         rates = []
         for step in range(10):
-            if step == at:
+            if step == at and amended is not None:
                 set_learning_rate(optimizer, scheduler, amended)
             rates.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
@@ -362,9 +374,10 @@ def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(at: int) -
                 scheduler.step()
         return rates
 
-    changed, wanted = course(0.1, 0.03), course(0.03, 0.03)
+    changed, wanted = course(0.1, 0.03), course(0.03)
     assert changed[at:] == pytest.approx(wanted[at:])
-    assert changed[:at] == course(0.1, 0.1)[:at]
+    assert changed[:at] == course(0.1)[:at]
+    assert course(0.1, 0.1) == course(0.1)
 
 
 def test_bounds_that_move_together_are_changed_together() -> None:
