@@ -44,7 +44,7 @@ pytestmark = pytest.mark.promise("who-may-take-part")
 ORGANISER, SECOND = (Identity.from_seed(bytes([i]) * 32) for i in (200, 201))
 NOW = int(EPOCH_S)
 virtually = functools.partial(virtually_for, limit_s=900.0)
-RATE = "optimizer.learning_rate"
+RATE, NORM = "optimizer.learning_rate", "optimizer.max_grad_norm"
 
 
 def amendment(spec: RunSpec, number: int, from_step: int, signer: Identity = ORGANISER, **changes: str) -> Amendment:
@@ -238,11 +238,11 @@ async def test_what_is_due_is_what_no_higher_number_overrules() -> None:
     three = amendment(spec, 3, 5, paused="false")
     orders = standing(spec, three, two, one)
     assert [orders.due(step) for step in (2, 3, 5)] == [(), (one.id,), (two.id, three.id)]
-    assert orders.changes(orders.due(5)) == {RATE: 0.25, "paused": False}
+    assert orders.changes(orders.due(5), 5) == {RATE: 0.25, "paused": False}
     assert [orders.is_paused(step) for step in (2, 4, 5)] == [False, True, False]
-    assert orders.spec(orders.due(4)).optimizer.learning_rate == 0.5
+    assert orders.spec(orders.due(4), 4).optimizer.learning_rate == 0.5
     nonsense = amendment(spec, 4, 0, optimizer__learning_rate="-1", training__seed="7", checkpoints__keep="{")
-    assert standing(spec, nonsense).changes([nonsense.id]) == {}
+    assert standing(spec, nonsense).changes([nonsense.id], 0) == {}
 
 
 @virtually
@@ -252,7 +252,7 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
     amends = Amended(orders, small_replica(spec))
     amends.stand_at(3)
     assert amends.now.training.stop_after_steps == amends.last_step(3) == 4
-    amends.enter(())  # its leader has not heard of the order yet
+    amends.enter((), 3)  # its leader has not heard of the order yet
     assert amends.now.training.stop_after_steps is amends.last_step(4) is None
 
 
@@ -264,11 +264,26 @@ def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void(
     amends = Amended(standing(spec, order), replica)
     norms = []
     for orders in ((), (order.id,), (order.id,), ()):
-        amends.enter(orders)
+        amends.enter(orders, 2)
         amends.apply()
         replica.amend({LOOP_RATES: [0.1]})
         norms.append(replica.max_grad_norm)
     assert norms == [None, 0.5, 0.5, None]
+
+
+def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
+    changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    order = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    replica = small_replica(spec)
+    amends = Amended(standing(spec, order), replica)
+    said, norms = list[str](), []
+    for step in range(1, 7):
+        said.append(amends.enter((order.id,), step))
+        amends.apply()
+        norms.append(replica.max_grad_norm)
+    assert norms == [0.5, 0.5, None, None, 0.5, 0.5]
+    assert said == [f"{NORM} = 0.5", "", "", "", f"{NORM} = 0.5", ""]
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
@@ -313,24 +328,25 @@ def test_orders_are_signed_counted_and_of_this_run() -> None:
 )
 def test_what_cannot_change_says_so_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        check_changes(make_spec(16), changes)
+        check_changes(make_spec(16), changes, 0)
 
 
 def test_a_strategy_with_an_optimizer_of_its_own_takes_over_only_where_it_was_foreseen() -> None:
     """The program of each peer has the optimizer, and it is looked at when that begins."""
     unforeseen = make_spec(16, model={"recipe": "custom"})
     with pytest.raises(ConfigurationError, match=r'"demo" brings its own .* training\.strategy_changes'):
-        check_changes(unforeseen, {"training.strategy": "demo"})
+        check_changes(unforeseen, {"training.strategy": "demo"}, 5)
     later = [{"from_step": 10**6, "strategy": "demo"}]
     foreseen = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": later})
-    check_changes(foreseen, {"training.strategy": "demo", "optimizer.max_grad_norm": "off"})
+    check_changes(foreseen, {"training.strategy": "demo", NORM: "off"}, 5)
+    check_changes(foreseen, {NORM: 1.0}, 10**6 - 1)
     with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
-        check_changes(foreseen, {"optimizer.max_grad_norm": 1.0})
+        check_changes(foreseen, {NORM: 1.0}, 10**6)
 
 
 def test_a_verified_run_cannot_be_amended() -> None:
     with pytest.raises(ConfigurationError, match="without a leader"):
-        check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1})
+        check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1}, 0)
 
 
 def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
