@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from minga.access.admission import MAX_INVALID
 from minga.access.standing_orders import OrderExchange, StandingOrders, check_changes
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.promise("who-may-take-part")
 ORGANISER, SECOND = (Identity.from_seed(bytes([i]) * 32) for i in (200, 201))
 NOW = int(EPOCH_S)
 virtually = functools.partial(virtually_for, limit_s=900.0)
-RATE = "optimizer.learning_rate"
+RATE, NORM = "optimizer.learning_rate", "optimizer.max_grad_norm"
 
 
 def amendment(spec: RunSpec, number: int, from_step: int, signer: Identity = ORGANISER, **changes: str) -> Amendment:
@@ -237,11 +238,11 @@ async def test_what_is_due_is_what_no_higher_number_overrules() -> None:
     three = amendment(spec, 3, 5, paused="false")
     orders = standing(spec, three, two, one)
     assert [orders.due(step) for step in (2, 3, 5)] == [(), (one.id,), (two.id, three.id)]
-    assert orders.changes(orders.due(5)) == {RATE: 0.25, "paused": False}
+    assert orders.changes(orders.due(5), 5) == {RATE: 0.25, "paused": False}
     assert [orders.is_paused(step) for step in (2, 4, 5)] == [False, True, False]
-    assert orders.spec(orders.due(4)).optimizer.learning_rate == 0.5
+    assert orders.spec(orders.due(4), 4).optimizer.learning_rate == 0.5
     nonsense = amendment(spec, 4, 0, optimizer__learning_rate="-1", training__seed="7", checkpoints__keep="{")
-    assert standing(spec, nonsense).changes([nonsense.id]) == {}
+    assert standing(spec, nonsense).changes([nonsense.id], 0) == {}
 
 
 @virtually
@@ -251,7 +252,7 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
     amends = Amended(orders, small_replica(spec))
     amends.stand_at(3)
     assert amends.now.training.stop_after_steps == amends.last_step(3) == 4
-    amends.enter(())  # its leader has not heard of the order yet
+    amends.enter((), 3)  # its leader has not heard of the order yet
     assert amends.now.training.stop_after_steps is amends.last_step(4) is None
 
 
@@ -263,11 +264,26 @@ def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void(
     amends = Amended(standing(spec, order), replica)
     norms = []
     for orders in ((), (order.id,), (order.id,), ()):
-        amends.enter(orders)
+        amends.enter(orders, 2)
         amends.apply()
         replica.amend({LOOP_RATES: [0.1]})
         norms.append(replica.max_grad_norm)
     assert norms == [None, 0.5, 0.5, None]
+
+
+def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
+    changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    order = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    replica = small_replica(spec)
+    amends = Amended(standing(spec, order), replica)
+    said, norms = list[str](), []
+    for step in range(1, 7):
+        said.append(amends.enter((order.id,), step))
+        amends.apply()
+        norms.append(replica.max_grad_norm)
+    assert norms == [0.5, 0.5, None, None, 0.5, 0.5]
+    assert said == [f"{NORM} = 0.5", "", "", "", f"{NORM} = 0.5", ""]
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
@@ -312,24 +328,25 @@ def test_orders_are_signed_counted_and_of_this_run() -> None:
 )
 def test_what_cannot_change_says_so_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        check_changes(make_spec(16), changes)
+        check_changes(make_spec(16), changes, 0)
 
 
 def test_a_strategy_with_an_optimizer_of_its_own_takes_over_only_where_it_was_foreseen() -> None:
     """The program of each peer has the optimizer, and it is looked at when that begins."""
     unforeseen = make_spec(16, model={"recipe": "custom"})
     with pytest.raises(ConfigurationError, match=r'"demo" brings its own .* training\.strategy_changes'):
-        check_changes(unforeseen, {"training.strategy": "demo"})
+        check_changes(unforeseen, {"training.strategy": "demo"}, 5)
     later = [{"from_step": 10**6, "strategy": "demo"}]
     foreseen = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": later})
-    check_changes(foreseen, {"training.strategy": "demo", "optimizer.max_grad_norm": "off"})
+    check_changes(foreseen, {"training.strategy": "demo", NORM: "off"}, 5)
+    check_changes(foreseen, {NORM: 1.0}, 10**6 - 1)
     with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
-        check_changes(foreseen, {"optimizer.max_grad_norm": 1.0})
+        check_changes(foreseen, {NORM: 1.0}, 10**6)
 
 
 def test_a_verified_run_cannot_be_amended() -> None:
     with pytest.raises(ConfigurationError, match="without a leader"):
-        check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1})
+        check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1}, 0)
 
 
 def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
@@ -347,14 +364,25 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
 
 
+def one_cycle(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
+
+
+def cyclic(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, peak / 4, peak, step_size_up=3, cycle_momentum=False)
+
+
 @pytest.mark.parametrize("at", [0, 3, 7])
-def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(at: int) -> None:
-    def course(peak: float, amended: float) -> list[float]:
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
+    at: int, schedule: Callable[[torch.optim.Optimizer, float], LRScheduler]
+) -> None:
+    def course(peak: float, amended: float | None = None) -> list[float]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
+        scheduler = schedule(optimizer, peak)
         rates = []
         for step in range(10):
-            if step == at:
+            if step == at and amended is not None:
                 set_learning_rate(optimizer, scheduler, amended)
             rates.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
@@ -362,9 +390,10 @@ def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(at: int) -
                 scheduler.step()
         return rates
 
-    changed, wanted = course(0.1, 0.03), course(0.03, 0.03)
+    changed, wanted = course(0.1, 0.03), course(0.03)
     assert changed[at:] == pytest.approx(wanted[at:])
-    assert changed[:at] == course(0.1, 0.1)[:at]
+    assert changed[:at] == course(0.1)[:at]
+    assert course(0.1, 0.1) == course(0.1)
 
 
 def test_bounds_that_move_together_are_changed_together() -> None:

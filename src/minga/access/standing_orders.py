@@ -26,7 +26,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.access.admission import Admission
-from minga.averaging.strategy_choice import StrategyChoice, facts_of, round_batch_range
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.problems import suggestion
@@ -83,8 +83,10 @@ WHY_NOT: Final = {
 }
 
 
-def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
-    """Raise `ConfigurationError`, which names the setting and what can change, unless these can change in this run."""
+def check_changes(spec: RunSpec, changes: dict[str, Any], step: int) -> None:
+    """Raise `ConfigurationError`, which names the setting and what can change, unless these, and no others, can be in
+    force in the round of `step` of a run that began by `spec`.
+    """
     if spec.security.verification == "byzantine":
         raise ConfigurationError(
             'a run with verification = "byzantine" cannot be amended: its members take steps without a leader whose '
@@ -106,11 +108,9 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
-    amended = amended_spec(spec, changes)
-    facts_of(amended)
-    for name in amended.training.strategies:
-        if StrategyChoice.of(amended, name).facts.owns_optimizer:
-            _check_own_optimizer(spec, name, clips=changes.get(NORM) not in (None, "off"))
+    at_work = amended_spec(spec, changes).at(step)
+    if facts_of(at_work).owns_optimizer:
+        _check_own_optimizer(spec, at_work.training.strategy, clips=changes.get(NORM) not in (None, "off"))
 
 
 def _check_own_optimizer(spec: RunSpec, strategy: str, *, clips: bool) -> None:
@@ -156,7 +156,7 @@ def spec_due(spec: RunSpec, ledger: AccessLedger | None, step: int) -> RunSpec:
     if ledger is None:
         return spec
     orders = StandingOrders(spec, ledger)
-    return orders.spec(orders.due(step))
+    return orders.spec(orders.due(step), step)
 
 
 @loop_bound
@@ -171,7 +171,7 @@ class StandingOrders:
         self._regroups = Regroups() if ledger is None else ledger.regroups
         self.can_be = ledger is not None
         """Whether the run has organisers whose orders this peer follows."""
-        self._specs: dict[tuple[str, ...], RunSpec] = {}
+        self._specs: dict[tuple[tuple[str, ...], str], RunSpec] = {}  # by orders, and the strategy that was scheduled
 
     # ---- for rounds; see `RunOrders`
 
@@ -181,7 +181,7 @@ class StandingOrders:
 
     def batch_range(self, orders: Sequence[str], step: int) -> tuple[int, int] | None:
         """The smallest and the largest number of samples with which a round of `step` may close under these orders."""
-        return round_batch_range(self.spec(orders).at(step))
+        return round_batch_range(self.spec(orders, step).at(step))
 
     async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
         """Get those that are not known here from `peer`, which wants them in force in the round of `step`.
@@ -200,27 +200,36 @@ class StandingOrders:
 
     # ---- for the member
 
-    def changes(self, orders: Sequence[str]) -> dict[str, Any]:
-        """What these amendments change, value by key, as far as this version of minga can."""
+    def changes(self, orders: Sequence[str], step: int) -> dict[str, Any]:
+        """What these amendments change in the round of `step`, value by key, as far as this version of minga can.
+
+        What was left out is the organiser's of a newer minga, or it signed what its own refuses. Or it is clipping,
+        and by now a strategy is at work, as the run spec planned it, that does not step by gradients.
+        """
+        return self._read(self._amendments.changes(orders), step)[0]
+
+    def _read(self, waiting: Mapping[str, str], step: int) -> tuple[dict[str, Any], dict[str, Exception]]:
+        """What of this JSON by key can be in force in the round of `step`, and why the rest cannot."""
         found: dict[str, Any] = {}
-        waiting = self._amendments.changes(orders)
+        refused: dict[str, Exception] = {}
         count = -1
         while len(found) > count:  # again as long as some came in: a smallest value may go only with its largest
-            count = len(found)
+            count, refused = len(found), {}
             for key in [key for key in waiting if key not in found]:
                 try:
                     value = json.loads(waiting[key])
-                    check_changes(self._spec, {**found, key: value})
-                except (ValueError, RecursionError, ConfigurationError):
-                    continue  # the organiser's minga is newer than this one, or it signed what its own refuses
-                found[key] = value
-        return found
+                    check_changes(self._spec, {**found, key: value}, step)
+                except (ValueError, RecursionError, ConfigurationError) as error:
+                    refused[key] = error
+                else:
+                    found[key] = value
+        return found, refused
 
-    def spec(self, orders: Sequence[str]) -> RunSpec:
-        """The run spec as amended by these."""
-        name = tuple(orders)
+    def spec(self, orders: Sequence[str], step: int) -> RunSpec:
+        """The run spec as amended by these in the round of `step`."""
+        name = (tuple(orders), self._spec.training.at(step).strategy)
         if name not in self._specs:
-            changes = self.changes(name)
+            changes = self.changes(orders, step)
             if len(self._specs) > 2 * len(AMENDABLE):
                 self._specs.clear()
             self._specs[name] = amended_spec(self._spec, changes)
@@ -234,7 +243,27 @@ class StandingOrders:
 
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""
-        return self.changes(self.due(step)).get(PAUSED) is True
+        return self.changes(self.due(step), step).get(PAUSED) is True
+
+    # ---- for those who sign
+
+    def check(self, order: Amendment) -> RunSpec:
+        """The run spec in the first round that `order` is in force in.
+
+        Raises `ConfigurationError` unless peers obey it from then on, and go on to obey the others: what is due in that
+        round, and whenever another order comes, is read as they read it. What the run spec schedules for later is not
+        looked at: it may never come.
+        """
+        amendments, first = self._amendments.plus(order), max(0, order.first_step(EARLY))
+        starts = {first, *(each.first_step(EARLY) for each in amendments)}
+        for step in sorted(start for start in starts if start >= first):
+            _, before = self._read(self._amendments.changes(self.due(step)), first)
+            _, refused = self._read(amendments.changes(amendments.due(step, EARLY)), first)
+            for key, why in refused.items():
+                if key not in before or key in dict(order.changes):
+                    raise ConfigurationError(str(why)) from why
+        changes, _ = self._read(amendments.changes(amendments.due(first, EARLY)), first)
+        return amended_spec(self._spec, changes)
 
 
 # ---- The exchange of orders: how they reach every member.

@@ -7,7 +7,6 @@ enters the run as a monitor that the key vouches for. Every member verifies its 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minga.access.access_files import AccessFiles
-from minga.access.standing_orders import (
-    OPTIMIZER,
-    STRATEGY,
-    StandingOrders,
-    amended_spec,
-    check_changes,
-    spec_due,
-)
+from minga.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import (
@@ -196,10 +188,11 @@ class Organiser:
         `ConfigurationError` for settings that cannot change, and values that do not go with the others of that step.
         """
         step = self.step_ahead() if from_step is None else from_step
-        check_changes(self._amended(step), dict(changes))
+        order = draft_amendment(self.ledger, changes, step, int(time.time()))
+        amended = self._amended(order)
         if STRATEGY in changes:
-            self._check_strategy(changes, step)
-        return draft_amendment(self.ledger, changes, step, int(time.time())).signed_by(self._key)
+            _check_strategy(changes, amended)
+        return order.signed_by(self._key)
 
     def regroup(self) -> Regroup:
         """An order that the run goes on with the members that are in sight, with this organiser's signature.
@@ -225,8 +218,7 @@ class Organiser:
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
         if isinstance(order, Amendment):
-            changes = {key: json.loads(text) for key, text in order.changes}
-            check_changes(self._amended(order.from_step), changes)
+            self._amended(order)
         order = order.signed_by(self._key)
         in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
         if in_force:
@@ -306,21 +298,15 @@ class Organiser:
     def _status(self) -> RunStatus | None:
         return None if self._peer is None else self._peer.status()
 
-    def _amended(self, step: int) -> RunSpec:
-        """The run spec by the amendments that are due at `step`."""
+    def _amended(self, order: Amendment) -> RunSpec:
+        """The run spec by this order and the others that are due then. Raises `ConfigurationError` if peers would not
+        obey them all.
+        """
 
         def amended() -> RunSpec:
-            return spec_due(self._spec, self.ledger, step)
+            return StandingOrders(self._spec, self.ledger).check(order)
 
         return amended() if self._peer is None else self._peer.on_loop(amended)
-
-    def _check_strategy(self, changes: Mapping[str, Any], step: int) -> None:
-        """Raise `ConfigurationError` if peers of the run may lack this strategy, or if it does not go with the rest."""
-        if others := [key for key in changes if key.startswith(OPTIMIZER)]:
-            raise ConfigurationError(
-                f"{STRATEGY} changes at the end of a round, and {others[0]} within one: amend them one after the other"
-            )
-        check_plugins(amended_spec(self._amended(step), changes))
 
     def _check_for_members(self) -> None:
         if self.ledger.is_open:
@@ -393,6 +379,15 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
         raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
     key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
     return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
+
+
+def _check_strategy(changes: Mapping[str, Any], amended: RunSpec) -> None:
+    """Raise `ConfigurationError` if peers of the run may lack this strategy, or if it does not go with the rest."""
+    if others := [key for key in changes if key.startswith(OPTIMIZER)]:
+        raise ConfigurationError(
+            f"{STRATEGY} changes at the end of a round, and {others[0]} within one: amend them one after the other"
+        )
+    check_plugins(amended)
 
 
 def draft_regroup(board: Board, ledger: AccessLedger, now: int) -> Regroup:

@@ -226,7 +226,7 @@ def test_a_stop_ends_a_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders.is_paused(7)
     told_by(desk, monkeypatch, "stop")
     assert not orders.is_paused(7)
-    assert orders.spec(orders.due(9)).training.stop_after_steps == 10
+    assert orders.spec(orders.due(9), 9).training.stop_after_steps == 10
 
 
 def test_another_strategy_has_to_go_with_the_rest_of_the_run_and_with_what_peers_have_installed() -> None:
@@ -236,7 +236,7 @@ def test_another_strategy_has_to_go_with_the_rest_of_the_run_and_with_what_peers
     assert ledger.amendments.take(order)
     orders = StandingOrders(spec, ledger)
     assert orders.due(18) == ()
-    assert orders.spec(orders.due(19)).at(20).training.strategy == "delayed", "in the plan of the round before"
+    assert orders.spec(orders.due(19), 19).at(20).training.strategy == "delayed", "in the plan of the round before"
     for changes, said in (
         ({"training.strategy": "leader"}, "leader"),
         ({"training.strategy": "demo"}, "demo"),
@@ -257,5 +257,84 @@ def test_an_amendment_takes_the_settings_of_a_strategy_that_is_planned_for_a_ste
     desk, ledger = desk_of(spec, Organiser)
     assert ledger.amendments.take(desk.amend({"training.strategy": "local"}, 20))
     orders = StandingOrders(spec, ledger)
-    changed = orders.spec(orders.due(20)).at(20)
+    changed = orders.spec(orders.due(20), 20).at(20)
     assert (changed.training.strategy, changed.strategy) == ("local", table)
+
+
+NORM, STRATEGY = "optimizer.max_grad_norm", "training.strategy"
+
+
+def foreseeing() -> RunSpec:
+    """A run whose peers were told from the beginning that demo may take over."""
+    training = {"strategy_changes": [{"from_step": 1_000_000, "strategy": "demo"}]}
+    return RunSpec.from_mapping({"name": "foreseen", "model": {"recipe": "custom"}, "training": training})
+
+
+def signed(desk: Organiser, changes: dict[str, Any], step: int) -> None:
+    desk.put_in_force(desk.amend(changes, step))
+
+
+def obeyed(desk: Organiser, spec: RunSpec, step: int) -> dict[str, Any]:
+    """What peers with the desk's orders go by in the round of `step`."""
+    orders = StandingOrders(spec, desk.ledger)
+    return orders.changes(orders.due(step), step)
+
+
+def test_the_desk_signs_no_strategy_that_peers_would_drop_for_the_clipping_that_is_in_force() -> None:
+    spec = foreseeing()
+    desk, _ = desk_of(spec)
+    signed(desk, {NORM: 0.5}, 5)
+    with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
+        desk.amend({STRATEGY: "demo"}, 20)
+    signed(desk, {NORM: "off"}, 20)
+    with pytest.raises(ConfigurationError, match="leave"):
+        desk.amend({STRATEGY: "demo"}, 20)  # the plan of round 19 says so already, and that round still clips
+    signed(desk, {STRATEGY: "demo"}, 21)
+    with pytest.raises(ConfigurationError, match="leave"):
+        desk.amend({NORM: 0.5}, 10)  # it would hold from 20 on, too
+    assert [obeyed(desk, spec, step) for step in (5, 20)] == [{NORM: 0.5}, {NORM: "off", STRATEGY: "demo"}]
+
+
+def test_the_desk_does_not_complete_an_order_that_peers_would_drop_by_now() -> None:
+    optimizer = {"name": "sgd", "momentum": 0.0, "max_grad_norm": "off"}
+    spec = RunSpec.from_mapping({"name": "plain", "optimizer": optimizer, "averaging": {"codec": "int8"}})
+    desk, _ = desk_of(spec)
+    begun = desk.amend({STRATEGY: "demo"}, 20)
+    signed(desk, {NORM: 0.5}, 5)
+    with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
+        desk.put_in_force(begun)
+    assert obeyed(desk, spec, 20) == {NORM: 0.5}
+
+
+def test_a_strategy_that_was_foreseen_can_take_over_after_another_one() -> None:
+    spec = foreseeing()
+    desk, _ = desk_of(spec)
+    signed(desk, {STRATEGY: "delayed"}, 5)
+    signed(desk, {STRATEGY: "demo"}, 10)
+    assert [obeyed(desk, spec, step) for step in (4, 9)] == [{STRATEGY: "delayed"}, {STRATEGY: "demo"}]
+
+
+def test_clipping_can_change_while_a_strategy_that_has_none_is_only_foreseen() -> None:
+    spec = foreseeing()
+    desk, _ = desk_of(spec)
+    signed(desk, {NORM: 0.5}, 5)
+    signed(desk, {NORM: 0.25}, 10)
+    assert [obeyed(desk, spec, step) for step in (5, 10)] == [{NORM: 0.5}, {NORM: 0.25}]
+    with pytest.raises(ConfigurationError, match="leave"):
+        desk.amend({NORM: 0.5}, 1_000_000)
+
+
+def test_the_desk_signs_nothing_for_which_peers_would_drop_a_later_order() -> None:
+    spec = foreseeing()
+    desk, _ = desk_of(spec)
+    signed(desk, {NORM: 0.5}, 100)
+    with pytest.raises(ConfigurationError, match="leave"):
+        desk.amend({STRATEGY: "demo"}, 50)
+    signed(desk, {STRATEGY: "delayed"}, 50)
+    assert obeyed(desk, spec, 100) == {NORM: 0.5, STRATEGY: "delayed"}
+
+
+def test_a_value_that_no_setting_has_is_refused_in_words() -> None:
+    desk, _ = desk_of(PLAIN)
+    with pytest.raises(ConfigurationError, match="no setting has such a value"):
+        desk.amend(parse_changes(["optimizer.learning_rate=2024-01-01"]), 5)

@@ -357,7 +357,10 @@ def draft_amendment(ledger: AccessLedger, changes: Mapping[str, Any], from_step:
 
     Raises `ConfigurationError` for too many settings, or too long values; whether they can change is for others to say.
     """
-    said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
+    try:
+        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
+    except TypeError as error:  # such as a date of TOML
+        raise ConfigurationError(f"no setting has such a value: {error}") from error
     if len(said) > MAX_CHANGES or any(len(text) > MAX_VALUE_CHARACTERS for _, text in said):
         raise ConfigurationError(f"one amendment changes at most {MAX_CHANGES} settings, by short values")
     return Amendment(_run(ledger), ledger.term, now, (), ledger.amendments.next_number, from_step, said)

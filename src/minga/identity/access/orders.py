@@ -244,6 +244,12 @@ class Amendments:
         self._known[amendment.id] = amendment
         return True
 
+    def plus(self, amendment: Amendment) -> Amendments:
+        """What they would be with this one."""
+        more = Amendments()
+        more._known, more._void = {**self._known, amendment.id: amendment}, dict(self._void)
+        return more
+
     def keep(self, counts: Callable[[Amendment], bool]) -> None:
         """Let no round begin by those any more that do not count."""
         self._void.update({name: each for name, each in self._known.items() if not counts(each)})

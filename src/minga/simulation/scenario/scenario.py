@@ -303,7 +303,7 @@ def _wrong_orders(scenario: Scenario) -> Iterator[str]:
             yield f"{where}: peer: {_unknown(table.peer, 'peer', [f'{kind}-1' for kind in counts])}"
         if table.order in ("amend", "pause", "resume", "stop"):
             try:
-                check_changes(scenario.run_spec(), dict(table.changes) or {PAUSED: True})
+                check_changes(scenario.run_spec(), dict(table.changes) or {PAUSED: True}, 0)
             except ConfigurationError as error:
                 yield from (f"{where}: {line}" for line in str(error).splitlines())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from minga.access.standing_orders import PAUSED, STOP, check_changes
+from minga.access.standing_orders import PAUSED, STOP, StandingOrders
 from minga.core.errors import ConfigurationError
 from minga.identity.access.ledger import AccessLedger, PublicOrder, draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.keys.keys import Identity
@@ -99,9 +99,10 @@ class SwarmOrganiser:
         return self._swarm.peers[name]
 
     def _amend(self, changes: Mapping[str, Any], from_step: int) -> None:
-        check_changes(self._swarm.spec, dict(changes))
         entry, ledger, now = self._entry()
-        self._enter(entry, [draft_amendment(ledger, changes, from_step, now).signed_by(self._identity)])
+        order = draft_amendment(ledger, changes, from_step, now)
+        StandingOrders(self._swarm.spec, ledger).check(order)
+        self._enter(entry, [order.signed_by(self._identity)])
 
     def _enter(self, entry: SimulatedPeer, orders: list[PublicOrder]) -> None:
         if invalid := entry.session.admission.take(orders):

@@ -32,9 +32,10 @@ class Amended:
     def __init__(self, orders: StandingOrders, replica: ReplicaInterface) -> None:
         self.in_force: tuple[str, ...] = ()
         """Those of the last plan."""
-        self.now = orders.spec(())
+        self.now = orders.spec((), 0)
         """The run spec as it holds here at present; any thread may read it."""
         self._orders, self._replica = orders, replica
+        self._changes: dict[str, Any] = {}
         self._has_taken_step = False
         self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
 
@@ -48,23 +49,24 @@ class Amended:
 
     def _spec(self, step: int) -> RunSpec:
         """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
-        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
+        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step), step)
 
     def stand_at(self, step: int) -> None:
         """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
         self._has_taken_step = False
         self.now = self._spec(step)
 
-    def enter(self, plan_orders: Sequence[str]) -> str:
-        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
-        this peer's first since it came to stand where it does: what was due there its leader may not have known.
+    def enter(self, plan_orders: Sequence[str], step: int) -> str:
+        """The round of `step`, of a plan with these orders, counts. Returns what they change, in words, if that or they
+        are not as before, or this peer's first since it came to stand where it does: what was due there its leader may
+        not have known.
         """
         first, self._has_taken_step = not self._has_taken_step, True
         ids = tuple(plan_orders)
-        if ids == self.in_force and not first:
+        changes, before = self._orders.changes(ids, step), self._changes
+        if ids == self.in_force and changes == before and not first:
             return ""
-        self.in_force = ids
-        changes, self.now = self._orders.changes(ids), self._orders.spec(ids)
+        self.in_force, self._changes, self.now = ids, changes, self._orders.spec(ids, step)
         self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
 

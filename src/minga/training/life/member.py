@@ -380,7 +380,7 @@ class Member:
             self._node.events.emit(ParametersDrift(step=self.step, every=plan.averages_every))
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
         batch = self._formation.batch.of(self.step)
-        if said := self.amended.enter(plan.orders):
+        if said := self.amended.enter(plan.orders, self.step):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
         self._port.cap(round_batch_range(goes_on)[1])

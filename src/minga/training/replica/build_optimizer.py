@@ -153,7 +153,9 @@ def _half_cosine(left: float) -> float:
 
 
 _PEAKS: Final = ("max_lr", "initial_lr")
-"""Where schedulers keep in a group the rate that they scale: OneCycleLR, and the others."""
+"""Where schedulers keep in a group the rate that they scale: OneCycleLR, and the others. CyclicLR keeps its peaks
+itself, and in the groups the lowest rates.
+"""
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate: float) -> None:
@@ -163,7 +165,8 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
     first = optimizer.param_groups[0]
-    peaks = [first[key] for key in _PEAKS if key in first and scheduler is not None]
+    own: list[Any] = getattr(scheduler, "max_lrs", [])[:1]
+    peaks = own + [first[key] for key in _PEAKS if key in first and scheduler is not None]
     before = float([*peaks, first["lr"]][0])
     if before == rate:
         return

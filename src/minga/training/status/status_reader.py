@@ -164,7 +164,7 @@ def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: 
     """The status by the settings that are due at the run's step."""
     orders = StandingOrders(spec, ledger)
     due = orders.due(status.step)
-    amended = orders.spec(due)
+    amended = orders.spec(due, status.step)
     return replace(
         status,
         last_step=amended.training.stop_after_steps,
