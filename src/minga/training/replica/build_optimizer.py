@@ -165,7 +165,7 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
     first = optimizer.param_groups[0]
-    own: list[Any] = getattr(scheduler, "max_lrs", [])[:1]
+    own: list[Any] = (getattr(scheduler, "max_lrs", None) or [])[:1]
     peaks = own + [first[key] for key in _PEAKS if key in first and scheduler is not None]
     before = float([*peaks, first["lr"]][0])
     if before == rate:
