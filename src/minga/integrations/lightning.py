@@ -84,7 +84,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
         self._schedules: list[LRScheduler | None] = []
-        self._loaders: list[Any] = []  # to train on, not yet in an order of this peer's own
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -100,7 +99,12 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         super().setup_environment()
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Join the runs, and have the optimizers of the module wait for training to begin in them."""
+        """Join the runs, and have the optimizers of the module wait for training to begin in them.
+
+        The runs come first: a module that asks for `estimated_stepping_batches` has the data read by what it makes.
+        """
+        for link in self._links.values():
+            self._places.append(enter(link, self._options))
         super().setup_optimizers(trainer)
         self._parts = [_part(self.lightning_module, name) for name in self._links]
         configured: list[torch.optim.Optimizer] = list(self.optimizers)
@@ -114,27 +118,19 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             each.tally.told_by = "self.manual_backward(loss)"
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
-        for link in self._links.values():
-            self._places.append(enter(link, self._options))
-            self._places[-1].tell_of_clipping(clipped, by_value=trainer.gradient_clip_algorithm == "value")
-        self._order_loaders()
+        for place in self._places:
+            place.tell_of_clipping(clipped, by_value=trainer.gradient_clip_algorithm == "value")
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Have what there is to train on come in an order of this peer's own, also where the Trainer asks for it anew.
 
         Right after this the Trainer begins to read, and workers may read ahead.
         """
-        loader = super().process_dataloader(dataloader)
-        if self.lightning_module.trainer.training:  # not, as while it trains, one to evaluate on
-            self._loaders.append(loader)
-            self._order_loaders()
-        return loader
-
-    def _order_loaders(self) -> None:
-        """Seed the loaders that came, once the runs are joined: `estimated_stepping_batches` asks for them before."""
+        loader, trainer = super().process_dataloader(dataloader), self.lightning_module.trainer
         peer = self._places[0].peer if self._places else None
-        while peer is not None and self._loaders:  # a new loader begins at its seed, so another one in each epoch
-            order_loaders(peer.seed + self.lightning_module.trainer.current_epoch, self._loaders.pop())
+        if peer is not None and trainer.training:  # not, as while it trains, one to evaluate on
+            order_loaders(peer.seed + trainer.current_epoch, loader)  # a new loader begins at its seed
+        return loader
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
@@ -217,7 +213,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Leave the runs."""
-        places, self._places, self._joined, self._loaders = self._places, [], [], []
+        places, self._places, self._joined = self._places, [], []
         for place in places:
             place.leave()
         super().teardown()
