@@ -13,7 +13,7 @@ from minga.planner.ways import OWN, Gap, _between, _GapRow, _GapTable, compared_
 def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
     reference = gap_of("synchronous", "float16")
     assert reference == Gap(0.0, 0.0, "reference")
-    assert reference.extra_samples() == 1.0
+    assert reference.extra_samples == 1.0
     assert all(way.gap() is not None for way in OWN)
     assert gap_of("another", "float16") is None
     assert gap_of("synchronous", "another") is None
@@ -22,9 +22,13 @@ def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
 
 def test_a_gap_costs_as_many_samples_as_the_benchmark_took_with_that_optimizer() -> None:
     """Ratios of samples to the target in `gpt`, by which the gaps of its runs are told."""
-    assert Gap(18.928, 18.928, "measured").extra_samples("adamw") == pytest.approx(2.04, rel=0.05)
+    assert Gap(18.928, 18.928, "measured").extra_samples == pytest.approx(2.04, rel=0.05)
     for percent, ratio in ((5.733, 1.146), (20.563, 1.60), (23.354, 1.72)):
-        assert Gap(percent, percent, "measured").extra_samples("muon") == pytest.approx(ratio, rel=0.03)
+        assert Gap(percent, percent, "measured", optimizer="muon").extra_samples == pytest.approx(ratio, rel=0.03)
+    local, delayed = gap_of("local", "int4", batches=10, optimizer="muon"), gap_of("delayed", "int8", optimizer="muon")
+    assert local is not None
+    assert delayed is not None
+    assert (local.optimizer, delayed.optimizer) == ("muon", "")  # of which nobody measured anything with Muon
 
 
 def test_what_was_measured_leaves_no_place_for_the_literature() -> None:

@@ -95,12 +95,7 @@ class Compared:
         """Seconds for each sample that the reference would need to the same loss; where nobody knows the gap, as if
         there were none.
         """
-        return self.sample_s * (self.extra_samples or 1.0)
-
-    @property
-    def extra_samples(self) -> float | None:
-        """How many times the samples of the reference it needs to the same loss; None where nobody knows."""
-        return None if self.gap is None else self.gap.extra_samples(self.forecast.setting.optimizer.name)
+        return self.sample_s * (1.0 if self.gap is None else self.gap.extra_samples)
 
     @property
     def traffic_per_day(self) -> tuple[float, float]:

@@ -59,21 +59,25 @@ class Gap:
     basis: Basis
     runs: int = 0
     arrives: bool = True
+    optimizer: str = ""
+    """That of the rows that it comes from, if they are those of one."""
 
     @property
     def percent(self) -> float:
         """The middle."""
         return (self.least + self.most) / 2.0
 
-    def extra_samples(self, optimizer: str = "") -> float:
-        """How many times the samples of the reference come to the same loss with this optimizer."""
+    @property
+    def extra_samples(self) -> float:
+        """How many times the samples of the reference come to the same loss."""
         exponents = _table().exponents
-        return math.exp(self.percent / (100.0 * exponents.get(optimizer, exponents[""])))
+        return math.exp(self.percent / (100.0 * exponents.get(self.optimizer, exponents[""])))
 
     def __add__(self, other: Gap) -> Gap:
         basis = max(self.basis, other.basis, key=_ORDER.index)
         runs = min((each.runs for each in (self, other) if each.runs), default=0)
-        return Gap(self.least + other.least, self.most + other.most, basis, runs, self.arrives and other.arrives)
+        arrives, optimizer = self.arrives and other.arrives, self.optimizer or other.optimizer
+        return Gap(self.least + other.least, self.most + other.most, basis, runs, arrives, optimizer)
 
 
 class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +100,7 @@ class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gap(self) -> Gap:
-        return Gap(*self.percent, self.basis, self.seeds, self.arrives)
+        return Gap(*self.percent, self.basis, self.seeds, self.arrives, self.optimizer)
 
     @property
     def codecs(self) -> tuple[str, str | None]:
@@ -139,7 +143,7 @@ def gap_of(
     least, most = min(gap.least for gap in measured), max(gap.most for gap in measured)
     basis = max((gap.basis for gap in measured), key=_ORDER.index)
     runs, arrives = sum(gap.runs for gap in measured), all(gap.arrives for gap in measured)
-    return Gap(least, most, basis, runs, arrives)
+    return Gap(least, most, basis, runs, arrives, measured[0].optimizer)
 
 
 def _rows_for(optimizer: str, strategy: str) -> list[_GapRow]:
@@ -196,7 +200,8 @@ def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
     share = math.log(batches / below.batches) / math.log(above.batches / below.batches)
     least, most = (one + share * (other - one) for one, other in zip(below.percent, above.percent, strict=True))
     basis = max(below.basis, above.basis, key=_ORDER.index)
-    return Gap(least, most, basis, min(below.seeds, above.seeds), below.arrives and above.arrives)
+    arrives = below.arrives and above.arrives
+    return Gap(least, most, basis, min(below.seeds, above.seeds), arrives, below.optimizer)
 
 
 @lru_cache(maxsize=64)

@@ -280,6 +280,6 @@ def _way_json(each: Compared) -> dict[str, Any]:
         "loss_gap_basis": None if gap is None else gap.basis,
         "loss_gap_runs": None if gap is None else gap.runs,
         "arrives": each.arrives,
-        "extra_samples": None if each.extra_samples is None else round(each.extra_samples, 4),
+        "extra_samples": None if gap is None else round(gap.extra_samples, 4),
         "equal_loss_samples_per_s": None if gap is None or not gap.arrives else round(1.0 / each.equal_s, 4),
     }
