@@ -54,7 +54,7 @@ RECIPES = {
         8,
         """
             model = { recipe = "text-to-image" }
-            recipe.text-to-image = { size = "tiny", tokenizer_steps = 60, data = { compositions = 1000 } }
+            recipe.text-to-image = { size = "tiny", image_tokenizer = "shapes", data = { compositions = 1000 } }
             optimizer = { name = "adamw", learning_rate = 0.003, warmup_steps = 5, schedule = "constant" }
         """,
     ),

@@ -1,4 +1,4 @@
-"""What the tests of the text-to-image recipe share: a small run on few compositions, prepared once."""
+"""What the tests of the text-to-image recipe share: a small run on few shapes, prepared once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe
-from minga.recipes.text_to_image.decoder.shape import DecoderShape
+from minga.recipes.text_to_image.decoder import DecoderShape
 from minga.recipes.text_to_image.recipe import TextToImageRecipe
 
 SMALL: dict[str, Any] = {

@@ -13,8 +13,16 @@ import torch
 import minga
 from minga.recipes import new_model
 from minga.recipes.running.run import RecipeRun, Work
-from minga.recipes.swav.evaluation import features_of, precise_copy
+from minga.recipes.swav.evaluation import (
+    features_of,
+    knn_accuracy,
+    linear_probe_accuracy,
+    precise_copy,
+    renumbered,
+    standardized,
+)
 from minga.recipes.swav.model import PROTOTYPES, SwavModel
+from minga.recipes.swav.pictures import packed_files
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from tests.worlds.extension_world import RecipeReplica, hosted, recipe_swarm
@@ -126,8 +134,6 @@ def test_precise_statistics_are_those_of_the_pictures() -> None:
 
 
 def test_without_labels_the_loss_alone_is_told(tmp_path: Path) -> None:
-    from minga.recipes.swav.preparation import packed_files
-
     case, _ = small_run(tmp_path)
     found = made_up(60, channels=1)
     found.labels.fill_(-1)
@@ -204,3 +210,37 @@ def test_the_demo_shows_which_pictures_are_alike(tmp_path: Path) -> None:
         assert made.picture.shape == (8, len(near) * 8, 3)
         assert len(set(near)) == len(near) > 1, "one picture of each class"
     assert len({row.given.text for row in rows}) == len(rows) > 1
+
+
+# ---- Classifiers on features: right where classes lie apart, at chance where they do not.
+
+
+def blobs(count: int, apart: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 4
+    centres = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)) * apart
+    return centres[labels] + torch.randn(count, 6, generator=chance), labels
+
+
+def test_classes_that_lie_apart_are_found() -> None:
+    (training, labels), (test, test_labels) = blobs(400, 5.0, 1), blobs(200, 5.0, 2)
+    known, asked = standardized(training, test)
+    assert knn_accuracy(known, labels, asked, test_labels) > 0.97
+    assert linear_probe_accuracy(known, labels, asked, test_labels) > 0.97
+
+
+def test_noise_is_classified_by_chance() -> None:
+    (training, labels), (test, test_labels) = blobs(400, 0.0, 1), blobs(400, 0.0, 2)
+    assert abs(knn_accuracy(training, labels, test, test_labels) - 0.25) < 0.1
+    assert abs(linear_probe_accuracy(training, labels, test, test_labels) - 0.25) < 0.1
+
+
+def test_a_feature_that_never_changes_is_no_harm() -> None:
+    training, test = torch.ones(5, 3), torch.ones(2, 3)
+    assert all(bool(each.isfinite().all()) for each in standardized(training, test))
+
+
+def test_labels_are_renumbered_so_that_none_takes_memory_by_its_size() -> None:
+    own, others = renumbered(torch.tensor([7, 1_000_000, 7, 3]), torch.tensor([3, 1_000_000, 5, 2_000_000, 7]))
+    assert own.tolist() == [1, 2, 1, 0]
+    assert others.tolist() == [0, 2, -1, -1, 1]

@@ -14,20 +14,15 @@ from PIL import Image
 from minga.core.errors import ConfigurationError
 from minga.recipes.initial import new_model
 from minga.recipes.interface import SampleOptions, StreamPosition
-from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
+from minga.recipes.text.tokenizer import TOKENIZER_FILE
+from minga.recipes.text_to_image.decoder import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import unpack_captions
 from minga.recipes.text_to_image.export import load_exported
 from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
-from minga.recipes.text_to_image.prepare import (
-    CAPTION_TOKENIZER_FILE,
-    HELDOUT_FILE,
-    SAMPLES_FILE,
-    TRAINING_FILE,
-    prepare_files,
-)
+from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SAMPLES_FILE, TRAINING_FILE, prepare_files
 from minga.recipes.text_to_image.recipe import TextToImageRecipe
 from minga.recipes.text_to_image.settings import TextToImageSettings
-from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE
+from minga.recipes.text_to_image.tokens import DESCRIPTION_FILE, PARAMETERS_FILE
 from minga.security.randomness.public_batch import PublicBatch
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from tests.worlds.recipe_pictures import SMALL, picture_recipe, picture_spec, small_shape, write_pictures
@@ -65,7 +60,7 @@ def test_text_to_image_conforms(check: Callable[[RecipeCase, Path], None], folde
 
 def test_a_run_ships_codes_and_captions_as_ids_and_both_tokenizers(files: dict[str, Path]) -> None:
     assert set(files) == {
-        CAPTION_TOKENIZER_FILE,
+        TOKENIZER_FILE,
         TRAINING_FILE,
         HELDOUT_FILE,
         SAMPLES_FILE,
@@ -115,7 +110,7 @@ def test_captions_are_left_out_of_the_share_of_samples_that_the_run_says(files: 
 def test_figures_say_how_pictures_follow_captions(files: dict[str, Path]) -> None:
     recipe = picture_recipe()
     figures = recipe.evaluate(new_model(recipe), files)
-    names = {"background", "position", "size"}
+    names = {"background", "position", "size", "drawing"}
     assert set(figures) == {"heldout_image_loss", "heldout_text_loss", *(f"sample_{name}_accuracy" for name in names)}
     assert all(0 <= value <= 1 for name, value in figures.items() if name.endswith("accuracy"))
     assert recipe.evaluate(new_model(recipe), {TRAINING_FILE: files[TRAINING_FILE]}) == {}
@@ -159,7 +154,6 @@ def test_an_export_can_be_read_without_a_run(files: dict[str, Path], tmp_path: P
         for ours, theirs in zip(model.eval()(*batch.values()), again(*batch.values()), strict=True):
             assert torch.equal(ours, theirs)
     card = (target / "README.md").read_text("utf-8")
-    assert "CC BY-SA 4.0" in card
     assert "after 2 global steps" in card
     with Image.open(target / "grid.png") as grid:
         assert grid.text["seed"] == "0"  # type: ignore[attr-defined]
@@ -180,7 +174,7 @@ def test_a_demo_shows_pictures_beside_the_real_ones(files: dict[str, Path]) -> N
             assert view.picture is not None
             assert view.picture.shape == (32, 32, 3)
     assert len({row.given.text for row in showing.rows}) == len(showing.rows) > 1
-    assert set(showing.beside) == {f"sample_{name}_accuracy" for name in ("background", "position", "size")}
+    assert set(showing.beside) == {f"sample_{name}_accuracy" for name in ("background", "position", "size", "drawing")}
     assert not recipe.show([new_model(recipe)], {TRAINING_FILE: files[TRAINING_FILE]}).rows
 
 
@@ -220,7 +214,7 @@ def test_a_run_that_members_check_needs_pairs_that_travel_with_it() -> None:
 def test_paths_of_the_organiser_are_not_published(tmp_path: Path) -> None:
     from minga.recipes import published
 
-    data = {"source": "folder", "files": [str(tmp_path)]}
+    data = {"source": "folder", "folder": str(tmp_path)}
     spec = picture_spec(data=data, tokenizer=f"from:{tmp_path}")
     assert str(tmp_path) not in published(spec).canonical_bytes().decode()
 
@@ -229,9 +223,8 @@ def test_paths_of_the_organiser_are_not_published(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"levels": [64, 64]}, "4096 codes; the model of this size has 256"),
-        ({"image_tokenizer": "codes"}, "has pictures"),
         ({"overrides": {"side": 40}}, "must stand for 4, 8 or 16 pixels"),
-        ({"tokenizer": "from:/no/such/file"}, "cannot be read"),
+        ({"tokenizer": "from:/no/such/folder"}, "no such folder"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], words: str) -> None:

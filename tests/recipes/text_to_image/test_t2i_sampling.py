@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minga.recipes.interface import SampleOptions
-from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
+from minga.recipes.text_to_image.decoder import TextToImageDecoder
 from minga.recipes.text_to_image.sampling import draw_codes, probabilities
 from tests.worlds.recipe_pictures import small_shape
 

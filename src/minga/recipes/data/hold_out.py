@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 def content_rank(content: bytes | str) -> float:
@@ -33,3 +36,15 @@ def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
             "add some, or set it to 0"
         )
     return chosen
+
+
+def parted(items: Sequence[T], contents: Sequence[bytes | str], fraction: float) -> tuple[list[T], list[T]]:
+    """The items to train on and those that are held out because of their contents, each in the order given.
+
+    Raises `ConfigurationError` if nothing is left to train on.
+    """
+    training: list[T] = []
+    heldout: list[T] = []
+    for item, is_out in zip(items, held_out(contents, fraction), strict=True):
+        (heldout if is_out else training).append(item)
+    return training, heldout

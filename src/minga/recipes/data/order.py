@@ -58,6 +58,17 @@ def shuffled(
             left = left[micro_batch_size:]
 
 
+def streamed(
+    open_pass: Callable[[int], Iterable[T]], run_seed: int, position: StreamPosition, micro_batch_size: int, empty: str
+) -> Iterator[tuple[list[T], np.random.Generator]]:
+    """The same of a source that is read pass after pass, as `endless` describes it: the samples of each micro-batch,
+    and the generator for all chance in it.
+    """
+    items, chance = endless(open_pass, empty), chance_within(run_seed, position)
+    while True:
+        yield list(islice(items, micro_batch_size)), chance
+
+
 def endless(open_pass: Callable[[int], Iterable[T]], empty: str) -> Iterator[T]:
     """The items of a source, pass after pass; `open_pass` gives those of a pass by its number.
 

@@ -1,8 +1,10 @@
 """Pictures as data and as results, for every recipe that has some.
 
-    files, bytes ─▶ loading ─▶ arrays of whole numbers ─▶ grid ─▶ PNG
+    source (a folder, a data set) ─▶ loading (bounded, square arrays of whole numbers)
+    pictures with captions ─▶ grid ─▶ PNG
 
-Read: loading (bounded and square), grid (many on one sheet).
+Read: source (where they come from, and the files of pictures in it), loading (bounded and square), grid (many on one
+sheet).
 
 Called by recipes and by the commands that show samples. Importing it imports Pillow, and no torch.
 """

@@ -18,11 +18,9 @@ from torch.nn import functional
 
 from minga.recipes.images.loading import Pixels
 from minga.recipes.interface import Exhibit, Shown
-from minga.recipes.swav.batching import array_batch
-from minga.recipes.swav.model import SwavModel
-from minga.recipes.swav.objective import swav_loss
-from minga.recipes.swav.pictures import PictureSet
-from minga.recipes.swav.preparation import MAX_PROBE
+from minga.recipes.swav.crops import array_batch
+from minga.recipes.swav.model import SwavModel, swav_loss
+from minga.recipes.swav.pictures import MAX_PROBE, PictureSet
 from minga.recipes.swav.settings import SwavSettings
 
 # ---- How much of the classes a simple classifier finds in features: of nearest neighbours, of one labelled picture a

@@ -1,11 +1,18 @@
-"""Pictures as a run has them: of one size, with labels, as one file; or files as they are, with the run or streamed."""
+"""Pictures as a run has them, and what the organiser makes of them: which train, which are held out, and which of them
+figures are made with.
+
+They are of one size, with labels, in one file; or files as they are, which travel with the run or are streamed. Which
+are held out follows from the content of each alone. Pictures travel in the order of their ranks, so that the first ones
+are a random part.
+"""
 
 from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +22,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.core.files import store
+from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.data.files import stored_tensors
-from minga.recipes.data.hub import open_hub, opened, rows_of
-from minga.recipes.images.loading import MAX_BYTES
+from minga.recipes.data.hold_out import content_rank, parted
+from minga.recipes.data.hub import opened, rows_of
+from minga.recipes.images.loading import MAX_BYTES, open_picture, square
+from minga.recipes.images.source import hub_rows, picture_file
 from minga.recipes.interface import Files
-from minga.recipes.swav.settings import ImageData
+from minga.recipes.swav.settings import DIGITS, ImageData
 
 UNLABELLED: Final = -1
 _PICTURES, _LABELS = "pictures", "labels"
@@ -141,10 +152,9 @@ def _places(path: Path) -> list[tuple[Path, int, int]]:
     return [(path, member.offset_data, member.size) for member in members]
 
 
-# ---- Picture files of a folder, of a data set of the Hugging Face hub, or of WebDataset's tar files, one after the
-# other.
+# ---- Picture files of a folder, or of a data set of the Hugging Face hub, one after the other.
 #
-# All are opened by `datasets`, streamed, with pictures left undecoded: nothing is copied or downloaded as a whole.
+# Both are opened by `datasets`, streamed, with pictures left undecoded: nothing is copied or downloaded as a whole.
 
 
 @dataclass(frozen=True)
@@ -162,47 +172,31 @@ def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[E
     Raises `ConfigurationError` if it cannot be opened or has no pictures there, `LocalError` if the stream breaks off
     again and again.
     """
-    found, column, names = _opened(data), _column(data), dict[str, int]()
-    if column not in (found.column_names or []):
-        shown = ", ".join(found.column_names or ["none"])
-        raise ConfigurationError(f"data.image_column = {column!r}: there is no such column; there are: {shown}")
-    for row in rows_of(found, f"data.source = {data.source!r}", order):
-        yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names), _name(row, column))
+    in_folder, names = data.source == "folder", dict[str, int]()
+    column = "image" if in_folder else data.image_column
+    for row in _folder_rows(data.folder) if in_folder else hub_rows(data, order=order):
+        found = row.get(column)
+        path = found.get("path") if isinstance(found, dict) else None
+        name = repr(path[-200:]) if isinstance(path, str) and path else "a picture"
+        yield EncodedPicture(picture_file(row, column), _label(row.get(data.label_column), names), name)
 
 
-def _opened(data: ImageData) -> Any:
-    if data.source == "hub":
-        return open_hub(data.name, data.config, data.split, data.revision)
-    if data.source == "shards":
-        return opened("data.urls", "webdataset", data_files={"train": list(data.urls)}, split="train")
-    if not (data.folder and Path(data.folder).is_dir()):
-        raise ConfigurationError(f"data.folder = {data.folder!r}: no such folder")
-    return opened(f"data.folder = {data.folder!r}", "imagefolder", data_dir=data.folder, split="train")
+def _folder_rows(folder: str) -> Iterator[Mapping[str, Any]]:
+    what = f"data.folder = {folder!r}"
+    if not (folder and Path(folder).is_dir()):
+        raise ConfigurationError(f"{what}: no such folder")
+    for row in rows_of(opened(what, "imagefolder", data_dir=folder, split="train"), what):
+        found = row.get("image")
+        path = found.get("path") if isinstance(found, dict) and found.get("bytes") is None else None
+        yield row if path is None else {**row, "image": {"path": path, "bytes": _content(path)}}
 
 
-def _column(data: ImageData) -> str:
-    return "image" if data.source == "folder" else data.image_column
-
-
-def _body(row: Mapping[str, Any], column: str, data: ImageData) -> bytes:
-    cell = row.get(column)
-    body = cell.get("bytes") if isinstance(cell, dict) else None
-    path = cell.get("path") if isinstance(cell, dict) else None
-    if body is None and isinstance(path, str) and data.source == "folder":
-        try:
-            with open(path, "rb") as file:
-                body = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
-    if not isinstance(body, bytes) or len(body) > MAX_BYTES:
-        raise ConfigurationError(f"data.image_column = {column!r}: a row has no picture of at most {MAX_BYTES} bytes")
-    return body
-
-
-def _name(row: Mapping[str, Any], column: str) -> str:
-    cell = row.get(column)
-    path = cell.get("path") if isinstance(cell, dict) else None
-    return repr(path[-200:]) if isinstance(path, str) and path else "a picture"
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _label(value: object, names: dict[str, int]) -> int:
@@ -212,3 +206,170 @@ def _label(value: object, names: dict[str, int]) -> int:
     if isinstance(value, int):
         return value if 0 <= value < 1 << 20 else UNLABELLED
     return names.setdefault(value, len(names)) if isinstance(value, str) else UNLABELLED
+
+
+# ---- The files of a run.
+
+
+TRAINING_FILE: Final = "images.safetensors"
+HELDOUT_FILE: Final = "heldout.safetensors"
+PROBE_FILE: Final = "probe.safetensors"
+"""Training pictures of one size, where training reads files: for figures."""
+
+MAX_HELDOUT: Final = 5_000
+MAX_PROBE: Final = 10_000
+FEWEST: Final = 2
+MAX_EVALUATION_BYTES: Final = 64 << 20
+MAX_SCANNED: Final = 20_000
+"""Pictures of a streamed source that the organiser reads to find those that are held out."""
+
+MAX_TRAVELLING_BYTES: Final = 4 << 30
+
+
+def prepared_files(data: ImageData, side: int) -> dict[str, bytes]:
+    """The files of a run; pictures for figures have `side` pixels a side where training reads picture files.
+
+    Raises `ConfigurationError` if pictures cannot be found or read, or are too few or too many.
+    """
+    if data.source == DIGITS:
+        return packed_files(digit_pictures(), data.heldout_fraction)
+    if data.is_packed:
+        return packed_files(_squares(_bounded(encoded_pictures(data)), data.packed_size), data.heldout_fraction)
+    if data.source == "folder":
+        return _travelling_files(_bounded(encoded_pictures(data)), data.heldout_fraction, side)
+    return _scanned_files(islice(encoded_pictures(data), MAX_SCANNED), data.heldout_fraction, side)
+
+
+def packed_files(found: PictureSet, heldout_fraction: float) -> dict[str, bytes]:
+    """The files of a run that trains on pictures of one size. Raises `ConfigurationError` for too few or too many."""
+    training, heldout = split_pictures(found, heldout_fraction)
+    files = {TRAINING_FILE: training.pack()}
+    if len(heldout):
+        files[HELDOUT_FILE] = heldout.pack()
+    if len(files[TRAINING_FILE]) > MAX_FILE_BYTES:
+        raise ConfigurationError(
+            f"data: the pictures take {len(files[TRAINING_FILE]) >> 20} MiB, and {MAX_FILE_BYTES >> 20} MiB at most "
+            "can travel with a run; take a smaller packed_size, or publish them as a data set"
+        )
+    return files
+
+
+def split_pictures(found: PictureSet, heldout_fraction: float) -> tuple[PictureSet, PictureSet]:
+    """The pictures to train on, and those held out, at most 5,000. Raises `ConfigurationError` for too few."""
+    training, heldout = _split([picture.numpy().tobytes() for picture in found.pictures], heldout_fraction)
+    return _take(found, training), _take(found, heldout[:MAX_HELDOUT])
+
+
+def _split(contents: Sequence[bytes], fraction: float) -> tuple[list[int], list[int]]:
+    """The numbers of those to train on and of those held out, each in the order of their ranks."""
+    ranked = sorted(range(len(contents)), key=lambda number: content_rank(contents[number]))
+    training, heldout = parted(ranked, [contents[number] for number in ranked], fraction)
+    if len(training) < FEWEST:
+        raise ConfigurationError(f"data: {len(training)} pictures to train on are too few")
+    return training, heldout
+
+
+def _travelling_files(pictures: Sequence[EncodedPicture], fraction: float, side: int) -> dict[str, bytes]:
+    """Training pictures as the files that they are, in tar files; and pictures of one size for figures."""
+    split = _split([picture.body for picture in pictures], fraction)
+    training, heldout = ([pictures[number] for number in numbers] for numbers in split)
+    for picture in training[_most(side, MAX_PROBE) :]:
+        open_picture(picture.body, picture.name)  # the others are read for figures
+    return {**pack_files([picture.body for picture in training]), **_evaluation_files(training, heldout, side)}
+
+
+def _scanned_files(pictures: Iterable[EncodedPicture], fraction: float, side: int) -> dict[str, bytes]:
+    """Pictures for figures alone: training pictures are streamed by each peer."""
+    training: list[EncodedPicture] = []
+    heldout: list[EncodedPicture] = []
+    for picture in pictures:
+        found, most = (heldout, MAX_HELDOUT) if content_rank(picture.body) < fraction else (training, MAX_PROBE)
+        if len(found) < _most(side, most):
+            found.append(picture)
+        if len(training) == _most(side, MAX_PROBE) and (fraction == 0 or len(heldout) == _most(side, MAX_HELDOUT)):
+            break
+    if len(training) < FEWEST or (fraction > 0 and not heldout):
+        raise ConfigurationError(
+            f"data: of the first pictures {len(training)} are to train on and {len(heldout)} are held out: too few"
+        )
+    return _evaluation_files(training, heldout, side)
+
+
+def _evaluation_files(
+    training: Sequence[EncodedPicture], heldout: Sequence[EncodedPicture], side: int
+) -> dict[str, bytes]:
+    files = {PROBE_FILE: _squares(training[: _most(side, MAX_PROBE)], side).pack()}
+    if heldout:
+        files[HELDOUT_FILE] = _squares(heldout[: _most(side, MAX_HELDOUT)], side).pack()
+    return files
+
+
+def _most(side: int, most: int) -> int:
+    """How many pictures of this size figures are made with."""
+    return min(most, MAX_EVALUATION_BYTES // (3 * side * side))
+
+
+def _squares(pictures: Sequence[EncodedPicture], side: int, channels: int = 3) -> PictureSet:
+    """Middle squares of the pictures, in colour or grey."""
+    if not pictures:
+        raise ConfigurationError("data: there are no pictures")
+    opened = (open_picture(picture.body, picture.name) for picture in pictures)
+    shown = (each.convert("L").convert("RGB") if channels == 1 else each for each in opened)
+    squares = torch.from_numpy(np.stack([square(each, side)[:, :, :channels] for each in shown]))
+    labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
+    return PictureSet(squares.permute(0, 3, 1, 2).contiguous(), labels)
+
+
+def _bounded(pictures: Iterable[EncodedPicture]) -> list[EncodedPicture]:
+    """All of them, if they are few enough to travel with a run."""
+    found, size = list[EncodedPicture](), 0
+    for picture in pictures:
+        found.append(picture)
+        size += len(picture.body)
+        if size > MAX_TRAVELLING_BYTES:
+            raise ConfigurationError(
+                f"data.folder: more than {MAX_TRAVELLING_BYTES >> 30} GiB of pictures, too much to travel with a run; "
+                'publish them as a data set (source = "hub")'
+            )
+    return found
+
+
+def _take(found: PictureSet, rows: Sequence[int]) -> PictureSet:
+    return PictureSet(found.pictures[rows].contiguous(), found.labels[rows].contiguous())
+
+
+# ---- A folder of a peer's own pictures, to train on in the place of the run's.
+
+
+def own_pictures(folders: Sequence[str]) -> list[EncodedPicture]:
+    """The picture files in folders. Raises `ConfigurationError` if one cannot be opened, or they hold none."""
+    settings = [ImageData(source="folder", folder=str(Path(each).expanduser())) for each in folders]
+    pictures = [picture for data in settings for picture in encoded_pictures(data)]
+    if not pictures:
+        raise ConfigurationError(f"--data {' '.join(folders)}: there are no pictures")
+    return pictures
+
+
+def keep_squares(pictures: Sequence[EncodedPicture], like: PictureSet, heldout: PictureSet | None, path: Path) -> None:
+    """Write the pictures as a file of a run, with the size and channels of `like`, and without those held out.
+
+    Raises `ConfigurationError` if none is left, and `StorageError` if the disk refuses.
+    """
+    found = _squares(pictures, like.pictures.shape[2], like.pictures.shape[1])
+    unwanted = set() if heldout is None else {picture.numpy().tobytes() for picture in heldout.pictures}
+    rows = [row for row, picture in enumerate(found.pictures) if picture.numpy().tobytes() not in unwanted]
+    if not rows:
+        raise ConfigurationError("--data: all its pictures are held out in this run")
+    labels = torch.full((len(rows),), UNLABELLED, dtype=torch.int64)
+    store(path, PictureSet(found.pictures[rows], labels).pack())
+
+
+def keep_files(pictures: Sequence[EncodedPicture], folder: Path) -> dict[str, Path]:
+    """Write the pictures as the files that they are, in tar files; their paths, by name.
+
+    Raises `ConfigurationError` for what is no picture, and `StorageError` if the disk refuses.
+    """
+    for picture in pictures:
+        open_picture(picture.body, picture.name)
+    shards = pack_files([picture.body for picture in pictures])
+    return {name: store(folder / name, content) for name, content in shards.items()}

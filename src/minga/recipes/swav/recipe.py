@@ -20,6 +20,7 @@ from minga.recipes.data.files import file_of
 from minga.recipes.data.order import shuffled
 from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
+from minga.recipes.images.source import files_below
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -33,21 +34,21 @@ from minga.recipes.interface import (
     Showing,
     StreamPosition,
 )
-from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
+from minga.recipes.swav.crops import array_batch, file_batches, synthetic_batch
 from minga.recipes.swav.evaluation import class_figures, heldout_figures, is_collapsed, nearest_pictures, precise_copy
 from minga.recipes.swav.export import export_model
-from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
-from minga.recipes.swav.objective import swav_loss
-from minga.recipes.swav.pictures import PictureSet, read_pictures
-from minga.recipes.swav.preparation import (
+from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes, swav_loss
+from minga.recipes.swav.pictures import (
     HELDOUT_FILE,
     MAX_PROBE,
     PROBE_FILE,
     TRAINING_FILE,
+    PictureSet,
     keep_files,
     keep_squares,
     own_pictures,
     prepared_files,
+    read_pictures,
 )
 from minga.recipes.swav.settings import PRESETS, ImageData, SwavSettings
 from minga.security.randomness.public_batch import PublicBatch
@@ -94,14 +95,6 @@ class SwavRecipe(Recipe[SwavSettings]):
             "training": {"target_batch_size": 256},
         }
 
-    def check_received(self) -> None:
-        """Shards have to be addresses: a path would name files of the machine that reads the spec."""
-        if paths := [url for url in self.settings.data.urls if not url.startswith("https://")]:
-            raise ConfigurationError(
-                f"recipe.swav.data.urls names {paths[0][:200]!r}, which is no https address; a run for others streams "
-                "shards that all of them can reach"
-            )
-
     def check_public(self) -> None:
         """A gradient has to follow from parameters and public batch alone, and pictures from files without decoding."""
         if self.settings.queue:
@@ -120,8 +113,7 @@ class SwavRecipe(Recipe[SwavSettings]):
 
     def inputs(self) -> Sequence[Path]:
         """The pictures in the organiser's folder."""
-        folder = self.settings.data.folder
-        return sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
+        return files_below(self.settings.data.folder)
 
     def build_model(self) -> SwavModel:
         """Trunk, head and prototypes of norm 1."""

@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.exported import Exported, Provenance
-from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
-from minga.recipes.text_to_image.decoder.shape import DecoderShape
-from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE
+from minga.recipes.text_to_image.decoder import DecoderShape, TextToImageDecoder
+from minga.recipes.text_to_image.tokens import DESCRIPTION_FILE, PARAMETERS_FILE
 
 WEIGHTS_FILE: Final = "model.safetensors"
 CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
 IMAGE_TOKENIZER: Final = {
     DESCRIPTION_FILE: "image_tokenizer/config.json",
     PARAMETERS_FILE: "image_tokenizer/model.safetensors",
@@ -43,7 +41,6 @@ def export_model(
     *,
     title: str,
     grid: bytes | None,
-    attribution: str,
 ) -> None:
     """Write weights, configuration, tokenizers (`files`, by the names that they have in a run), README and samples.
 
@@ -73,7 +70,7 @@ def export_model(
             },
             _LOADING,
             tags=["text-to-image"],
-            notes="\n\n".join(filter(None, ["![Samples](grid.png)" if grid is not None else "", attribution])),
+            notes="![Samples](grid.png)" if grid is not None else "",
         )
 
 

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
-from minga.recipes.data.hold_out import content_rank, held_out
-from minga.recipes.text_to_image.captions import (
-    caption_tokenizer,
-    encode_captions,
-    read_caption_tokenizer,
-    warn_of_cut_captions,
-)
-from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, CaptionedPictures, picture_sets
-from minga.recipes.text_to_image.data.rows import codes_of_row, rows, taken
-from minga.recipes.text_to_image.decoder.shape import DecoderShape
+from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
+from minga.recipes.text_to_image.data import CaptionedPictures, coded_rows, is_held_out, picture_sets
+from minga.recipes.text_to_image.decoder import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
-from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs, caption_tokenizer, pack_pairs, warn_of_cut_captions
 from minga.recipes.text_to_image.settings import SIZES, ImageTextData, TextToImageSettings
-from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
-from minga.recipes.text_to_image.tokens.stored import (
+from minga.recipes.text_to_image.tokens import (
     DESCRIPTION_FILE,
+    HALVINGS,
     PARAMETERS_FILE,
+    FsqTokenizer,
     image_tokenizer_files,
+    quality,
     read_image_tokenizer,
+    train_fsq,
 )
-from minga.recipes.text_to_image.tokens.training import quality, train_fsq
 
-CAPTION_TOKENIZER_FILE: Final = "tokenizer.json"
 TRAINING_FILE: Final = "training.safetensors"
 HELDOUT_FILE: Final = "heldout.safetensors"
 SAMPLES_FILE: Final = "sample_captions.json"
@@ -47,7 +38,7 @@ _AT_A_TIME: Final = 1024
 _MAX_SCAN: Final = 50_000
 _STREAMED_HELDOUT: Final = 512
 
-SHAPE_TOKENIZER: Final = Path(__file__).parent / "tokens" / "shapes"
+SHAPE_TOKENIZER: Final = Path(__file__).parent / "shape_tokenizer"
 """The image tokenizer of plain shapes, as `write_shape_tokenizer` makes it: a demo has no minutes to train one."""
 
 SHAPE_STEPS: Final = 1000
@@ -58,19 +49,19 @@ logger = logging.getLogger("minga.recipes")
 def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     """All files of the run. Raises `ConfigurationError` where the data cannot be used or is too much to travel."""
     shape, data = settings.shape(), settings.data
-    if data.source == "codes" or data.is_streamed:
-        training, heldout = _coded(settings, shape)
+    if data.is_streamed:
+        training, heldout = _scanned(data, shape)
         files: dict[str, bytes] = {}
     else:
         tokenizer, training, heldout = _encoded(settings, shape, seed)
         files = image_tokenizer_files(tokenizer)
     captions = [caption for caption, _ in training]
-    files[CAPTION_TOKENIZER_FILE] = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
-    words = read_caption_tokenizer(files[CAPTION_TOKENIZER_FILE], shape.vocabulary)
+    files[TOKENIZER_FILE] = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    words = read_tokenizer(files[TOKENIZER_FILE], shape.vocabulary)
     warn_of_cut_captions(words, captions, shape.text_length)
     for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
         if pairs and not (name == TRAINING_FILE and data.is_streamed):
-            files[name] = pack_pairs(as_pairs(pairs, words, shape), shape)
+            files[name] = pack_pairs(Pairs.of(pairs, words, shape), shape)
             if len(files[name]) > MAX_FILE_BYTES:
                 raise ConfigurationError(
                     f"data: {len(pairs)} pairs are {len(files[name]) >> 20} MiB, too much to travel with a run; "
@@ -79,24 +70,6 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     if heldout:
         files[SAMPLES_FILE] = pack_captions([caption for caption, _ in heldout])
     return files
-
-
-def as_pairs(pairs: Sequence[CodedRow], words: Tokenizer, shape: DecoderShape) -> Pairs:
-    """Pairs with token ids instead of captions."""
-    captions = encode_captions(words, [caption for caption, _ in pairs], shape.text_length)
-    return Pairs(captions, np.stack([codes for _, codes in pairs]))
-
-
-def coded_rows(settings: TextToImageSettings, shape: DecoderShape) -> Iterator[CodedRow]:
-    """Captions and codes of a source that has codes, held-out ones included."""
-    data = settings.data
-    for caption, row in taken(rows(data), data):
-        yield caption, codes_of_row(row, data, shape.image_length, shape.codes)
-
-
-def is_held_out(codes: npt.NDArray[np.int64], fraction: float) -> bool:
-    """Whether a streamed picture is held out, by its codes."""
-    return content_rank(codes.astype("<i8").tobytes()) < fraction
 
 
 def write_shape_tokenizer(folder: Path) -> None:
@@ -113,31 +86,19 @@ def write_shape_tokenizer(folder: Path) -> None:
         write_atomically(folder / name, body)
 
 
-def _coded(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
-    fraction = settings.data.heldout_fraction
-    if settings.data.is_streamed:
-        training, heldout = _scanned(settings, shape)
-    else:
-        pairs = list(islice(coded_rows(settings, shape), settings.data.most_pictures))
-        chosen = held_out([codes.astype("<i8").tobytes() for _, codes in pairs], fraction)
-        training = [pair for pair, is_out in zip(pairs, chosen, strict=True) if not is_out]
-        heldout = [pair for pair, is_out in zip(pairs, chosen, strict=True) if is_out][:MAX_HELDOUT]
+def _scanned(data: ImageTextData, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
+    """The first pairs of a stream: captions for the tokenizer, and the held-out pairs for all."""
+    training: list[CodedRow] = []
+    heldout: list[CodedRow] = []
+    fraction = data.heldout_fraction
+    for caption, codes in islice(coded_rows(data, shape.image_length, shape.codes), _MAX_SCAN):
+        (heldout if is_held_out(codes, fraction) else training).append((caption, codes))
+        if len(heldout) >= _STREAMED_HELDOUT or (fraction <= 0 and len(training) >= _TRAINED_ON):
+            break
     if not training:
         raise ConfigurationError("data: there is no pair that passes the filters")
     if fraction > 0 and not heldout:
         raise ConfigurationError(f"data.heldout_fraction = {fraction}: no pair is held out; raise it, or set it to 0")
-    return training, heldout
-
-
-def _scanned(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
-    """The first pairs of a stream: captions for the tokenizer, and the held-out pairs for all."""
-    training: list[CodedRow] = []
-    heldout: list[CodedRow] = []
-    fraction = settings.data.heldout_fraction
-    for caption, codes in islice(coded_rows(settings, shape), _MAX_SCAN):
-        (heldout if is_held_out(codes, fraction) else training).append((caption, codes))
-        if len(heldout) >= _STREAMED_HELDOUT or (fraction <= 0 and len(training) >= _TRAINED_ON):
-            break
     return training, heldout
 
 
@@ -161,10 +122,6 @@ def _encoded(
 def _image_tokenizer(
     settings: TextToImageSettings, shape: DecoderShape, training: CaptionedPictures, seed: int
 ) -> FsqTokenizer:
-    if settings.image_tokenizer == "codes":
-        raise ConfigurationError(
-            f'image_tokenizer = "codes", but data.source = "{settings.data.source}" has pictures: take "fsq"'
-        )
     if settings.image_tokenizer == "shapes":
         return _tokenizer_of_shapes(shape)
     levels = settings.levels or SIZES[settings.size].levels

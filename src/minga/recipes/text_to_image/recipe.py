@@ -7,7 +7,6 @@ so nothing on a peer decodes pictures or depends on how its device rounds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +18,10 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
-from minga.recipes.data.order import block_chances, chance_within, endless, shuffled, shuffled_blocks
+from minga.recipes.data.order import block_chances, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
+from minga.recipes.images.source import files_below
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -38,29 +38,17 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.text_to_image.captions import read_caption_tokenizer
-from minga.recipes.text_to_image.data.folders import files_of, own_rows
-from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
-from minga.recipes.text_to_image.data.rows import local_files
-from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
-from minga.recipes.text_to_image.evaluation import heldout_losses, sample_figures, unpack_captions
+from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
+from minga.recipes.text_to_image.data import coded_rows, is_held_out, own_rows
+from minga.recipes.text_to_image.decoder import TextToImageDecoder
+from minga.recipes.text_to_image.evaluation import heldout_losses, part_losses, sample_figures, unpack_captions
 from minga.recipes.text_to_image.export import export_model
-from minga.recipes.text_to_image.judging import judge, words_of
-from minga.recipes.text_to_image.loss import part_losses
-from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs, read_pairs
-from minga.recipes.text_to_image.prepare import (
-    CAPTION_TOKENIZER_FILE,
-    HELDOUT_FILE,
-    SAMPLES_FILE,
-    TRAINING_FILE,
-    as_pairs,
-    coded_rows,
-    is_held_out,
-    prepare_files,
-)
+from minga.recipes.text_to_image.pairs import CodedRow, Ids, Pairs, pack_pairs, read_pairs
+from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SAMPLES_FILE, TRAINING_FILE, prepare_files
 from minga.recipes.text_to_image.sampling import draw_pictures
 from minga.recipes.text_to_image.settings import SIZES, TextToImageSettings
-from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
+from minga.recipes.text_to_image.shapes import judge, words_of
+from minga.recipes.text_to_image.tokens import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 
 GRID_SAMPLES: Final = 16
@@ -75,7 +63,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     Settings = TextToImageSettings
     headline = Metric("heldout_image_loss", better="lower")
     sizes = tuple(SIZES)
-    model_files = (CAPTION_TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
+    model_files = (TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
 
     def __init__(self, settings: TextToImageSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
@@ -102,11 +90,8 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return prepare_files(self.settings, self.context.seed)
 
     def inputs(self) -> Sequence[Path]:
-        """The organiser's own files of captions and codes, or pictures and captions in a folder."""
-        data = self.settings.data
-        if data.source == "folder":
-            return [path for folder in data.files for path in files_of(folder)]
-        return local_files(data)
+        """The pictures and captions in the organiser's folder."""
+        return files_below(self.settings.data.folder)
 
     def build_model(self) -> TextToImageDecoder:
         """The decoder of the settings."""
@@ -146,7 +131,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         data, shape = self.settings.data, self._shape
         heldout = self._pairs(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
         rows = own_rows(patterns, data.filters, self.settings.side, read_image_tokenizer(files), heldout)
-        pairs = as_pairs(rows, self._tokenizer(files), shape)
+        pairs = Pairs.of(rows, self._tokenizer(files), shape)
         path = store(folder / TRAINING_FILE, pack_pairs(pairs, shape))
         return TextToImageRecipe(self.settings, self.context), {**files, TRAINING_FILE: path}
 
@@ -179,7 +164,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """Weights, configuration, both tokenizers, a README and a grid of samples; see `export_model`."""
-        names = [CAPTION_TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
+        names = [TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
         export_model(
             _decoder(model),
             {name: body_of(files, name) for name in names},
@@ -187,7 +172,6 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             provenance,
             title=self.context.run_name,
             grid=self._grid(model, files),
-            attribution=self._attribution,
         )
 
     def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
@@ -261,31 +245,24 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         captions = unpack_captions(files[SAMPLES_FILE])[:GRID_SAMPLES]
         samples = self.sample(model, files, captions, SampleOptions())
         pictures = [sample.image for sample in samples if sample.image is not None]
-        licence = self._attribution
-        return grid_png(pictures, captions, notes={"seed": "0", **({"source": licence} if licence else {})})
+        return grid_png(pictures, captions, notes={"seed": "0"})
 
-    @property
-    def _attribution(self) -> str:
-        """Who is to be named where pictures of this run, or its model, are shown."""
-        return ATTRIBUTION if self.settings.data.source == "openmoji" else ""
-
-    def _batch(self, pairs: Pairs, rows: np.ndarray[Any, np.dtype[np.int64]], chance: np.random.Generator) -> Batch:
+    def _batch(self, pairs: Pairs, rows: Ids, chance: np.random.Generator) -> Batch:
         share = self.settings.caption_dropout
         return pairs.batch(rows, chance.random(len(rows)) < share if share else None)
 
     def _streamed_batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
-        words, data, every = self._tokenizer(files), self.settings.data, np.arange(micro_batch_size)
+        words, shape, data, seed = self._tokenizer(files), self._shape, self.settings.data, self.context.seed
+        every = np.arange(micro_batch_size)
 
         def open_pass(epoch: int) -> Iterator[CodedRow]:
-            rows = coded_rows(self.settings, self._shape)
+            rows = coded_rows(data, shape.image_length, shape.codes)
             kept = (row for row in rows if not is_held_out(row[1], data.heldout_fraction))
-            return shuffled_blocks(kept, data.shuffle_buffer, block_chances(self.context.seed, position, epoch))
+            return shuffled_blocks(kept, data.shuffle_buffer, block_chances(seed, position, epoch))
 
-        rows = endless(open_pass, "data: no pair of this source passes the filters")
-        chance = chance_within(self.context.seed, position)
-        while True:
-            pairs = as_pairs(list(islice(rows, micro_batch_size)), words, self._shape)
-            yield self._batch(pairs, every, chance)
+        empty = "data: no pair of this source passes the filters"
+        for rows, chance in streamed(open_pass, seed, position, micro_batch_size, empty):
+            yield self._batch(Pairs.of(rows, words, shape), every, chance)
 
     def _pairs(self, files: Files, name: str) -> Pairs:
         path = file_of(files, name)
@@ -294,7 +271,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return self._read[path]
 
     def _tokenizer(self, files: Files) -> Tokenizer:
-        return read_caption_tokenizer(body_of(files, CAPTION_TOKENIZER_FILE), self._shape.vocabulary)
+        return read_tokenizer(body_of(files, TOKENIZER_FILE), self._shape.vocabulary)
 
 
 def _decoder(model: nn.Module) -> TextToImageDecoder:

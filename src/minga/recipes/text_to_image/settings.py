@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.data.hub import HubName, of_hub
-from minga.recipes.text_to_image.decoder.shape import DecoderShape
+from minga.recipes.images.source import COLUMN, Column, PictureSource
+from minga.recipes.text_to_image.decoder import DecoderShape
 
 # ---- The sizes in which the recipe builds its decoder, and the pictures that go with them.
 
@@ -58,19 +58,6 @@ _OVERRIDES: Final = {
 Override = Literal["width", "layers", "heads", "text_length", "vocabulary", "codes", "grid", "side"]
 _TOKENIZER = r"^(train:(wordpiece|unigram)|from:.+)$"
 
-_IN_WORDS: Final = {
-    "shapes": "plain shapes in colours, painted by minga itself",
-    "openmoji": "drawings by OpenMoji (openmoji.org, CC BY-SA 4.0) on coloured backgrounds",
-    "folder": "the organiser's pictures",
-    "codes": "captions and codes of the organiser",
-    "shards": "pictures of files on the web",
-}
-
-Paths = Annotated[
-    tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
-]
-Column = Annotated[Printable, Field(max_length=100)]
-
 
 class ImageTextFilters(Section):
     """Which pairs of a data set are taken."""
@@ -82,81 +69,41 @@ class ImageTextFilters(Section):
     ] = described((), "what columns must say", 'a list of at most 16 such as "NSFW=UNLIKELY"')
 
 
-class ImageTextData(Section):
+class ImageTextData(PictureSource):
     """Captions with pictures or with codes of pictures."""
 
-    source: Literal["shapes", "openmoji", "folder", "codes", "hub", "shards"] = choice(
-        "openmoji",
-        "where pairs come from: plain shapes, or drawings of OpenMoji, on coloured backgrounds; a folder of pictures "
-        "with captions; files with captions and codes; a data set of the Hugging Face hub; files on the web",
+    source: Literal["shapes", "folder", "hub"] = choice(
         "shapes",
-        "openmoji",
+        "where pairs come from: plain shapes on coloured backgrounds, which minga paints; a folder of pictures with "
+        "captions; a data set of the Hugging Face hub",
+        "shapes",
         "folder",
-        "codes",
         "hub",
-        "shards",
     )
-    compositions: int = whole(20_000, 40, 1_000_000, "(sources shapes, openmoji) pictures that are composed")
-    colours: int = whole(8, 2, 8, "(sources shapes, openmoji) colours of shapes and backgrounds")
-    places: int = whole(5, 1, 5, "(sources shapes, openmoji) places of a drawing; 1 is the center alone")
-    sizes: int = whole(2, 1, 2, "(sources shapes, openmoji) sizes of a drawing; 1 is large alone")
-    most_pictures: int = whole(20_000, 2, 1_000_000, "(other sources of pictures) pictures that are taken at most")
-    files: Paths = described(
-        (),
-        "(folder) the folder, (codes) .jsonl or .parquet files here; peers get the codes, not the paths",
-        "a list of at most 256 paths",
-        private=True,
-    )
-    urls: Paths = described(
-        (), "(shards) addresses of .parquet, .jsonl or .tar files", "a list of at most 256 https addresses"
-    )
-    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"')
-    config: Column = described("", "(hub) its configuration", "a text of at most 100 printable characters")
-    split: Column = described("train", "(hub) its split", "a text of at most 100 printable characters")
-    caption_column: Column = described("caption", "column with the caption", "a text of at most 100 characters")
-    image_column: Column = described("image", "column with the picture", "a text of at most 100 characters")
+    compositions: int = whole(20_000, 40, 1_000_000, "(source shapes) pictures that are painted")
+    colours: int = whole(8, 2, 8, "(source shapes) colours of shapes and backgrounds")
+    places: int = whole(5, 1, 5, "(source shapes) places of a shape; 1 is the center alone")
+    sizes: int = whole(2, 1, 2, "(source shapes) sizes of a shape; 1 is large alone")
+    most_pictures: int = whole(20_000, 2, 1_000_000, "(sources folder, hub) pictures that are taken at most")
+    caption_column: Column = described("caption", "column with the caption", COLUMN)
     code_column: Column = described(
         "",
-        "(codes, hub, shards) column with the codes, a list of numbers or int16 bytes; none: there are pictures",
-        "a text of at most 100 characters",
+        "(source hub) column with the codes of pictures, a list of numbers or int16 bytes, which each peer streams; "
+        "none: there are pictures",
+        COLUMN,
     )
-    width_column: Column = described("", "column with a picture's width, for max_aspect", "a text")
-    height_column: Column = described("", "column with a picture's height, for max_aspect", "a text")
-    shuffle_buffer: int = whole(8192, 1, 1_000_000, "(streamed codes) pairs among which the next one is drawn")
-    heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the drawings or pictures kept for evaluation")
+    width_column: Column = described("", "column with a picture's width, for max_aspect", COLUMN)
+    height_column: Column = described("", "column with a picture's height, for max_aspect", COLUMN)
+    shuffle_buffer: int = whole(8192, 1, 1 << 20, "(streamed codes) pairs that are put into a new order at once")
+    heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the pictures kept for evaluation")
     filters: ImageTextFilters = ImageTextFilters()
+
+    made: ClassVar = "plain shapes in colours, painted by minga itself"
 
     @property
     def is_streamed(self) -> bool:
         """Whether each peer reads the data set itself, which then must hold codes."""
-        return self.source in ("hub", "shards") and bool(self.code_column)
-
-    def in_words(self) -> str:
-        """What pictures they are, and whose."""
-        return _IN_WORDS.get(self.source) or of_hub(self.name)
-
-    @field_validator("urls")
-    @classmethod
-    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(url.startswith("https://") for url in urls):
-            raise ValueError("each must begin with https://")
-        return urls
-
-    @model_validator(mode="after")
-    def _check_source(self) -> ImageTextData:
-        needs = {"folder": "files", "codes": "files", "hub": "name", "shards": "urls"}
-        for source, field in needs.items():
-            given = bool(getattr(self, field))
-            # Paths of the organiser are not published, so a received spec has none.
-            if self.source == source and not given and field != "files":
-                raise ValueError(f'source = "{source}" needs {field}')
-            if given and needs.get(self.source) != field:
-                raise ValueError(f'{field} is not for source = "{self.source}"')
-        if self.source == "folder" and len(self.files) > 1:
-            raise ValueError('source = "folder" takes one folder')
-        if self.source == "codes" and not self.code_column:
-            raise ValueError('source = "codes" needs code_column')
-        return self
+        return self.source == "hub" and bool(self.code_column)
 
 
 class TextToImageSettings(Section):
@@ -175,17 +122,16 @@ class TextToImageSettings(Section):
     tokenizer: Annotated[Printable, Field(max_length=1024)] = described(
         "train:wordpiece",
         "tokenizer of captions: one trained on them, or the file tokenizer.json of another",
-        '"train:wordpiece", "train:unigram" or "from:PATH"',
+        '"train:wordpiece", "train:unigram" or "from:" and a folder, or OWNER/NAME of the hub',
         pattern=_TOKENIZER,
         private=True,
     )
-    image_tokenizer: Literal["fsq", "shapes", "codes"] = choice(
+    image_tokenizer: Literal["fsq", "shapes"] = choice(
         "fsq",
-        "how pictures become codes: by a tokenizer trained on them, by the one for plain shapes that comes with minga, "
-        "or not at all, as the data has codes; it travels with the run",
+        "how pictures become codes: by a tokenizer trained on them, or by the one for plain shapes that comes with "
+        "minga; it travels with the run",
         "fsq",
         "shapes",
-        "codes",
     )
     tokenizer_steps: int = whole(
         800, 1, 1_000_000, "steps of 64 pictures that the image tokenizer is trained; 800 take a minute on one core"

@@ -12,10 +12,17 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder, capacity
-from minga.recipes.text_to_image.decoder.layers import attention_mask, rotary_angles, rotate, shift_tokens
-from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
-from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape, LayerPlan
+from minga.recipes.text_to_image.decoder import (
+    Attends,
+    DecoderShape,
+    LayerPlan,
+    TextToImageDecoder,
+    attention_mask,
+    rotary_angles,
+    rotate,
+    shift_tokens,
+)
+from minga.recipes.text_to_image.sampling import IncrementalDecoder, capacity
 from minga.recipes.text_to_image.settings import TextToImageSettings
 from tests.worlds.recipe_pictures import small_shape
 

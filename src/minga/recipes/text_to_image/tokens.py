@@ -1,19 +1,31 @@
-"""The image tokenizer that a run trains itself: a small convolutional auto-encoder with scalar quantisation.
+"""Image tokens: a picture as a grid of whole numbers, which a decoder can predict like words.
 
-A picture of p pixels a side becomes p/4 by p/4 codes, or p/8 by p/8 with a third halving.
+    pictures ─▶ encoder ─▶ scalar quantisation ─▶ codes ─▶ decoder ─▶ pictures
+
+The tokenizer is a small convolutional auto-encoder, which the organiser trains once on the pictures of the run. A
+picture of p pixels a side becomes p/4 by p/4 codes, or p/8 by p/8 with a third halving.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional
+
+from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.recipes.initial import EqualDraws
 
 # ---- Finite scalar quantisation: a few channels, each rounded to a few levels, together name a code.
 #
@@ -162,7 +174,7 @@ class FsqTokenizer(nn.Module):
         return np.concatenate(parts)
 
     def description(self) -> dict[str, Any]:
-        """What `stored.read_image_tokenizer` needs besides the parameters."""
+        """What `read_image_tokenizer` needs besides the parameters."""
         return {"levels": list(self.quantiser.levels), "halvings": self.halvings, "is_local": self.is_local}
 
     def _drawn(self, quantised: Tensor) -> Tensor:
@@ -173,3 +185,117 @@ class FsqTokenizer(nn.Module):
 def as_tensor(pictures: Pictures) -> Tensor:
     """float32 [n, 3, height, width] within -1 to 1."""
     return torch.from_numpy(pictures).movedim(-1, 1).float() / 127.5 - 1
+
+
+# ---- Training it, once, by the organiser.
+
+
+BATCH: Final = 64
+LEARNING_RATE: Final = 2e-3
+_TOLD: Final = 10
+
+logger = logging.getLogger("minga.recipes")
+
+
+@dataclass(frozen=True)
+class TokenizerQuality:
+    """How well pictures survive being codes.
+
+    psnr_db: peak signal-to-noise ratio of all pixels, in decibels.
+    codes_used: how many codes occur.
+    perplexity: e to the entropy of the codes in nats: how many equally frequent ones would be as surprising.
+    """
+
+    psnr_db: float
+    codes_used: int
+    perplexity: float
+
+
+def train_fsq(
+    pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int, *, is_local: bool = False
+) -> FsqTokenizer:
+    """A tokenizer after `steps` steps of 64 pictures: AdamW, cosine schedule, mean squared error. Logs ten times."""
+    with EqualDraws(seed):
+        tokenizer = FsqTokenizer(levels, halvings, is_local=is_local)
+    random = np.random.default_rng(seed)
+    optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=LEARNING_RATE)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
+        x = as_tensor(pictures[random.integers(0, len(pictures), size=BATCH)])
+        loss = functional.mse_loss(tokenizer(x)[0], x)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if (step + 1) * _TOLD // steps > step * _TOLD // steps:
+            logger.info("image tokenizer: step %d of %d, %.1f dB", step + 1, steps, _decibels(loss.item()))
+    return tokenizer.eval()
+
+
+def quality(tokenizer: FsqTokenizer, pictures: Pictures) -> TokenizerQuality:
+    """The figures of `tokenizer` on `pictures`, which it should not have been trained on."""
+    codes = tokenizer.encode(pictures)
+    error = (tokenizer.decode(codes).astype(np.float64) - pictures) / 127.5
+    shares = np.bincount(codes.ravel(), minlength=tokenizer.codes) / codes.size
+    used = shares[shares > 0]
+    return TokenizerQuality(_decibels(float((error**2).mean())), len(used), float(np.exp(-(used * np.log(used)).sum())))
+
+
+def _decibels(mean_squared_error: float) -> float:
+    """Of values within -1 to 1."""
+    return 10 * math.log10(4 / max(mean_squared_error, 1e-12))
+
+
+# ---- The tokenizer as files of a run: a description and parameters, read without running any code of theirs.
+
+
+DESCRIPTION_FILE: Final = "image_tokenizer.json"
+PARAMETERS_FILE: Final = "image_tokenizer.safetensors"
+_MAX_DESCRIPTION: Final = 64 << 10
+
+
+def image_tokenizer_files(tokenizer: FsqTokenizer) -> dict[str, bytes]:
+    """The tokenizer as files by name."""
+    description = {"kind": tokenizer.kind, **tokenizer.description()}
+    return {
+        DESCRIPTION_FILE: json.dumps(description, sort_keys=True).encode(),
+        PARAMETERS_FILE: save({name: tensor.contiguous() for name, tensor in tokenizer.state_dict().items()}),
+    }
+
+
+def read_image_tokenizer(files: Mapping[str, Path]) -> FsqTokenizer:
+    """The tokenizer that came with a run.
+
+    Raises `ConfigurationError` if none came, or its files are not what `image_tokenizer_files` makes, `StorageError`
+    if they cannot be read.
+    """
+    if DESCRIPTION_FILE not in files or PARAMETERS_FILE not in files:
+        raise ConfigurationError("this run came without an image tokenizer: its codes cannot be turned into pictures")
+    try:
+        described, body = files[DESCRIPTION_FILE].read_bytes(), files[PARAMETERS_FILE].read_bytes()
+    except OSError as error:
+        raise StorageError(f"the image tokenizer cannot be read: {reason_of(error)}") from error
+    try:
+        if len(described) > _MAX_DESCRIPTION:
+            raise ValueError("its description is too long")
+        with torch.device("meta"):  # so that a false description takes no memory, and nothing is drawn at random
+            tokenizer = _built(json.loads(described))
+        tokenizer.load_state_dict({name: each.float() for name, each in load(body).items()}, assign=True)
+    except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigurationError(f"the image tokenizer is damaged: {str(error)[:200]}") from error
+    if not all(bool(each.isfinite().all()) for each in tokenizer.parameters()):
+        raise ConfigurationError("the image tokenizer holds numbers that are not finite")
+    for each in tokenizer.parameters():
+        each.requires_grad_(False)
+    return tokenizer.eval()
+
+
+def _built(description: Any) -> FsqTokenizer:
+    levels, halvings = description["levels"], description["halvings"]
+    whole = isinstance(levels, list) and all(type(level) is int and 3 <= level <= 64 for level in levels)
+    is_local = description["is_local"]
+    if description["kind"] != FsqTokenizer.kind or not whole or not 1 <= len(levels) <= 8 or halvings not in HALVINGS:
+        raise ValueError("there is no such tokenizer")
+    if not isinstance(is_local, bool):
+        raise ValueError("is_local is neither true nor false")
+    return FsqTokenizer(levels, halvings, is_local=is_local)

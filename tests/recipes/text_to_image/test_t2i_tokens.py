@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +11,23 @@ import pytest
 import torch
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text_to_image.data.compositions import Composer, Variety, draw_compositions
-from minga.recipes.text_to_image.data.openmoji import drawings
-from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures, ScalarQuantiser
-from minga.recipes.text_to_image.tokens.stored import (
+from minga.recipes.text_to_image.shapes import draw_compositions, paint
+from minga.recipes.text_to_image.tokens import (
     DESCRIPTION_FILE,
     PARAMETERS_FILE,
+    FsqTokenizer,
+    Pictures,
+    ScalarQuantiser,
     image_tokenizer_files,
+    quality,
     read_image_tokenizer,
+    train_fsq,
 )
-from minga.recipes.text_to_image.tokens.training import quality, train_fsq
 from tests.worlds.seeds import soaked
-
-every_drawing = cache(drawings)
 
 
 def pictures(count: int, seed: int) -> Pictures:
-    found = every_drawing()
-    composer = Composer(found, 32)
-    made = draw_compositions(count, found, Variety(), np.random.default_rng(seed))
-    return np.stack([composer.paint(one) for one in made])
+    return np.stack([paint(one, 32) for one in draw_compositions(count, np.random.default_rng(seed))])
 
 
 @pytest.mark.parametrize("levels", [(8, 6, 5), (8, 8, 8), (8, 8, 4, 4), (3,), (4, 3)])

@@ -1,4 +1,4 @@
-"""Crops of small pictures: boxes within bounds, the same on every machine, and pixels that stay pixels."""
+"""Crops: boxes within bounds, the same on every machine, and pixels that stay pixels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from minga.recipes.swav import crops as arrays
-from minga.recipes.swav import crops as colour
-from minga.recipes.swav.crops import RATIOS, CropRule, blur, crop_arrays, crop_boxes, jitter, make_grey
+from minga.recipes.swav import crops
+from minga.recipes.swav.crops import (
+    RATIOS,
+    CropRule,
+    FileCropper,
+    blur,
+    crop_arrays,
+    crop_boxes,
+    crop_picture,
+    jitter,
+    make_grey,
+)
 from tests.worlds.swav_world import made_up
 
 
@@ -105,7 +114,7 @@ def test_a_blur_keeps_the_sum_and_evens_neighbours_out() -> None:
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
 def test_changes_of_arrays_are_those_of_pillow(number: int, kind: str, factor: float) -> None:
     pictures = made_up(3, side=20).pictures
-    ours = getattr(colour, kind)(pictures.float(), torch.full((3, 1, 1, 1), factor))
+    ours = getattr(crops, kind)(pictures.float(), torch.full((3, 1, 1, 1), factor))
     change = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[number]
     for picture, found in zip(pictures, ours, strict=True):
         theirs = np.asarray(change(Image.fromarray(picture.permute(1, 2, 0).numpy())).enhance(factor))
@@ -114,7 +123,7 @@ def test_changes_of_arrays_are_those_of_pillow(number: int, kind: str, factor: f
 
 def test_hues_turn_as_in_the_standard_library() -> None:
     pictures = made_up(3, side=4).pictures.float()
-    ours = colour._hue(pictures, torch.tensor([-0.2, 0.0, 0.15]).view(-1, 1, 1, 1))
+    ours = crops._hue(pictures, torch.tensor([-0.2, 0.0, 0.15]).view(-1, 1, 1, 1))
     for picture, found, turn in zip(pictures, ours, (-0.2, 0.0, 0.15), strict=True):
         for place in np.ndindex(4, 4):
             hue, saturation, value = colorsys.rgb_to_hsv(*(picture[(slice(None), *place)] / 255.0).tolist())
@@ -126,7 +135,7 @@ def test_enlarged_boxes_are_those_of_pillow() -> None:
     coarse = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 5, 5), dtype=np.uint8))
     smooth = torch.nn.functional.interpolate(coarse.float(), size=(24, 24), mode="bilinear").round()
     boxes = np.array([[3, 5, 12, 10], [0, 0, 16, 16]])
-    ours = arrays._resample(smooth, boxes, np.array([False, True]), 20)
+    ours = crops._resample(smooth, boxes, np.array([False, True]), 20)
     for number, (top, left, height, width) in enumerate(boxes.tolist()):
         whole = Image.fromarray(smooth[number].permute(1, 2, 0).to(torch.uint8).numpy())
         box = (left, top, left + width, top + height)
@@ -135,3 +144,15 @@ def test_enlarged_boxes_are_those_of_pillow() -> None:
         apart = np.abs(theirs - found.numpy())[:, 1:-1, 1:-1]  # at the border one of them sees beyond the box
         assert apart.mean() < 1.0
         assert apart.max() < 6.0
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.8])
+def test_crops_of_files_are_drawn_by_their_seed_alone(jitter: float) -> None:
+    picture = Image.fromarray(made_up(1, side=60).pictures[0].permute(1, 2, 0).numpy())
+    rule = CropRule(20, 0.2, 0.5, 0.5, jitter, 0.5)
+    found = [np.asarray(crop_picture(picture, rule, seed)).tobytes() for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    cropper = FileCropper()
+    crops = cropper.crop([picture] * 5, rule, np.random.default_rng(1))
+    assert (tuple(crops.shape), crops.dtype) == ((5, 3, 20, 20), torch.uint8)
+    assert torch.equal(crops, cropper.crop([picture] * 5, rule, np.random.default_rng(1)))

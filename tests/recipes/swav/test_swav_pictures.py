@@ -1,4 +1,4 @@
-"""Pictures of a folder, of tar files and of a data set: prepared, streamed, and trained on."""
+"""Pictures of one size, of a folder and of a data set: split, prepared, streamed, and trained on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes import StreamPosition, new_model
-from minga.recipes.swav.crops import CropRule, FileCropper, crop_picture
-from minga.recipes.swav.pictures import SHARD_BYTES, EncodedSet, pack_files, read_pictures
+from minga.recipes.swav.pictures import (
+    SHARD_BYTES,
+    EncodedSet,
+    PictureSet,
+    digit_pictures,
+    pack_files,
+    read_pictures,
+    split_pictures,
+)
 from minga.testing import RecipeCase
 from tests.worlds.swav_world import SMALL, made_up
 
@@ -43,19 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(body)
     return found
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar file in the manner of WebDataset."""
-    path = tmp_path_factory.mktemp("shards") / "some.tar"
-    with tarfile.open(path, "w") as tar:
-        for number, (body, label) in enumerate(encoded()):
-            for suffix, content in (("png", body), ("cls", str(label).encode())):
-                info = tarfile.TarInfo(f"{number:04d}.{suffix}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
 
 
 def case_of(**data: Any) -> RecipeCase:
@@ -121,14 +114,6 @@ def test_a_folder_travels_as_files(folder: Path, tmp_path: Path) -> None:
             next(iter(case.recipe().batches(broken, ALICE, 8)))
 
 
-def test_tar_files_are_streamed_by_each_peer(shard: Path, tmp_path: Path) -> None:
-    case = case_of(source="shards", urls=[str(shard)], image_column="png", label_column="cls", shuffle_buffer=16)
-    files = case.files(tmp_path)
-    assert set(files) == {"probe.safetensors", "heldout.safetensors"}
-    trained_once(case, files)
-    assert "heldout_probe_accuracy" in case.recipe().evaluate(new_model(case.recipe()), files)
-
-
 def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
@@ -141,9 +126,13 @@ def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypa
         return datasets.Dataset.from_list(rows, features=features).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    case = case_of(source="hub", name="owner/photos", image_column="photo", label_column="kind", revision="main")
+    case = case_of(
+        source="hub", name="owner/photos", image_column="photo", label_column="kind", revision="main", shuffle_buffer=16
+    )
     files = case.files(tmp_path)
+    assert set(files) == {"probe.safetensors", "heldout.safetensors"}
     trained_once(case, files)
+    assert "heldout_probe_accuracy" in case.recipe().evaluate(new_model(case.recipe()), files)
     assert asked[0] == {
         "path": "owner/photos",
         "name": None,
@@ -205,13 +194,42 @@ def test_pictures_are_packed_into_several_files_and_equal_ones_alike(
     assert [stored.body(number) for number in range(len(stored))] == bodies
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.8])
-def test_crops_of_files_are_drawn_by_their_seed_alone(jitter: float) -> None:
-    picture = Image.fromarray(made_up(1, side=60).pictures[0].permute(1, 2, 0).numpy())
-    rule = CropRule(20, 0.2, 0.5, 0.5, jitter, 0.5)
-    found = [np.asarray(crop_picture(picture, rule, seed)).tobytes() for seed in (1, 1, 2)]
-    assert found[0] == found[1] != found[2]
-    cropper = FileCropper()
-    crops = cropper.crop([picture] * 5, rule, np.random.default_rng(1))
-    assert (tuple(crops.shape), crops.dtype) == ((5, 3, 20, 20), torch.uint8)
-    assert torch.equal(crops, cropper.crop([picture] * 5, rule, np.random.default_rng(1)))
+def test_digits_of_scikit_learn() -> None:
+    found = digit_pictures()
+    assert (tuple(found.pictures.shape), found.pictures.dtype) == ((1797, 1, 8, 8), torch.uint8)
+    assert int(found.pictures.max()) == 255
+    assert sorted(set(found.labels.tolist())) == list(range(10))
+
+
+def test_no_picture_both_trains_and_is_held_out() -> None:
+    found = made_up(200)
+    twice = PictureSet(torch.cat([found.pictures] * 2), torch.cat([found.labels] * 2))
+    training, heldout = split_pictures(twice, 0.2)
+    sides = [{picture.numpy().tobytes() for picture in side.pictures} for side in (training, heldout)]
+    assert not sides[0] & sides[1]
+    assert len(training) + len(heldout) == 400
+    assert 60 < len(heldout) < 100
+    everything, nothing = split_pictures(found, 0.0)
+    assert (len(everything), len(nothing)) == (200, 0)
+
+
+def test_files_of_pictures_are_read_back_and_others_refused(tmp_path: Path) -> None:
+    found, path = made_up(5, channels=1), tmp_path / "some.safetensors"
+    path.write_bytes(found.pack())
+    again = read_pictures(path, 1)
+    assert torch.equal(again.pictures, found.pictures)
+    assert torch.equal(again.labels, found.labels)
+    with pytest.raises(ConfigurationError, match="with 3 channels"):
+        read_pictures(path, 3)
+    path.write_bytes(PictureSet(found.pictures, found.labels - 9).pack())
+    with pytest.raises(ConfigurationError, match="labels"):
+        read_pictures(path, 1)
+    for wrong in (PictureSet(found.pictures.float(), found.labels), PictureSet(found.pictures, found.labels[:2])):
+        path.write_bytes(wrong.pack())
+        with pytest.raises(ConfigurationError, match="not a file of labelled pictures"):
+            read_pictures(path, 1)
+    path.write_bytes(b"\x00" * 40)
+    with pytest.raises(ConfigurationError, match="not a file of pictures"):
+        read_pictures(path, 1)
+    with pytest.raises((StorageError, ConfigurationError)):
+        read_pictures(tmp_path / "missing", 1)

@@ -1,12 +1,10 @@
-"""Where pairs come from: OpenMoji, folders, files with codes, streams; what is taken and what is held out."""
+"""Where pairs come from: shapes, folders, data sets; what is taken, what is held out, and what a picture shows."""
 
 from __future__ import annotations
 
 import io
 import itertools
-import json
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,110 +13,74 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minga.core.errors import ConfigurationError, LocalError
-from minga.recipes.data.hold_out import held_out
+from minga.core.errors import ConfigurationError
 from minga.recipes.data.hub import open_files
+from minga.recipes.images import source
 from minga.recipes.interface import StreamPosition
-from minga.recipes.text_to_image.data import rows as sources
-from minga.recipes.text_to_image.data.compositions import (
-    COLOURS,
-    Composer,
-    Composition,
-    Variety,
-    caption_of,
-    draw_compositions,
-    labels_of,
-)
-from minga.recipes.text_to_image.data.openmoji import drawings
-from minga.recipes.text_to_image.data.pictures import picture_sets
-from minga.recipes.text_to_image.data.rows import caption_of_row, codes_of_row
-from minga.recipes.text_to_image.judging import judge, seen_in, words_of
+from minga.recipes.text_to_image.data import caption_of_row, codes_of_row, picture_sets
 from minga.recipes.text_to_image.pairs import read_pairs
 from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SHAPE_TOKENIZER, TRAINING_FILE
 from minga.recipes.text_to_image.recipe import TextToImageRecipe
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
-from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
-from tests.worlds.recipe_pictures import SMALL, picture_recipe, write_pictures
+from minga.recipes.text_to_image.shapes import (
+    COLOURS,
+    Composition,
+    draw_compositions,
+    judge,
+    paint,
+    seen_in,
+    told_by,
+    words_of,
+)
+from minga.recipes.text_to_image.tokens import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
+from tests.worlds.recipe_pictures import picture_recipe, write_pictures
 
 ALICE, BOB = "a1" * 32, "b0" * 32
 
 
-every_drawing = cache(drawings)
-
-
-def test_drawings_have_names_and_differ() -> None:
-    found = every_drawing()
-    assert len(found) == 1885  # of 1,903 records, 18 look like others
-    assert len({each.pixels.tobytes() for each in found}) == 1885
-    assert all(each.pixels.shape == (64, 64, 4) and each.pixels[..., 3].any() for each in found)
-    assert "guide dog" in {each.name for each in found}
-
-
 def test_compositions_show_what_their_captions_say() -> None:
-    found = every_drawing()
-    square = next(number for number, each in enumerate(found) if each.name == "large orange square")
-    composer = Composer(found, 32)
     for colour, size, place in itertools.product(COLOURS, ("small", "large"), ("left", "right", "top", "bottom")):
-        picture = composer.paint(Composition(square, colour, size, place))
+        one = Composition("green square" if colour != "green" else "red square", colour, size, place)
+        picture = paint(one, 32)
         assert picture.shape == (32, 32, 3)
         assert seen_in(picture) == (colour, size, place)
-        assert labels_of(caption_of("x", colour, size, place)) == (colour, size, place)
-    assert seen_in(composer.paint(Composition(square, "blue", "small", "center")))[2] == "center"
-    assert labels_of("a wolf on the moon") is None
+        assert words_of(picture) == one.caption
+        assert told_by(one.caption) == one
+    assert seen_in(paint(Composition("red square", "blue", "small", "center"), 32))[2] == "center"
+    assert told_by("a wolf on the moon") is None
+    assert told_by("wolf on a red background, large, left") is None
 
 
 def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
     picture = np.zeros((1, 32, 32, 3), dtype=np.uint8)
     assert judge(picture, ["a wolf"]) == {}
-    assert judge(picture, ["wolf on a black background, small, center"]) == {
-        "background": 1.0,
-        "position": 1.0,
-        "size": 1.0,
-    }
+    found = judge(picture, ["red bar on a black background, small, center"])
+    assert found == {"background": 1.0, "position": 1.0, "size": 1.0, "drawing": 0.0}
 
 
-def test_compositions_are_drawn_evenly() -> None:
-    made = draw_compositions(4000, every_drawing()[:10], Variety(colours=4), np.random.default_rng(0))
+def test_compositions_are_drawn_evenly_and_never_on_their_own_colour() -> None:
+    made = draw_compositions(4000, np.random.default_rng(0), colours=4)
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
-    for counts in (Counter(one.place for one in made), Counter(one.drawing for one in made)):
+    assert len({one.shape for one in made}) == 48
+    assert all(one.shape.partition(" ")[0] != one.colour for one in made)
+    for counts in (Counter(one.place for one in made), Counter(one.size for one in made)):
         assert max(counts.values()) < 1.3 * min(counts.values())
-
-
-def test_no_rendering_of_a_held_out_drawing_is_trained_on() -> None:
-    training, heldout = picture_sets(ImageTextData(compositions=4000), 32, seed=0)
-    assert (len(training), len(heldout)) == (3800, 200)
-    names = [{caption.rpartition(" on a ")[0] for caption in each.captions} for each in (training, heldout)]
-    same = [each.name for each in every_drawing()]
-    doubles = {name for name, count in Counter(same).items() if count > 1}
-    assert names[0] & names[1] <= doubles
-    again, _ = picture_sets(ImageTextData(compositions=4000), 32, seed=0)
-    assert again.captions == training.captions
-    assert np.array_equal(again.some([3, 5]), training.some([3, 5]))
 
 
 def test_shapes_are_told_by_their_pictures_and_by_what_the_demo_makes_codes_of_them() -> None:
     data = ImageTextData(source="shapes", compositions=300, colours=4, sizes=1, places=1, heldout_fraction=0.1)
     training, heldout = picture_sets(data, 32, seed=0)
     assert not set(training.captions) & set(heldout.captions), "no held-out combination is trained on"
+    again, _ = picture_sets(data, 32, seed=0)
+    assert again.captions == training.captions
     pictures = training.some(range(len(training)))
     assert judge(pictures, training.captions) == dict.fromkeys(("background", "position", "size", "drawing"), 1.0)
-    assert words_of(pictures[0]) == training.captions[0]
     assert words_of(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)) == ""
     names = (DESCRIPTION_FILE, PARAMETERS_FILE)
     tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in names})
     found = judge(tokenizer.decode(tokenizer.encode(pictures[:64])), training.captions[:64])
     assert found["drawing"] > 0.95
     assert found["background"] == 1.0
-
-
-def test_equal_contents_are_held_out_together() -> None:
-    contents = [b"a", b"b", b"a", *(bytes([n]) for n in range(60))]
-    chosen = held_out(contents, 0.2)
-    assert chosen[0] == chosen[2]
-    assert 8 <= sum(chosen) <= 17
-    assert held_out(contents, 0.0) == [False] * len(contents)
-    with pytest.raises(ConfigurationError, match="none is left"):
-        held_out([b"x", b"x"], 0.5)
 
 
 def picture_folder(folder: Path, count: int = 30) -> Path:
@@ -135,12 +97,12 @@ def picture_folder(folder: Path, count: int = 30) -> Path:
 
 def test_a_folder_of_pictures_becomes_a_run(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path / "pictures")
-    data = {"source": "folder", "files": [str(folder)], "heldout_fraction": 0.1}
+    data = {"source": "folder", "folder": str(folder), "heldout_fraction": 0.1}
     recipe = picture_recipe(data=data)
     own = tmp_path / "files"
     own.mkdir()
     files = write_pictures(own, recipe.prepare())
-    batch = next(picture_recipe(data={**data, "files": []}).batches(files, StreamPosition(ALICE), 4))
+    batch = next(picture_recipe(data={**data, "folder": ""}).batches(files, StreamPosition(ALICE), 4))
     assert batch["codes"].shape == (4, 64)
     assert (batch["captions"] > 0).any(dim=1).all()
     figures = recipe.evaluate(recipe.build_model(), files)
@@ -153,7 +115,7 @@ def test_captions_may_lie_in_text_files_beside_their_pictures(tmp_path: Path) ->
     (folder / "metadata.csv").unlink()
     for number in range(1, 6):  # the first has no caption
         (folder / f"{number}.txt").write_text(f"noise\n  number {number}\n", "utf-8")
-    training, heldout = picture_sets(ImageTextData(source="folder", files=(str(folder),), heldout_fraction=0.2), 32, 0)
+    training, heldout = picture_sets(ImageTextData(source="folder", folder=str(folder), heldout_fraction=0.2), 32, 0)
     assert {*training.captions, *heldout.captions} == {f"noise number {number}" for number in range(1, 6)}
 
 
@@ -172,7 +134,7 @@ def test_a_peer_trains_on_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_own_pictures_that_are_held_out_for_all_are_not_trained_on(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path / "pictures")
-    settings = {"data": {"source": "folder", "files": [str(folder)], "heldout_fraction": 0.2}}
+    settings = {"data": {"source": "folder", "folder": str(folder), "heldout_fraction": 0.2}}
     (tmp_path / "files").mkdir()
     files = write_pictures(tmp_path / "files", picture_recipe(**settings).prepare())
     recipe, own = picture_recipe(**settings).own_data(files, [str(folder)], tmp_path / "own")
@@ -211,10 +173,10 @@ def test_folders_that_cannot_be_used_are_explained(tmp_path: Path, lines: str, w
     folder = picture_folder(tmp_path / "pictures", 1)
     (folder / "metadata.csv").write_text(lines, "utf-8")
     with pytest.raises(ConfigurationError, match=words):
-        picture_sets(ImageTextData(source="folder", files=(str(folder),)), 32, 0)
+        picture_sets(ImageTextData(source="folder", folder=str(folder)), 32, 0)
     (folder / "metadata.csv").unlink()
     with pytest.raises(ConfigurationError, match=r"has no metadata\.csv"):
-        picture_sets(ImageTextData(source="folder", files=(str(folder),)), 32, 0)
+        picture_sets(ImageTextData(source="folder", folder=str(folder)), 32, 0)
 
 
 def coded_file(path: Path, count: int = 60) -> Path:
@@ -231,30 +193,10 @@ def coded_file(path: Path, count: int = 60) -> Path:
     return path
 
 
-def test_files_with_codes_are_shipped_after_the_filters(tmp_path: Path) -> None:
-    data = {
-        "source": "codes",
-        "files": [str(coded_file(tmp_path / "pairs.parquet"))],
-        "code_column": "code",
-        "width_column": "original_width",
-        "height_column": "original_height",
-        "filters": {"require": ["NSFW=UNLIKELY"]},
-        "heldout_fraction": 0.1,
-    }
-    recipe = picture_recipe(data=data, image_tokenizer="codes")
-    own = tmp_path / "files"
-    own.mkdir()
-    files = write_pictures(own, recipe.prepare())
-    taken = sum(1 for number in range(60) if number % 3 and number % 2)
-    rows = [recipe._pairs(files, name) for name in (TRAINING_FILE, HELDOUT_FILE)]
-    assert sum(map(len, rows)) == taken
-    assert set(recipe.evaluate(recipe.build_model(), files)) == {"heldout_image_loss", "heldout_text_loss"}
-
-
 def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coded_file(tmp_path / "pairs.parquet")
     found = open_files([str(path)], "data.files")
-    monkeypatch.setattr(sources, "open_hub", lambda *_: found)
+    monkeypatch.setattr(source, "open_hub", lambda *_: found)
     data = {
         "source": "hub",
         "name": "owner/pairs",
@@ -262,7 +204,7 @@ def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypa
         "shuffle_buffer": 16,
         "heldout_fraction": 0.2,
     }
-    recipe = picture_recipe(data=data, image_tokenizer="codes")
+    recipe = picture_recipe(data=data)
     own = tmp_path / "files"
     own.mkdir()
     files = write_pictures(own, recipe.prepare())
@@ -297,7 +239,7 @@ def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: p
     path = tmp_path / "pictures.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
     found = open_files([str(path)], "data.files")
-    monkeypatch.setattr(sources, "open_hub", lambda *_: found)
+    monkeypatch.setattr(source, "open_hub", lambda *_: found)
     data = ImageTextData(source="hub", name="owner/pictures", heldout_fraction=0.1)
     training, heldout = picture_sets(data, 16, 0)
     assert len(training) + len(heldout) == 11  # one is three times as wide as high
@@ -341,28 +283,14 @@ def test_codes_of_another_kind_are_refused(code: object) -> None:
     assert codes_of_row({"code": np.array([1, 2, 3, 15], "<i2").tobytes()}, data, 4, 16).tolist() == [1, 2, 3, 15]
 
 
-def test_files_on_the_web_are_one_kind_behind_https(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="https://"):
-        ImageTextData(source="shards", urls=("http://example.org/a.tar",))
-    with pytest.raises(ConfigurationError, match="files of one kind"):
-        list(sources.rows(ImageTextData(source="shards", urls=("https://x.org/a.tar", "https://x.org/a.parquet"))))
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"caption": "wolf", "code": [1]}) + "\nnot json\n")
-    with pytest.raises((ConfigurationError, LocalError)):
-        list(sources.rows(ImageTextData(source="codes", files=(str(path),), code_column="code")))
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"source": "hub"}, "needs name"),
-        ({"source": "shards"}, "needs urls"),
-        ({"source": "openmoji", "files": ["x"]}, "files is not for"),
-        ({"source": "codes", "files": ["x"]}, "needs code_column"),
-        ({"source": "folder", "files": ["x", "y"]}, "takes one folder"),
+        ({"source": "shapes", "folder": "x"}, "folder is for"),
+        ({"source": "folder", "name": "owner/name"}, "are for source"),
     ],
 )
 def test_settings_of_sources_that_contradict_themselves_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         picture_recipe(data=settings)
-    assert SMALL["data"]

@@ -1,0 +1,93 @@
+"""Where the pictures of a run come from: a folder of the organiser, or a data set of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Printable, Real, Section, described, real, whole
+from minga.recipes.data.hub import HubName, of_hub, open_hub, rows_of
+from minga.recipes.images.loading import MAX_BYTES
+
+Column = Annotated[Printable, Field(max_length=100)]
+COLUMN = "a text of at most 100 printable characters"
+
+
+class PictureSource(Section):
+    """The pictures to learn from; what each recipe makes by itself is a further `source`, told by `made`."""
+
+    source: str = "folder"
+    folder: Annotated[Printable, Field(max_length=4096)] = described(
+        "",
+        "(source folder) a folder here; peers get what is made of its pictures, not its path",
+        "a path",
+        private=True,
+    )
+    name: HubName = described(
+        "", "(source hub) name of a data set of the Hugging Face hub", 'a name such as "owner/name"'
+    )
+    config: Column = described("", "(source hub) its configuration", COLUMN)
+    revision: Column = described(
+        "", "(source hub) its branch, tag or commit; refs/convert/parquet where it has a loading script", COLUMN
+    )
+    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "train", "(source hub) its split", "a text of 1 to 100 printable characters"
+    )
+    image_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "image", "(source hub) column that holds the picture", "a text of 1 to 100 printable characters"
+    )
+    shuffle_buffer: int = whole(2048, 1, 1 << 20, "(source hub) pictures that are put into a new order at once")
+    heldout_fraction: Real = real(0.1, 0.0, 0.5, "share of the pictures kept for evaluation")
+
+    made: ClassVar[str] = ""
+
+    def in_words(self) -> str:
+        """What pictures they are, and whose."""
+        return (
+            of_hub(self.name)
+            if self.source == "hub"
+            else {"folder": "the organiser's pictures"}.get(self.source, self.made)
+        )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> PictureSource:
+        if self.source == "hub" and not self.name:
+            raise ValueError('source = "hub" needs name, such as name = "owner/name"')
+        if self.source != "hub" and (self.name or self.config or self.revision):
+            raise ValueError('name, config and revision are for source = "hub" only')
+        if self.source != "folder" and self.folder:  # the organiser's path is not published: a received spec has none
+            raise ValueError('folder is for source = "folder" only')
+        return self
+
+
+def hub_rows(data: PictureSource, *, order: int | None = None) -> Iterator[Mapping[str, Any]]:
+    """The rows of the data set, whose pictures are files; `order` puts the parts of which it consists into another one.
+
+    Raises `ConfigurationError` if it cannot be opened, `LocalError` if the stream breaks off again and again.
+    """
+    return rows_of(open_hub(data.name, data.config, data.split, data.revision), f"data.name = {data.name!r}", order)
+
+
+def cell(row: Mapping[str, Any], column: str, setting: str) -> Any:
+    """What a row has in a column, which a setting named. Raises `ConfigurationError` if there is no such column."""
+    if column not in row:
+        raise ConfigurationError(f"data.{setting} = {column!r}: there is no such column; there are: {', '.join(row)}")
+    return row[column]
+
+
+def picture_file(row: Mapping[str, Any], column: str) -> bytes:
+    """The picture file in a row of a data set. Raises `ConfigurationError` if there is none of a bearable size."""
+    found = cell(row, column, "image_column")
+    body = found.get("bytes") if isinstance(found, Mapping) else found
+    if not isinstance(body, bytes) or len(body) > MAX_BYTES:
+        raise ConfigurationError(f"data.image_column = {column!r}: a row has no picture of at most {MAX_BYTES} bytes")
+    return body
+
+
+def files_below(folder: str) -> list[Path]:
+    """All files in a folder and below, by name: what a run that is prepared from it depends on."""
+    return sorted(path for path in Path(folder).expanduser().rglob("*") if path.is_file()) if folder else []
