@@ -21,7 +21,7 @@ from minga.recipes.causal_lm.evaluation import PLAIN_HEADS, evaluate_model, held
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.packing import TOKENS_FILE, StoredTokens
+from minga.recipes.text.samples import TOKENS_FILE, StoredTokens
 from minga.recipes.text.tokenizer import END_OF_TEXT, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 from tests.worlds.language_models import case, gradients, language_recipe, prepared, published

@@ -15,7 +15,7 @@ import torch
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model
 from minga.recipes.interface import StreamPosition
-from minga.recipes.text.packing import TOKENS_FILE, StoredTokens
+from minga.recipes.text.samples import TOKENS_FILE, StoredTokens
 from minga.training.replica.build_optimizer import build_optimizer
 from tests.worlds.language_models import prepared, train
 from tests.worlds.recipe_text import ALICE

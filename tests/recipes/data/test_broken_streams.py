@@ -15,7 +15,7 @@ from minga.recipes.data import hub
 from minga.recipes.data.hub import in_order_of, resumed_rows
 from minga.recipes.data.order import next_pass
 from minga.recipes.text import corpus
-from minga.recipes.text.mixture import mixed, mixed_sources
+from minga.recipes.text.corpus import mixed, mixed_sources
 from minga.recipes.text.settings import SourceSettings, TextData
 
 FILES, ROWS = 5, 4

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch
-from minga.recipes.text.sentence_pairs import Instance
+from minga.recipes.text.samples import Instance
 from minga.recipes.text.tokenizer import MASKED_TOKENS, trained_special_tokens
 
 SPECIAL = replace(trained_special_tokens(MASKED_TOKENS), ordinary=np.arange(5, 500))

@@ -1,7 +1,7 @@
 """sahajBERT: ALBERT on Bengali text of several sources (DeDLOC, https://arxiv.org/abs/2106.10207, section 4.3).
 
 The paper trained the size "large" with 512 tokens, a vocabulary of 32,000 and 0.23 of Bengali Wikipedia to 0.77 of
-OSCAR. The default source is what can be had without a download: the texts of programs that are translated to Bengali.
+OSCAR. The default are sentences made by rules, which need no download.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from minga.core.spec.fields import choice, described
 from minga.recipes.albert.model import AlbertSettings
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.interface import DemoGoal
-from minga.recipes.text.settings import SourceSettings, TextData
+from minga.recipes.text.settings import TextData
 
-BENGALI_PROGRAMS = TextData(source="mixture", language="bn", sources=(SourceSettings(source="translations"),))
+BENGALI_SENTENCES = TextData(source="sentences", language="bn")
 PAPER_VOCABULARY, PAPER_TOKENS = 32_000, 512
 
 
@@ -23,7 +23,7 @@ class SahajbertSettings(AlbertSettings):
     """Masked language model and sentence order on Bengali."""
 
     tokenizer: Literal["wordpiece", "unigram"] = choice("unigram", "kind of tokenizer", "wordpiece", "unigram")
-    data: TextData = described(BENGALI_PROGRAMS, "what it is trained on", "a table [recipe.sahajbert.data]")
+    data: TextData = described(BENGALI_SENTENCES, "what it is trained on", "a table [recipe.sahajbert.data]")
 
 
 class SahajbertRecipe(AlbertRecipe):

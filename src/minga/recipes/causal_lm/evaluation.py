@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from minga.core.errors import ConfigurationError
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
-from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
+from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.tokenizer import encoded_texts
 
 # ---- Cross-entropy of each next token, in bounded memory.

@@ -36,7 +36,7 @@ from minga.recipes.interface import (
 from minga.recipes.language.export import CAUSAL
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.packing import Packing, Tokens
+from minga.recipes.text.samples import Packing, Tokens
 from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch
 

@@ -24,9 +24,8 @@ from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.data.hub import open_files, open_hub, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
-from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, split_documents
-from minga.recipes.text.mixture import MixedSource, mixed
-from minga.recipes.text.packing import DOCUMENTS_AT_A_TIME
+from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, MixedSource, mixed, split_documents
+from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
 from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
 from minga.recipes.text.writing import as_it_is

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from minga.core.errors import ConfigurationError
 from minga.recipes.data.files import stored_tensors
 from minga.recipes.interface import Batch
-from minga.recipes.text.packing import StoredTokens, Tokens
+from minga.recipes.text.samples import StoredTokens, Tokens
 
 CHATS_FILE: Final = "chats.safetensors"
 HELDOUT_FILE: Final = "heldout.safetensors"

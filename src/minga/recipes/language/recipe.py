@@ -1,7 +1,7 @@
 """What recipes of language models share: text and tokenizer that ship with the run, held-out documents, export.
 
 The organiser makes or fetches the tokenizer and sends it along with the run. Rows of tokens are cut from documents that
-travel as tokens (`recipes/text/packing.py`); pairs of sentences are cut from documents that travel as text.
+travel as tokens (`recipes/text/samples.py`); pairs of sentences are cut from documents that travel as text.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from minga.recipes.text.corpus import (
     TRAINING_FILE,
     first_streamed,
     local_documents,
+    mixed,
+    mixed_sources,
     pack_documents,
+    prepare_mixture,
     split_documents,
     streamed_documents,
     unpack_documents,
 )
-from minga.recipes.text.mixture import local_inputs, mixed, mixed_sources, prepare_mixture
-from minga.recipes.text.packing import (
+from minga.recipes.text.samples import (
     TOKENS_FILE,
     NumberedRows,
     Packing,
@@ -216,8 +218,7 @@ class LanguageRecipe(TransformersRecipe[T]):
     def inputs(self) -> Sequence[Path]:
         """The organiser's own text files, and a tokenizer of this machine."""
         data = self.settings.data
-        paths = matching_files(data.files)
-        paths += [path for source in data.sources for path in local_inputs(source, data.language)]
+        paths = [path for source in (data, *data.sources) for path in matching_files(source.files)]
         if self.tokenizer_source.startswith(GIVEN):
             paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))
         return paths

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from minga.recipes.interface import Batch
-from minga.recipes.text.packing import Tokens
-from minga.recipes.text.sentence_pairs import SPECIAL_PER_PAIR, Instance
+from minga.recipes.text.samples import SPECIAL_PER_PAIR, Instance, Tokens
 from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens
 
 MASKED_SHARE = 0.8

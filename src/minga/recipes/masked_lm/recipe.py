@@ -43,16 +43,18 @@ from minga.recipes.masked_lm.evaluation import WordGap, commonest_share, evaluat
 from minga.recipes.masked_lm.heads import masked_and_order_scores, masked_scores
 from minga.recipes.masked_lm.settings import FAMILY, FAMILY_WITH_ORDER, SIZES, MaskedLmSettings
 from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, unpack_documents
-from minga.recipes.text.packing import Packing, Tokens, pack_rows
-from minga.recipes.text.sentence_pairs import (
+from minga.recipes.text.samples import (
     Corpus,
     Instance,
+    Packing,
     PublicSamples,
     StoredCorpus,
     StreamedCorpus,
+    Tokens,
     encode_documents,
     instances,
     make_instances,
+    pack_rows,
 )
 from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.recipes.data.hub import HubName, of_hub
@@ -14,28 +14,21 @@ _WORDS = {
     "sentences": "plain sentences that minga makes by rules: which animal eats what, and when",
     "bible": "the World English Bible, which is in the public domain",
     "files": "files of the organiser",
-    "translations": "translations of free programs, each under the licence of its program",
 }
 
 
-class SourceSettings(Section):
-    """One source of a mixture. Filters are settings, never code: a run spec cannot make a peer execute anything."""
+class TextSource(Section):
+    """Text of files, or of a data set of the Hugging Face hub."""
 
-    weight: Real = real(
-        1.0, 0.0, 1e6, "share of the documents, beside the weights of the other sources", above_low=True
-    )
-    source: Literal["bible", "files", "translations", "hub"] = choice(
-        "files", "where the documents come from", "bible", "files", "translations", "hub"
-    )
     files: Annotated[
         tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
     ] = described(
         (),
-        "(files) .txt and .jsonl files or globs; (translations) .mo and .xpi files or globs, none for those found here",
+        "(files) .txt and .jsonl files or globs here; peers that join get their text, not their paths",
         "a list of at most 256 paths",
         private=True,
     )
-    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"')
+    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"')
     config: Annotated[Printable, Field(max_length=100)] = described(
         "", "(hub) its configuration", "a text of at most 100 printable characters"
     )
@@ -48,6 +41,15 @@ class SourceSettings(Section):
     text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
         "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
     )
+
+
+class SourceSettings(TextSource):
+    """One source of a mixture. Filters are settings, never code: a run spec cannot make a peer execute anything."""
+
+    weight: Real = real(
+        1.0, 0.0, 1e6, "share of the documents, beside the weights of the other sources", above_low=True
+    )
+    source: Literal["bible", "files", "hub"] = choice("files", "where the documents come from", "bible", "files", "hub")
     min_characters: int = whole(0, 0, 1_000_000, "shorter documents are left out")
     max_characters: int = whole(1_000_000, 1, 1_000_000, "longer documents are left out")
     script: Annotated[str, Field(pattern=r"^$|^[A-Z][a-z]{1,30}$")] = described(
@@ -71,7 +73,7 @@ class SourceSettings(Section):
         return self
 
 
-class TextData(Section):
+class TextData(TextSource):
     """What it is trained on."""
 
     source: Literal["sentences", "bible", "files", "datasets", "mixture"] = choice(
@@ -89,26 +91,6 @@ class TextData(Section):
     sources: Annotated[tuple[SourceSettings, ...], Field(strict=False, max_length=MAX_SOURCES)] = described(
         (), "(source mixture) what is mixed", f"at most {MAX_SOURCES} tables [[recipe.NAME.data.sources]]"
     )
-    files: Annotated[
-        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
-    ] = described(
-        (),
-        "(source files) .txt and .jsonl files or globs here; peers that join get their text, not their paths",
-        "a list of at most 256 paths",
-        private=True,
-    )
-    name: HubName = described(
-        "", "(source datasets) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"'
-    )
-    config: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(source datasets) its configuration", "a text of at most 100 printable characters"
-    )
-    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(source datasets) its split", "a text of 1 to 100 printable characters"
-    )
-    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
-    )
     shuffle_buffer: int = whole(10_000, 1, 1_000_000, "documents among which the next one is drawn")
     heldout_fraction: Real = real(0.01, 0.0, 0.5, "share of the documents kept for evaluation")
 
@@ -121,22 +103,16 @@ class TextData(Section):
         """The text for people, without what names places of the organiser's machine."""
         if self.source == "mixture":
             return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
-        return _WORDS.get(self.source) or of_hub(self.name, self.config)
+        return _WORDS.get(self.source) or of_hub(self.name, self.config, self.revision)
 
     @model_validator(mode="after")
     def _check_source(self) -> TextData:
         if self.source == "datasets" and not self.name:
             raise ValueError('source = "datasets" needs name, such as name = "wikitext"')
-        if self.source != "datasets" and (self.name or self.config):
-            raise ValueError('name and config are for source = "datasets" only')
+        if self.source != "datasets" and (self.name or self.config or self.revision):
+            raise ValueError('name, config and revision are for source = "datasets" only')
         if self.source != "files" and self.files:
             raise ValueError('files is for source = "files" only')
         if (self.source == "mixture") != bool(self.sources):
             raise ValueError('sources, one table each, are for source = "mixture", which needs them')
         return self
-
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what earlier versions did not know, where it says nothing: so their runs keep their ids."""
-        values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if name not in ("language", "sources") or value}

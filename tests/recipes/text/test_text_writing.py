@@ -1,10 +1,37 @@
-"""Bengali: one spelling, and sentences."""
+"""Where sentences end, and one spelling for what looks the same."""
 
 from __future__ import annotations
 
 import pytest
 
-from minga.recipes.text.writing import normalize_bengali, script_share, split_bengali
+from minga.recipes.text.writing import normalize_bengali, script_share, split_bengali, split_sentences
+from tests.worlds.recipe_text import GENESIS
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ('He said, "Go." She went.', ['He said, "Go."', "She went."]),
+        ("Mr. Smith met J. Doe. They spoke.", ["Mr. Smith met J. Doe.", "They spoke."]),
+        ("So am I. You too.", ["So am I.", "You too."]),
+        ("at 3.5 percent. 20 more came", ["at 3.5 percent.", "20 more came"]),
+        ("wait... what", ["wait... what"]),
+        ("line one\nline two", ["line one", "line two"]),
+        ("今日は。明日も！", ["今日は。", "明日も！"]),  # noqa: RUF001
+        ("पहला। दूसरा।", ["पहला।", "दूसरा।"]),
+        ("", []),
+        (" . ", ["."]),
+    ],
+)
+def test_sentences(text, sentences):
+    assert split_sentences(text) == sentences
+
+
+def test_no_sentence_loses_a_word():
+    text = GENESIS.read_text("utf-8")
+    assert " ".join(split_sentences(text)).split() == text.split()
+
 
 D, VISARGA, ZWJ, ZWNJ = "\u0964", "\u0983", "\u200d", "\u200c"
 

@@ -1,4 +1,4 @@
-"""Tokenizers of strangers: whatever they hold, a peer gets an error in words, and soon."""
+"""Tokenizers that a run trains, and those of strangers: what would fill the memory or fail is refused in words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,60 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.tokenizer import encoded_texts, parsed
+from minga.recipes.text.tokenizer import (
+    MASKED_TOKENS,
+    encoded_texts,
+    find_special_tokens,
+    parsed,
+    read_tokenizer,
+    train_tokenizer,
+)
+from tests.worlds.recipe_text import GENESIS
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_tokenizer(kind):
+    text = GENESIS.read_text("utf-8").split("\n\n")
+    tokenizer = read_tokenizer(train_tokenizer(text, 700, kind), 700)
+    assert 600 < tokenizer.get_vocab_size() <= 700
+    assert [tokenizer.token_to_id(token) for token in MASKED_TOKENS] == [0, 1, 2, 3, 4]
+    pair = tokenizer.encode("GOD said,", "ｌｅｔ there")  # noqa: RUF001
+    assert (pair.ids[0], pair.ids[-1], pair.ids.count(3)) == (2, 3, 2)
+    assert tokenizer.decode(pair.ids).replace(" ,", ",") == "god said, let there"
+    assert 1 in tokenizer.encode("\U0001f9ff").ids
+    assert 4 in tokenizer.encode("god [MASK] light").ids
+
+
+def test_words_that_a_vocabulary_cannot_tell_apart_are_told_of(caplog):
+    names = ["red cross", "red moon", "blue house", "green triangle", "yellow diamond", "white square", "pink heart"]
+    for size, is_told in ((64, True), (128, False)):
+        caplog.clear()
+        tokenizer = read_tokenizer(train_tokenizer(names * 20, size), size)
+        assert any("<unk>" in tokenizer.encode(name).tokens for name in names) == is_told
+        assert ("no room" in caplog.text) == is_told
+
+
+def test_vocabulary_too_small_for_the_characters():
+    letters = "".join(chr(0x4E00 + i) for i in range(500))
+    with pytest.raises(ConfigurationError, match="vocabulary_size"):
+        train_tokenizer([" ".join(letters)] * 3, 10)
+
+
+def test_tokenizers_that_are_refused():
+    good = train_tokenizer([GENESIS.read_text("utf-8")], 300)
+    for bad in (b"", b"{}", b"\xff", good[:-5]):
+        with pytest.raises(ConfigurationError, match="not readable"):
+            read_tokenizer(bad, 300)
+    with pytest.raises(ConfigurationError, match="allows 299"):
+        read_tokenizer(good, 299)
+    assert isinstance(read_tokenizer(good, 300), Tokenizer)
+    without = find_special_tokens(read_tokenizer(good.replace(b"[CLS]", b"[CLZ]"), 300))
+    with pytest.raises(ConfigurationError, match=r"no token for cls, that is, none of \[CLS\], <s>"):
+        without["cls"]
+
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
 
