@@ -25,7 +25,7 @@ from minga.recipes.init_from import given_base
 from minga.recipes.interface import StreamPosition
 from minga.recipes.registry import load_recipe
 from minga.recipes.running.background_evaluation import Evaluator
-from minga.recipes.running.device_speed import measure_speed
+from minga.recipes.running.micro_batch import measure_speed
 from minga.recipes.running.precision import choose_precision
 from minga.recipes.running.run import first_model
 from minga.training.prospect import Prospect
@@ -174,6 +174,6 @@ def test_a_run_may_say_in_how_many_bits_peers_hold_the_base(run_of: RunOf) -> No
         assert frozen == {torch.float32 if bits == 32 else torch.bfloat16}  # where it is not trained
     assert sizes[32] == 2 * sizes[16] > 2 * sizes[8] > 2 * sizes[4] > sizes[8]
     with pytest.raises(ConfigurationError, match="measure with base_bits = 16 or 32"):  # 4 bits would be told as 16
-        measure_speed(recipe, spec.optimizer, CPU, 0.01, choose_precision("float32", CPU, spec))
+        measure_speed(recipe, spec, CPU, 0.01, choose_precision("float32", CPU, spec))
     for bits in (32, 16):
-        measure_speed(recipe.own_base(bits), spec.optimizer, CPU, 0.01, choose_precision("float32", CPU, spec))
+        measure_speed(recipe.own_base(bits), spec, CPU, 0.01, choose_precision("float32", CPU, spec))

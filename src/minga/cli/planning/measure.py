@@ -27,9 +27,9 @@ def run_measure(options: PlanCommand, context: Context) -> None:
     model, tokens = options.model or USUAL_MODEL, options.tokens
     spec = recipe_spec(model, tokens)
     from minga.recipes import load_recipe
-    from minga.recipes.running.device_speed import devices, hardware, measure_speed
+    from minga.recipes.running.devices import choose_device, devices, hardware
+    from minga.recipes.running.micro_batch import measure_speed
     from minga.recipes.running.precision import choose_precision
-    from minga.recipes.running.run import choose_device
 
     apply_threads(options.threads)
     chosen = [choose_device(name) for name in options.device or devices()]
@@ -39,7 +39,7 @@ def run_measure(options: PlanCommand, context: Context) -> None:
     for device in chosen:
         context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")
         precision = choose_precision("auto", device, spec)
-        speed = measure_speed(recipe, spec.optimizer, device, options.seconds, precision)
+        speed = measure_speed(recipe, spec, device, options.seconds, precision)
         one = Measurement(
             device=str(device),
             model=facts.name,

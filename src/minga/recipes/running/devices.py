@@ -1,4 +1,4 @@
-"""Which devices of this machine a peer computes on: one process for each, see `local_ranks.py`."""
+"""Which devices this machine has, and on which of them a peer computes: one process for each, see `local_ranks.py`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,48 @@ import torch.distributed as dist
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.running.device_speed import hardware
-from minga.recipes.running.run import choose_device
+from minga.core.units import counted
+from minga.core.urls import CUDA_WHEELS
 
 MAX_DEVICES: Final = 64
+
+
+def devices() -> list[str]:
+    """What this machine can compute with, the accelerators first."""
+    found = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+
+
+def hardware(device: torch.device) -> str:
+    """What the device is called by its maker, as far as one can tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`, checked by using it; "auto" is the best one there is."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"--device {name[:40]}: PyTorch has no device of this name; choose auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    if device.type == "cuda" and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        raise ConfigurationError(
+            f"--device {name}: this PyTorch is built for the processor only; for an NVIDIA GPU install another one: "
+            f"python -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
+        )
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).strip().split("\n")[0][:160]
+        raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
+    return device
 
 
 def choose_devices(name: str, count: str, spec: RunSpec, role: str) -> list[torch.device]:

@@ -1,8 +1,8 @@
 """Several devices of one machine as one peer: a process for each, as `torchrun` would start them.
 
     minga join (rank 0: the peer, the first device)
-        ├── rank_process ◀── job on its standard input: run, files, device     (rank 1)
-        └── rank_process …
+        ├── this module ◀── job on its standard input: run, files, device     (rank 1)
+        └── …
     all: torch.distributed over gloo ─▶ minga.Optimizer, see training/ranks
 
 Rank 0 alone decides. Standard input of a rank stays open as long as rank 0 lives; its end, however it came, ends the
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -27,11 +28,14 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from minga.core.errors import ClosedError, LocalError
-from minga.recipes.running.run import RecipeRun, Work
+from minga.core.decoding import decode_json
+from minga.core.errors import ClosedError, LocalError, MingaError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.running.run import FurtherRank, RecipeRun, Work
 from minga.training.peer import Peer
 
-MODULE: Final = "minga.recipes.running.rank_process"
+MODULE: Final = "minga.recipes.running.local_ranks"
+FAILED: Final = 1
 READY: Final = "ready"
 MEETING: Final = timedelta(seconds=120)
 """How long a rank waits for the others once it is ready."""
@@ -178,3 +182,61 @@ def _share_of_threads(devices: Sequence[torch.device], threads: int | None, avai
 def _part() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+# ---- The process of a further device: it does what rank 0 does.
+
+
+def main() -> int:
+    """Compute beside rank 0 until the run is finished or standard input ends; the exit code."""
+    job = decode_json(_first_line(), Job)
+    threading.Thread(target=_end_with_input, name="minga-rank-leash", daemon=True).start()
+    try:
+        _compute(job)
+    except MingaError as error:
+        print(error, file=sys.stderr, flush=True)
+        return FAILED
+    return 0
+
+
+def _compute(job: Job) -> None:
+    if job.work.threads is not None:
+        torch.set_num_threads(job.work.threads)
+    rank = FurtherRank(
+        spec=RunSpec.from_canonical(job.spec),
+        files={name: Path(path) for name, path in job.files.items()},
+        directory=Path(job.directory),
+        peer_id=job.peer_id,
+        role=job.role,
+        rank=job.rank,
+    )
+
+    def tell_and_meet() -> None:
+        print(READY, flush=True)
+        meet(job.rank, job.ranks, Path(job.store))
+
+    run = RecipeRun(rank, job.work, ranks=job.ranks, meet=tell_and_meet)
+    run.train(lambda _: False, lambda *_: None)
+    dist.destroy_process_group()
+
+
+def _first_line() -> bytes:
+    """Read past Python's buffered stdin: a thread inside it would hold its lock while the interpreter ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        if not data:
+            os._exit(FAILED)
+        line += data
+    return line
+
+
+def _end_with_input() -> None:
+    """Rank 0 has gone, or wants this rank to: a collective operation may never end by itself."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

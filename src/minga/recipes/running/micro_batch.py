@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
 from minga.training.replica.accelerator import is_out_of_memory
+from minga.training.replica.build_optimizer import build_optimizer
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
 """Samples with which the search begins; on a CPU they are taken as they are."""
@@ -165,3 +168,60 @@ class RememberedSizes:
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+# ---- How fast a device trains a recipe, on made-up samples: what `minga plan` reckons with.
+
+
+UPDATES = 3
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What one device reaches with micro-batches as a run takes them. `update_s` is one optimizer step; `peak_bytes`
+    the device's memory in use at most, None where it cannot be told.
+    """
+
+    micro_batch: int
+    samples_per_s: float
+    update_s: float
+    peak_bytes: int | None
+
+
+def measure_speed(
+    recipe: Recipe[Any], spec: RunSpec, device: torch.device, seconds: float, precision: Precision
+) -> DeviceSpeed:
+    """Train the model of `recipe` on `device` in `precision` for about `seconds`.
+
+    Raises `ConfigurationError` if there is no memory for a single sample, or for the size that the run prescribes, and
+    for a base in fewer bits than a new model has.
+    """
+    model = new_model(recipe)
+    frozen_bytes = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
+    if 0 < recipe.facts().frozen_bytes < frozen_bytes:
+        raise ConfigurationError(
+            "a base in 8 or 4 bits is quantised from the files of a run, which a measurement has not, and with more "
+            "bits it has another speed: measure with base_bits = 16 or 32"
+        )
+    model = model.to(device)
+    try_out, of_run, most = passes(recipe, model, device, precision), size_of_all(recipe), smallest_round(spec)
+    if of_run is not None and _seconds(try_out, of_run) is None:
+        raise ConfigurationError(f"{device} has too little memory for the run's {of_run} samples at once")
+    start = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
+    size = of_run or largest_fit(try_out, start, min(start, most) if device.type == "cpu" else most)
+    release()
+    begun, taken = time.perf_counter(), [try_out(size)]
+    while time.perf_counter() - begun < seconds:
+        taken.append(try_out(size))
+    optimizer, _ = build_optimizer(spec.optimizer, model, recipe.decayed)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()  # makes the moments
+    _wait_for(device)
+    begun = time.perf_counter()
+    for _ in range(UPDATES):
+        optimizer.step()
+    _wait_for(device)
+    update_s = (time.perf_counter() - begun) / UPDATES
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return DeviceSpeed(size, len(taken) * size / sum(taken), update_s, peak)

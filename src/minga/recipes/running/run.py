@@ -16,11 +16,11 @@ from torch import nn
 from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.urls import CUDA_WHEELS
 from minga.recipes.init_from import given_base, load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
+from minga.recipes.running.devices import choose_device
 from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
     CPU_MICRO_BATCH,
@@ -293,28 +293,3 @@ def first_model(recipe: Recipe[Any], files: Files, device: torch.device | None =
         model = model if device is None else model.to(device)
     recipe.constrain(model, 0)
     return model
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called `name`, checked by using it; "auto" is the best one there is."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"--device {name[:40]}: PyTorch has no device of this name; choose auto, cpu, cuda, cuda:1 or mps"
-        ) from error
-    if device.type == "cuda" and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        raise ConfigurationError(
-            f"--device {name}: this PyTorch is built for the processor only; for an NVIDIA GPU install another one: "
-            f"python -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
-        )
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).strip().split("\n")[0][:160]
-        raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
-    return device
