@@ -10,8 +10,8 @@ import pytest
 
 from minga.core.errors import ConfigurationError, LocalError
 from minga.recipes import StreamPosition
-from minga.recipes.data.hold_out import content_rank, held_out
-from minga.recipes.data.order import block_chances, endless, shuffled_blocks
+from minga.recipes.data.hold_out import content_rank, held_out, parted
+from minga.recipes.data.order import block_chances, chance_within, endless, shuffled_blocks, streamed
 from minga.recipes.data.prefetch import prefetched
 
 
@@ -31,6 +31,17 @@ def test_a_stream_shows_each_item_once_a_pass_in_an_order_of_each_peer() -> None
     assert orders[0] != orders[1]
     with pytest.raises(ConfigurationError, match="nothing"):
         next(endless(lambda _: iter(()), "nothing"))
+
+
+def test_micro_batches_of_a_stream_lie_across_its_passes() -> None:
+    position = StreamPosition("a" * 64)
+    stream = streamed(lambda epoch: range(10 * epoch, 10 * epoch + 5), 3, position, 4, "nothing")
+    (first, chance), (second, same), (third, _) = itertools.islice(stream, 3)
+    assert [first, second, third] == [[0, 1, 2, 3], [4, 10, 11, 12], [13, 14, 20, 21]]
+    assert chance is same
+    assert chance.random() == chance_within(3, position).random()
+    with pytest.raises(ConfigurationError, match="nothing"):
+        next(streamed(lambda _: (), 3, position, 4, "nothing"))
 
 
 def test_a_stream_that_failed_gives_nothing_more() -> None:
@@ -58,6 +69,15 @@ def test_about_the_share_asked_for_is_held_out_by_content_alone() -> None:
     assert held_out(contents, 0.0) == [False] * 2000
     with pytest.raises(ConfigurationError, match="none is left"):
         held_out(["a", "a"], 0.5)
+
+
+def test_items_are_parted_by_their_contents_and_keep_their_order() -> None:
+    contents = [f"content {number % 40}" for number in range(80)]
+    training, heldout = parted(range(80), contents, 0.2)
+    assert sorted(training + heldout) == list(range(80))
+    assert (training, heldout) == (sorted(training), sorted(heldout))
+    assert len(heldout) == 16
+    assert not {contents[number] for number in training} & {contents[number] for number in heldout}
 
 
 def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:

@@ -1,4 +1,4 @@
-"""Pictures from hostile bytes, sheets of pictures, and ranking by a model."""
+"""Pictures from hostile bytes and rows, and sheets of pictures."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from PIL import Image
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.grid import grid_png
 from minga.recipes.images.loading import open_picture, square
+from minga.recipes.images.source import files_below, picture_file
 
 
 def png(picture: Image.Image) -> bytes:
@@ -48,6 +49,25 @@ def test_what_is_no_picture_of_bounded_size_is_refused(body: bytes, tmp_path: Pa
             open_picture(source, "here")
     with pytest.raises(ConfigurationError):
         open_picture(tmp_path / "none.png")
+
+
+def test_a_row_without_a_picture_is_told_by_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert picture_file({"photo": {"bytes": b"x", "path": None}}, "photo") == picture_file({"photo": b"x"}, "photo")
+    with pytest.raises(ConfigurationError, match="no such column; there are: photo"):
+        picture_file({"photo": b"x"}, "image")
+    monkeypatch.setattr("minga.recipes.images.source.MAX_BYTES", 3)
+    for value in (None, "a.png", {"path": "a.png"}, {"bytes": b"1234"}, [1]):
+        with pytest.raises(ConfigurationError, match="'photo': a row has no picture of at most 3 bytes"):
+            picture_file({"photo": value}, "photo")
+
+
+def test_a_run_depends_on_all_files_below_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    paths = [tmp_path / "a.png", tmp_path / "b" / "c.txt"]
+    for path in paths:
+        path.write_text("")
+    assert files_below(str(tmp_path)) == paths
+    assert files_below("") == []
 
 
 def test_a_sheet_has_every_picture_with_its_caption_and_notes() -> None:

@@ -16,6 +16,7 @@ from minga.recipes.running.micro_batch import (
     RememberedSizes,
     check_wished,
     largest_fit,
+    measure_speed,
     passes,
 )
 from minga.recipes.running.run import RecipeRun, Work
@@ -121,6 +122,25 @@ def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any
     assert torch.equal(torch.rand(1), drawn)
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
     assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_a_speed_is_that_of_the_micro_batches_that_a_run_takes(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecipeRun(peer, Work("cpu"))
+    found = measure_speed(run.recipe, peer.spec, run.device, 0.0, run.precision)
+    assert found.micro_batch == run.micro_batch_size == 16
+    assert found.samples_per_s > 0.0 < found.update_s
+    loss = run.recipe.loss
+
+    def limited(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if len(batch["x"]) > 5:
+            raise RuntimeError(MESSAGES[0])
+        return loss(model, batch)
+
+    monkeypatch.setattr(run.recipe, "loss", limited)
+    assert measure_speed(run.recipe, peer.spec, run.device, 0.0, run.precision).micro_batch == 4
+    monkeypatch.setattr(type(run.recipe), "fixed_micro_batch_size", 8)
+    with pytest.raises(minga.ConfigurationError, match="too little memory for the run's 8 samples"):
+        measure_speed(run.recipe, peer.spec, run.device, 0.0, run.precision)
 
 
 def test_no_micro_batch_has_more_samples_than_the_smallest_round_of_a_run() -> None:

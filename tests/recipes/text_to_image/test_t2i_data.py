@@ -58,6 +58,14 @@ def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
     assert found == {"background": 1.0, "position": 1.0, "size": 1.0, "drawing": 0.0}
 
 
+def test_compositions_are_pinned() -> None:
+    assert [one.caption for one in draw_compositions(3, np.random.default_rng(0))] == [
+        "pink house on a blue background, small, center",
+        "black square on a blue background, small, bottom",
+        "white square on a red background, small, center",
+    ]
+
+
 def test_compositions_are_drawn_evenly_and_never_on_their_own_colour() -> None:
     made = draw_compositions(4000, np.random.default_rng(0), colours=4)
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
