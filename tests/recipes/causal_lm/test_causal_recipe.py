@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import Recipe, SampleOptions, load_recipe, new_model
-from minga.recipes.causal_lm import evaluation as losses_module
-from minga.recipes.causal_lm.evaluation import PLAIN_HEADS, evaluate_model, heldout_rows, token_losses
+from minga.recipes.causal_lm import model as losses_module
+from minga.recipes.causal_lm.evaluation import evaluate_model, heldout_rows
+from minga.recipes.causal_lm.model import PLAIN_HEADS, token_losses
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents

@@ -16,7 +16,7 @@ from minga.cli.diagnosing.machine import model_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
-from minga.recipes.causal_lm.settings import FAMILY
+from minga.recipes.causal_lm.model import FAMILY
 from minga.recipes.language import config_guard, shape
 from minga.recipes.language import shape as resolution
 from minga.recipes.language.config_guard import check_memory

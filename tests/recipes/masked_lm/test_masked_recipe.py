@@ -16,7 +16,7 @@ from minga.core.spec.sections import OptimizerSection
 from minga.recipes import Recipe, new_model
 from minga.recipes.interface import StreamPosition
 from minga.recipes.masked_lm.evaluation import GAP
-from minga.recipes.masked_lm.heads import HEADS, masked_and_order_scores, masked_scores
+from minga.recipes.masked_lm.model import HEADS, masked_and_order_scores, masked_scores
 from minga.recipes.registry import RECIPES
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.tokenizer import CAUSAL_TOKENS, train_tokenizer

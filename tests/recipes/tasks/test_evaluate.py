@@ -14,8 +14,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, P
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.task_report import TaskOptions
-from minga.recipes.tasks.evaluate import evaluate_model
-from minga.recipes.tasks.fine_tune import FineTuning
+from minga.recipes.tasks.evaluate import FineTuning, evaluate_model
 
 WORDS = ["Ada", "Alan", "Grace", "saw", "met", "the", "a", "dog", "tree", "and"]
 QUICK = FineTuning(learning_rates=(3e-3,), batch_size=16, max_length=16, epochs=4)

@@ -17,7 +17,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, choice, real
 from minga.recipes.interface import Batch, RecipeFacts
 from minga.recipes.language.settings import TextSettings
-from minga.recipes.masked_lm.heads import at_places, bare_outputs
+from minga.recipes.masked_lm.model import at_places, bare_outputs
 from minga.recipes.text.tokenizer import MASKED_TOKENS
 
 _INIT_CONTEXT = "minga v1 initial parameters"

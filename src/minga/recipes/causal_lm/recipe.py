@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from minga.recipes.causal_lm.evaluation import HeldOutRows, continuations, evaluate_model, heldout_rows, token_losses
-from minga.recipes.causal_lm.settings import FAMILY, SIZES, CausalLmSettings
+from minga.recipes.causal_lm.evaluation import HeldOutRows, continuations, evaluate_model, heldout_rows
+from minga.recipes.causal_lm.model import FAMILY, SIZES, CausalLmSettings, token_losses
 from minga.recipes.data.files import file_of
 from minga.recipes.interface import (
     Batch,

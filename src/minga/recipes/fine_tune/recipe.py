@@ -14,8 +14,8 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import FileEntry
-from minga.recipes.causal_lm.evaluation import drawn_tokens, token_losses
-from minga.recipes.causal_lm.settings import FAMILY
+from minga.recipes.causal_lm.evaluation import drawn_tokens
+from minga.recipes.causal_lm.model import FAMILY, token_losses
 from minga.recipes.counting import count, shapes_of_model
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import shuffled

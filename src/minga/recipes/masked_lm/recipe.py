@@ -40,8 +40,14 @@ from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch, synthetic_batch
 from minga.recipes.masked_lm.evaluation import WordGap, commonest_share, evaluate_model, find_gaps, heldout_batches
-from minga.recipes.masked_lm.heads import masked_and_order_scores, masked_scores
-from minga.recipes.masked_lm.settings import FAMILY, FAMILY_WITH_ORDER, SIZES, MaskedLmSettings
+from minga.recipes.masked_lm.model import (
+    FAMILY,
+    FAMILY_WITH_ORDER,
+    SIZES,
+    MaskedLmSettings,
+    masked_and_order_scores,
+    masked_scores,
+)
 from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, unpack_documents
 from minga.recipes.text.samples import (
     Corpus,
