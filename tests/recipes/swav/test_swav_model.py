@@ -35,7 +35,7 @@ def counted(model: torch.nn.Module) -> int:
 def test_the_paper_s_model_has_28_354_752_parameters_and_resnet_18_has_11_176_512() -> None:
     with torch.device("meta"):
         paper = SwavModel(SwavSettings(size="paper"))
-        small = build_trunk(SwavSettings(size="small", stem="7x7"))
+        small = build_trunk(SwavSettings(size="small", crops=[[2, 96, 0.3, 1.0]]))
     assert counted(paper) == 28_354_752
     assert (counted(paper.trunk), counted(paper.head), counted(paper.prototypes)) == (23_508_032, 4_462_720, 384_000)
     assert counted(small) == 11_176_512
@@ -50,17 +50,10 @@ def test_plans_know_what_an_image_of_the_paper_costs() -> None:
 
 def test_small_pictures_get_a_small_stem() -> None:
     shapes = {}
-    for stem in ("auto", "7x7"):
-        trunk = build_trunk(SwavSettings(stem=stem))
-        shapes[stem] = tuple(trunk(torch.zeros(1, 1, 28, 28)).last_hidden_state.shape[2:])
-    assert shapes == {"auto": (4, 4), "7x7": (2, 2)}
-
-
-def test_a_model_with_groups_has_no_statistics() -> None:
-    model = SwavModel(SwavSettings(**{**SMALL, "norm": "group"}))
-    assert not list(model.buffers())
-    one = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
-    assert model.embed(model.features(one)).norm().item() == pytest.approx(1.0)
+    for side in (64, 65):
+        trunk = build_trunk(SwavSettings(crops=[[2, side, 0.4, 1.0]]))
+        shapes[side] = tuple(trunk(torch.zeros(1, 1, 28, 28)).last_hidden_state.shape[2:])
+    assert shapes == {64: (4, 4), 65: (2, 2)}
 
 
 def test_prototypes_begin_with_norm_1_and_to_normalise_them_twice_changes_nothing() -> None:

@@ -86,12 +86,5 @@ stem = trunk.embedder  # for small pictures: 3x3 in the place of 7x7 and pooling
 stem.embedder = ResNetConvLayer({settings.data.channels}, {TRUNKS[settings.size].stem_width}, kernel_size=3, \
 stride={TRUNKS[settings.size].stride})
 stem.pooler = nn.Identity()
-{_GROUPS if settings.norm == "group" else ""}trunk.load_state_dict(load_file(folder + "/{TRUNK_FILE}"))
+trunk.load_state_dict(load_file(folder + "/{TRUNK_FILE}"))
 trunk.eval()"""
-
-
-_GROUPS: Final = """for part in list(trunk.modules()):
-    for name, child in list(part.named_children()):
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(part, name, nn.GroupNorm(min(32, child.num_features), child.num_features))
-"""

@@ -11,7 +11,6 @@ given no gradient (Caron et al. 2020, arXiv:2006.09882, equation 2 with multi-cr
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -32,7 +31,6 @@ _MEAN: Final = (0.485, 0.456, 0.406)
 _DEVIATION: Final = (0.229, 0.224, 0.225)
 _GREY_MEAN: Final = 0.449
 _GREY_DEVIATION: Final = 0.226
-_GROUPS: Final = 32
 _UNIT: Final = 5e-7
 """Rows whose norm is as close to 1 are left alone, so that to normalise them twice changes nothing."""
 
@@ -75,8 +73,6 @@ class SwavModel(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embedding)
         )
-        if settings.norm == "group":
-            _use_groups(self)
         self.prototypes = nn.Linear(embedding, settings.prototypes, bias=False)
         normalize_prototypes(self)
         self.side = settings.crops[0][1]
@@ -144,24 +140,6 @@ def normalize_prototypes(model: SwavModel) -> None:
     apart = ((lengths - 1.0).abs() > _UNIT) & (lengths > 0.0)
     lengths = torch.where(apart, lengths, torch.ones_like(lengths))
     weight.copy_((rows / lengths).to(weight.dtype))
-
-
-def _use_groups(model: nn.Module) -> None:
-    """Replace each BatchNorm by a GroupNorm of 32 groups, or fewer where channels are few."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, nn.GroupNorm(min(_GROUPS, child.num_features), child.num_features))
-            elif isinstance(child, nn.BatchNorm1d):
-                setattr(module, name, nn.GroupNorm(_head_groups(child.num_features), child.num_features))
-
-
-def _head_groups(channels: int) -> int:
-    """Features have one value a channel, so a group needs several channels: at least four, if that is possible."""
-    groups = math.gcd(_GROUPS, channels)
-    while groups > 1 and channels // groups < 4:
-        groups //= 2
-    return groups
 
 
 # ---- Which prototypes the pictures of a micro-batch are assigned to: each prototype the same share of them.

@@ -135,12 +135,6 @@ class SwavSettings(Section):
     queue_from_step: int = whole(0, 0, 10**9, "global step from which on they are")
     freeze_prototypes_steps: int = whole(0, 0, 10**9, "global steps in which the prototypes stay as they are")
     micro_batch_size: int = whole(64, 2, 1 << 16, "pictures that are assigned together; the same on all peers")
-    norm: Literal["batch", "group"] = choice(
-        "batch", "normalisation: by the pictures of a micro-batch, or by groups of channels", "batch", "group"
-    )
-    stem: Literal["auto", "3x3", "7x7"] = choice(
-        "auto", "first layer; auto takes 3x3, without pooling, for crops of at most 64 pixels", "auto", "3x3", "7x7"
-    )
     flip: Real = real(0.5, 0.0, 1.0, "share of the crops that are mirrored; 0 where left and right tell, as in writing")
     jitter: Real = real(0.8, 0.0, 1.0, "strength of the changes of brightness, contrast and saturation")
     blur: Real = real(0.5, 0.0, 1.0, "share of the crops that are blurred")
@@ -177,5 +171,5 @@ class SwavSettings(Section):
 
     @property
     def uses_small_stem(self) -> bool:
-        """Whether the first layer is 3x3 without pooling."""
-        return self.stem == "3x3" or (self.stem == "auto" and self.crops[0][1] <= 64)
+        """Whether the first layer is 3x3 without pooling, for crops of at most 64 pixels."""
+        return self.crops[0][1] <= 64
