@@ -116,7 +116,7 @@ def test_a_pattern_without_files_and_samples_that_were_damaged_are_refused(tmp_p
     with pytest.raises(ConfigurationError, match="no such file"):
         own.own_data({}, [str(tmp_path / "none.csv")], tmp_path)
     (tmp_path / "own-samples.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ConfigurationError, match="not the samples"):
+    with pytest.raises(ConfigurationError, match="not a file of samples"):
         own.client_samples({"own-samples.safetensors": tmp_path / "own-samples.safetensors"}, 0)
 
 

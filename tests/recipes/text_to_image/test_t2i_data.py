@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.data.hub import open_files
+from minga.recipes.data.hub import opened
 from minga.recipes.images import source
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text_to_image.data import caption_of_row, codes_of_row, picture_sets
@@ -203,7 +203,7 @@ def coded_file(path: Path, count: int = 60) -> Path:
 
 def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coded_file(tmp_path / "pairs.parquet")
-    found = open_files([str(path)], "data.files")
+    found = opened("x", "parquet", data_files=[str(path)], split="train")
     monkeypatch.setattr(source, "open_hub", lambda *_: found)
     data = {
         "source": "hub",
@@ -246,7 +246,7 @@ def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: p
     features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
     path = tmp_path / "pictures.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
-    found = open_files([str(path)], "data.files")
+    found = opened("x", "parquet", data_files=[str(path)], split="train")
     monkeypatch.setattr(source, "open_hub", lambda *_: found)
     data = ImageTextData(source="hub", name="owner/pictures", heldout_fraction=0.1)
     training, heldout = picture_sets(data, 16, 0)

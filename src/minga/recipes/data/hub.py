@@ -9,11 +9,11 @@ shows in its gradients.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -24,8 +24,6 @@ HubName = Annotated[
     str, Field(pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$", max_length=193)
 ]
 """What a run spec may say for the name of a data set, or nothing."""
-
-LOADERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".tar": "webdataset"}
 
 
 def of_hub(name: str, *details: str) -> str:
@@ -54,15 +52,6 @@ def open_hub(name: str, config: str = "", split: str = "train", revision: str = 
     """
     check_on_hub(name, "data.name")
     return opened(f"data.name = {name!r}", name, name=config or None, split=split, revision=revision or None)
-
-
-def open_files(places: Sequence[str], setting: str) -> Any:
-    """Paths or addresses of files of one kind, by their ends. Raises `ConfigurationError` if they cannot be opened."""
-    kinds = {LOADERS.get(Path(place.removesuffix(".gz")).suffix) for place in places}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is None:
-        raise ConfigurationError(f"{setting}: must name files of one kind: {', '.join(LOADERS)}")
-    return opened(setting, kind, data_files=list(places), split="train")
 
 
 def opened(setting: str, path: str, **how: Any) -> Any:

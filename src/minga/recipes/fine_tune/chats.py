@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, reason_of
-from minga.recipes.data.hub import open_files, open_hub, rows_of
+from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
 from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, MixedSource, mixed, split_documents
@@ -93,7 +93,8 @@ def _rows(place: ChatPlace) -> Iterator[tuple[str, Any]]:
         if path.suffix == ".jsonl":
             yield from jsonl_rows(path)
         elif path.suffix == ".parquet":
-            rows = rows_of(open_files([str(path)], f"data.files: {path}"), f"data.files: {path}")
+            what = f"data.files: {path}"
+            rows = rows_of(opened(what, "parquet", data_files=[str(path)], split="train"), what)
             yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
         else:
             raise ConfigurationError(f"data.files: {path}: must end in .jsonl or .parquet")

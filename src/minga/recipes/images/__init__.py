@@ -6,5 +6,5 @@
 Read: source (where they come from, and the files of pictures in it), loading (bounded and square), grid (many on one
 sheet).
 
-Called by recipes and by the commands that show samples. Importing it imports Pillow, and no torch.
+Called by recipes and by the commands that show samples. Importing loading or grid imports no torch.
 """

@@ -47,11 +47,9 @@ class PictureSource(Section):
 
     def in_words(self) -> str:
         """What pictures they are, and whose."""
-        return (
-            of_hub(self.name)
-            if self.source == "hub"
-            else {"folder": "the organiser's pictures"}.get(self.source, self.made)
-        )
+        if self.source == "hub":
+            return of_hub(self.name)
+        return "the organiser's pictures" if self.source == "folder" else self.made
 
     @model_validator(mode="after")
     def _check_source(self) -> PictureSource:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.data.order import shuffled
+from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.exported import Exported, Provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
@@ -186,16 +187,9 @@ network.eval()  # logits [n, {shape.classes}] of inputs [n, {", ".join(map(str, 
 
 def figures_of(model: nn.Module, samples: LabelledSamples) -> dict[str, float]:
     """Loss and accuracy of a model in evaluation mode; it is left as it was."""
-    device, mode = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits: list[Tensor] = [
-                model(some.to(device)).cpu().double() for some in torch.split(samples.inputs, _EVALUATED_TOGETHER)
-            ]
-    finally:
-        model.train(mode)
-    found = torch.cat(logits)
+    with evaluating(model) as device:
+        parts = torch.split(samples.inputs, _EVALUATED_TOGETHER)
+        found = torch.cat([model(some.to(device)).cpu().double() for some in parts])
     return {
         "heldout_loss": float(functional.cross_entropy(found, samples.labels)),
         "heldout_accuracy": float((found.argmax(1) == samples.labels).double().mean()),

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import store, text_encoding
+from minga.recipes.data.files import stored_tensors
 from minga.split.examples.network import CutShape
 from minga.split.examples.samples import LabelledSamples, example_samples
 
@@ -66,12 +66,9 @@ def store_tables(patterns: Sequence[str], shape: CutShape, folder: Path) -> Path
 
 
 def read_stored(path: Path, shape: CutShape) -> LabelledSamples:
-    """What `store_tables` kept. Raises `ConfigurationError` if it is something else."""
-    try:
-        stored = load_file(path)
-        inputs, labels = stored["inputs"].float(), stored["labels"].long()
-    except (OSError, KeyError, SafetensorError) as error:
-        raise ConfigurationError(f"{path}: not the samples that were kept: {str(error)[:200]}") from error
+    """What `store_tables` kept. Raises `ConfigurationError` if it is something else, `StorageError` if it is gone."""
+    inputs, labels = stored_tensors(path, "samples", "inputs", "labels")
+    inputs, labels = inputs.float(), labels.long()
     if tuple(inputs.shape[1:]) != shape.sample or inputs.shape[:1] != labels.shape or not len(labels):
         raise ConfigurationError(f"{path}: samples of another shape than {shape.sample}")
     if not bool(inputs.isfinite().all()) or int(labels.min()) < 0 or int(labels.max()) >= shape.classes:
