@@ -1,4 +1,4 @@
-"""Streams that break off are opened again and go on where they were."""
+"""Data sets of the hub: names that lead to no file of this machine, and streams that go on where they broke off."""
 
 from __future__ import annotations
 
@@ -12,11 +12,29 @@ import pytest
 
 from minga.core.errors import ConfigurationError, LocalError
 from minga.recipes.data import hub
-from minga.recipes.data.hub import in_order_of, resumed_rows
+from minga.recipes.data.hub import in_order_of, open_hub, resumed_rows
 from minga.recipes.data.order import next_pass
+from minga.recipes.swav.pictures import encoded_pictures
+from minga.recipes.swav.settings import ImageData
 from minga.recipes.text import corpus
 from minga.recipes.text.corpus import mixed, mixed_sources
 from minga.recipes.text.settings import SourceSettings, TextData
+
+
+@pytest.mark.parametrize("name", ["Documents", "private/texts", "text", "json", "imagefolder"])
+def test_a_name_of_the_hub_never_leads_to_files_of_this_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("Documents", "private/texts"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "diary.txt").write_text("Nobody shall train on this.")
+    (tmp_path / "notes.txt").write_text("Nor on this.")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"folder or file of this name|loader of files on this machine"):
+        open_hub(name)
+    with pytest.raises(ConfigurationError, match=r"folder or file of this name|loader of files on this machine"):
+        next(encoded_pictures(ImageData(source="hub", name=name)))
+
 
 FILES, ROWS = 5, 4
 
