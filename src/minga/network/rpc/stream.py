@@ -43,8 +43,7 @@ MAX_RECEIPT_BYTES = 1 << 12
 """Bytes of receipts that may wait for the next write; later ones are dropped."""
 
 RECEIPT_TICKS = 1
-"""Receipts wait for so many whole ticks for another frame to go with. When they come does not matter to who reads them:
-the spans in them are placed by the time of the first frame."""
+"""So many whole ticks a receipt waits for another frame to go with, at most, where this side sends bulk bytes, too."""
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
@@ -111,7 +110,7 @@ class MessageStream:
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
         self._waiting = self._silent = self._finished = self._ended = self._left = False
-        self._pulse_task: asyncio.Task[None] | None = None
+        self._aside: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
         self._receipts, self._receipt_tick = b"", 0  # those that wait, and since which tick
         clockwork.add(self, pulses=self._carrier is None)
@@ -249,8 +248,8 @@ class MessageStream:
         self._clockwork.remove(self)
         self._leave_carrier()
         self.counter.close()
-        if self._pulse_task is not None:
-            self._pulse_task.cancel()
+        if self._aside is not None:
+            self._aside.cancel()
         if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
             await asyncio.wait([self._reset_task])
         elif not (self._finished and self._ended):
@@ -276,8 +275,8 @@ class MessageStream:
         protocol.
         """
         self.release()
-        if self._pulse_task is not None:
-            self._pulse_task.cancel()
+        if self._aside is not None:
+            self._aside.cancel()
         self._finished = self._ended = True
         return self._stream
 
@@ -292,8 +291,7 @@ class MessageStream:
             if is_due:
                 self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
                 frame = _HEADER.pack(PULSE, self._pause_ticks)
-            if not self._write_now(frame):
-                self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
+            self._write_soon(frame)
         if self._waiting and not self._paced.is_held and self._is_silent(tick):
             self._silent = True
             self._clockwork.remove(self)
@@ -335,6 +333,10 @@ class MessageStream:
         self._last_write = self._clockwork.tick
         return True
 
+    def _write_soon(self, frame: bytes) -> None:
+        if not self._write_now(frame):
+            self._aside = asyncio.get_running_loop().create_task(self._write_aside(frame))
+
     def _take_waiting(self) -> bytes:
         """What was to go with the next frame."""
         waiting, self._announced, self._receipts = self._announced + self._receipts, b"", b""
@@ -370,12 +372,14 @@ class MessageStream:
             self._send_receipt(self.counter.came(size))
 
     def _send_receipt(self, receipt: bytes | None) -> None:
-        """Let a receipt go with the next frame, or soon after the next tick."""
-        if receipt is not None and len(self._receipts) < MAX_RECEIPT_BYTES:
-            self._receipts, self._receipt_tick = (
-                self._receipts + _HEADER.pack(RECEIPT, len(receipt)) + receipt,
-                self._receipt_tick if self._receipts else self._clockwork.tick,
-            )
+        """Send a receipt at once, or with the next frame where frames go this way often."""
+        if receipt is None or len(self._receipts) >= MAX_RECEIPT_BYTES:
+            return
+        if not self._receipts:
+            self._receipt_tick = self._clockwork.tick
+        self._receipts += _HEADER.pack(RECEIPT, len(receipt)) + receipt
+        if not self.counter.sends and (self._aside is None or self._aside.done()):
+            self._write_soon(b"")
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._anywhere.frame_tick = self._clockwork.tick
