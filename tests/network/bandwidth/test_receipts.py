@@ -15,7 +15,8 @@ from minga.network.bandwidth.delivery_reports import (
     DeliveryReports,
     Span,
 )
-from minga.network.rpc.stream import RECEIPT
+from minga.network.interface import PeerId
+from minga.network.rpc.stream import RECEIPT, MessageStream
 from tests.worlds.link_world import LinkWorld
 from tests.worlds.swarm_tools import virtually
 
@@ -134,6 +135,48 @@ def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
             with pytest.raises(Exception):  # noqa: B017, PT011
                 await stream.receive_end()
         assert [e.kind for e in other.log].count("peer.offence") == 1
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_where_bulk_goes_both_ways_receipts_go_with_it(both_ways: bool) -> None:
+    """Then they cost no packet of their own, and all the same the sender knows of all that came."""
+
+    @virtually
+    async def main() -> None:
+        world, frames, body = LinkWorld([(2.0, 2.0)] * 2), 30, bytes(100_000)
+        await world.start()
+        one, other = world.peers
+        alone = 0
+
+        async def answer(_: PeerId, stream: MessageStream) -> None:
+            nonlocal alone
+            write_now = stream._paced.write_now
+
+            def count(data: bytes) -> bool:
+                nonlocal alone
+                alone += data[0] == RECEIPT
+                return write_now(data)
+
+            stream._paced.write_now = count  # type: ignore[method-assign]
+            for _ in range(frames):
+                await stream.receive_bulk_into(memoryview(bytearray(len(body))))
+                if both_ways:
+                    await stream.send_bulk(body[:1000])
+            await stream.receive_end()
+
+        other.node.serve("test.answer", answer)
+        async with one.node.open(other.peer_id, "test.answer", bulk=True) as stream:
+            for _ in range(frames):
+                await stream.send_bulk(body)
+                if both_ways:
+                    await stream.receive_bulk_into(memoryview(bytearray(1000)))
+            await stream.finish()
+            await stream.receive_end()
+            assert stream.counter._delivery_reports.unreported[0] < 1_000_000  # of 3: the last span is told to nobody
+        assert alone == 0 if both_ways else alone >= 5
         await world.close()
 
     main()

@@ -214,6 +214,11 @@ class StreamCounter:
         return None if self._made_reports is None else self._made_reports.arriving
 
     @property
+    def sends(self) -> bool:
+        """Whether bulk frames were sent over this stream."""
+        return self._made_reports is not None and self._made_reports.sends
+
+    @property
     def _delivery_reports(self) -> DeliveryReports:
         """Made with the first bulk frame: most streams have none."""
         if self._made_reports is None:

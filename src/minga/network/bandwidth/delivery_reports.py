@@ -106,6 +106,11 @@ class DeliveryReports:
         self._idle_since_s, self._gap_end_s = math.inf, -math.inf
 
     @property
+    def sends(self) -> bool:
+        """Whether anything was sent."""
+        return self._sent > 0
+
+    @property
     def unreported(self) -> tuple[int, int]:
         """Bytes sent, and bytes received, that are in no span."""
         return max(0, self._sent - self._acknowledged), self._received - self._reported

@@ -243,9 +243,6 @@ MAX_STREAMS = 512
 PATH_AGE_S = 1.0
 """Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
-ASK_PERIOD_S = 0.5
-"""Seconds between two checks whether a connection is gone; the transport reports a lost one without a check."""
-
 
 class IrohConnection(Connection):
     """A connection over two lanes. `explain` turns a description into the error that the caller should see."""
@@ -266,7 +263,6 @@ class IrohConnection(Connection):
         self._opened = 0
         self._arrived: AcceptQueue[Stream] = AcceptQueue()
         self._tcp = TcpLane(self, listener) if listener else None
-        self._asked_s = float("-inf")
         self._wondering: asyncio.Task[None] | None = None
         self._process_ended = False
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
@@ -323,12 +319,7 @@ class IrohConnection(Connection):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection is known to be gone; asks iroh, which takes a while, every `ASK_PERIOD_S` at most."""
-        now = asyncio.get_running_loop().time()
-        if not self._interrupt.fired and now - self._asked_s >= ASK_PERIOD_S:
-            self._asked_s = now
-            if self._lane_lost():
-                self._lose("the connection was lost")
+        """Whether the connection is known to be gone."""
         return self._interrupt.fired
 
     @property

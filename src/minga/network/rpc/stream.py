@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, TypeVar, cast
 
@@ -39,42 +39,11 @@ from minga.network.rpc.keepalive import (
 )
 from minga.network.rpc.multiplexer import Substream
 
-# ---- Receipts on their way: they wait for the write before them, and no reader waits for them.
-
-
 MAX_RECEIPT_BYTES = 1 << 12
-"""Bytes that may wait; later reports are dropped."""
+"""Bytes of receipts that may wait for the next write; later ones are dropped."""
 
-
-class ReceiptQueue:
-    """Frames that are sent one after the other, those that wait together."""
-
-    def __init__(self) -> None:
-        self._waiting = bytearray()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits or is being written."""
-        return self._task is None or self._task.done()
-
-    def add(self, frame: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send a frame soon, by `write`."""
-        if len(self._waiting) < MAX_RECEIPT_BYTES:
-            self._waiting += frame
-            if self.is_empty:
-                self._task = asyncio.get_running_loop().create_task(self._empty(write))
-
-    def close(self) -> None:
-        """Send nothing more."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _empty(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        while self._waiting:
-            frames, self._waiting = bytes(self._waiting), bytearray()
-            await write(frames)
-
+RECEIPT_TICKS = 1
+"""So many whole ticks a receipt waits for another frame to go with, at most, where this side sends bulk bytes, too."""
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
@@ -141,9 +110,9 @@ class MessageStream:
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
         self._waiting = self._silent = self._finished = self._ended = self._left = False
-        self._pulse_task: asyncio.Task[None] | None = None
+        self._aside: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
-        self._receipt_queue: ReceiptQueue | None = None
+        self._receipts, self._receipt_tick = b"", 0  # those that wait, and since which tick
         clockwork.add(self, pulses=self._carrier is None)
         if self._carrier is not None:
             self._carrier.begin_speaking()
@@ -202,8 +171,8 @@ class MessageStream:
                 self._finished = True
                 self._leave_carrier()
                 try:
-                    if self._announced:
-                        await self._paced.write(self._announced, urgent=True)
+                    if waiting := self._take_waiting():
+                        await self._paced.write(waiting, urgent=True)
                     await self._stream.finish()
                 except UnreachableError as error:
                     raise self._explain(error) from error
@@ -279,10 +248,8 @@ class MessageStream:
         self._clockwork.remove(self)
         self._leave_carrier()
         self.counter.close()
-        if self._receipt_queue is not None:
-            self._receipt_queue.close()
-        if self._pulse_task is not None:
-            self._pulse_task.cancel()
+        if self._aside is not None:
+            self._aside.cancel()
         if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
             await asyncio.wait([self._reset_task])
         elif not (self._finished and self._ended):
@@ -308,8 +275,8 @@ class MessageStream:
         protocol.
         """
         self.release()
-        if self._pulse_task is not None:
-            self._pulse_task.cancel()
+        if self._aside is not None:
+            self._aside.cancel()
         self._finished = self._ended = True
         return self._stream
 
@@ -318,11 +285,13 @@ class MessageStream:
     def on_tick(self, tick: int) -> None:
         """Called by the clockwork: pulse if nothing was written for a while; give up on a silent peer."""
         is_due = self._pulses and self._carrier is None and tick - self._last_write >= self._pause_ticks
-        if is_due and not self._finished and not self._write_lock.locked():
-            self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
-            frame = _HEADER.pack(PULSE, self._pause_ticks)
-            if not self._write_now(frame):
-                self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
+        is_late = self._receipts and tick - self._receipt_tick > RECEIPT_TICKS
+        if (is_due or is_late) and not self._finished and not self._write_lock.locked():
+            frame = b""
+            if is_due:
+                self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
+                frame = _HEADER.pack(PULSE, self._pause_ticks)
+            self._write_soon(frame)
         if self._waiting and not self._paced.is_held and self._is_silent(tick):
             self._silent = True
             self._clockwork.remove(self)
@@ -356,10 +325,22 @@ class MessageStream:
 
     def _write_now(self, frame: bytes) -> bool:
         """Write a small frame without a task of its own, if that takes no waiting; whether it did."""
-        if self._write_lock.locked() or self._finished or not self._paced.write_now(self._announced + frame):
+        if self._write_lock.locked() or self._finished:
             return False
-        self._announced, self._last_write = b"", self._clockwork.tick
+        if not self._paced.write_now(self._announced + self._receipts + frame):
+            return False
+        self._announced = self._receipts = b""
+        self._last_write = self._clockwork.tick
         return True
+
+    def _write_soon(self, frame: bytes) -> None:
+        if not self._write_now(frame):
+            self._aside = asyncio.get_running_loop().create_task(self._write_aside(frame))
+
+    def _take_waiting(self) -> bytes:
+        """What was to go with the next frame."""
+        waiting, self._announced, self._receipts = self._announced + self._receipts, b"", b""
+        return waiting
 
     async def _write_aside(self, frame: bytes) -> None:
         try:
@@ -374,9 +355,9 @@ class MessageStream:
         async with self._write_lock:
             if self._finished:
                 return
-            if self._announced:
+            if waiting := self._take_waiting():
                 first, *rest = buffers or (b"",)
-                buffers, self._announced = (self._announced + bytes(first), *rest), b""
+                buffers = (waiting + bytes(first), *rest)
             try:
                 for buffer in buffers:
                     await self._paced.write(buffer, urgent=urgent)
@@ -391,13 +372,14 @@ class MessageStream:
             self._send_receipt(self.counter.came(size))
 
     def _send_receipt(self, receipt: bytes | None) -> None:
-        if receipt is not None:
-            frame, queue = _HEADER.pack(RECEIPT, len(receipt)) + receipt, self._receipt_queue
-            if (queue is None or queue.is_empty) and self._write_now(frame):
-                return
-            if queue is None:
-                queue = self._receipt_queue = ReceiptQueue()
-            queue.add(frame, self._write_aside)
+        """Send a receipt at once, or with the next frame where frames go this way often."""
+        if receipt is None or len(self._receipts) >= MAX_RECEIPT_BYTES:
+            return
+        if not self._receipts:
+            self._receipt_tick = self._clockwork.tick
+        self._receipts += _HEADER.pack(RECEIPT, len(receipt)) + receipt
+        if not self.counter.sends and (self._aside is None or self._aside.done()):
+            self._write_soon(b"")
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._anywhere.frame_tick = self._clockwork.tick
