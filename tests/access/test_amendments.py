@@ -36,7 +36,15 @@ from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
 from minga.training.status.run_status import live_work
 from tests.worlds.reduce_world import one_vector
-from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, grow, make_spec, offences
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    grow,
+    make_spec,
+    offences,
+    pull,
+    vector_replica,
+)
 from tests.worlds.swarm_tools import virtually as virtually_for
 
 pytestmark = pytest.mark.promise("who-may-take-part")
@@ -284,6 +292,51 @@ def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_b
         norms.append(replica.max_grad_norm)
     assert norms == [0.5, 0.5, None, None, 0.5, 0.5]
     assert said == [f"{NORM} = 0.5", "", "", "", f"{NORM} = 0.5", ""]
+
+
+def test_signs_are_not_clipped_in_the_round_that_leads_from_them_to_another_strategy() -> None:
+    """The plan of that round has the order already, and the round is still taken by the old strategy."""
+    changes = [{"from_step": 3, "strategy": "demo"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    norm = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    away = amendment(spec, 2, 6, training__strategy='"synchronous"')
+    orders, replica = standing(spec, norm, away), small_replica(spec)
+    amends, norms = Amended(orders, replica), []
+    for step in range(1, 8):
+        amends.enter(orders.due(step), step)
+        amends.apply()
+        norms.append(replica.max_grad_norm)
+        replica.hand_over(amends.at(step + 1).training.strategy, keeps_uncounted=False)
+    assert norms == [0.5, 0.5, None, None, None, 0.5, 0.5]
+
+
+@virtually
+async def test_a_newcomer_clips_its_own_steps_as_the_others_do_from_the_first_one_on() -> None:
+    """With local steps the first plan comes when it has taken many of them; and so it is at a peer that comes back."""
+    norms: dict[str, list[float | None]] = {}
+
+    def gradient(peer: SimulatedPeer, samples: int) -> float:
+        assert isinstance(peer.replica, Replica)
+        norms.setdefault(peer.name, []).append(peer.replica.max_grad_norm)
+        return pull(peer, samples)
+
+    spec = make_spec(96, training={"strategy": "local"})
+    swarm = Swarm(spec, organiser=ORGANISER, make_replica=vector_replica(8), gradient=gradient, checkpoint_every=1)
+    grow(swarm, 3, random.Random(3))
+    await swarm.run_until_step(1)
+    for peer in swarm.peers.values():
+        tell(peer, amendment(swarm.spec, 1, 2, optimizer__max_grad_norm="0.5"))
+    await swarm.run_until_step(4)
+    leaver = sorted(swarm.peers)[1]
+    swarm.internet.kill(swarm.peers[leaver].network)
+    newcomer = swarm.add()
+    await swarm.run_until_step(6)
+    before = len(norms[leaver])
+    swarm.restart(leaver)
+    await swarm.run_until_step(8)
+    assert set(norms[newcomer.name]) == {0.5}
+    assert set(norms[leaver][before:]) == {0.5}
+    await swarm.close()
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:

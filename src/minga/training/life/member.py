@@ -215,11 +215,10 @@ class Member:
         minga's own.
         """
         self.step = step
-        self.amended.stand_at(step)
-        self._port.cap(round_batch_range(self.amended.at(step))[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
+            await self._stand()
             await self._learn_founding()
             while not await self._is_over():
                 if (regroup := self._orders.regroup(self.epoch)) is not None:
@@ -557,6 +556,12 @@ class Member:
         self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
 
+    async def _stand(self) -> None:
+        """Go by what is ordered for the present step, whose state came from the disk or from others."""
+        self.amended.stand_at(self.step)
+        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
+        await self._port.request("amend", self.amended.apply)
+
     async def _write_lineage(self, why: str, lineage: Lineage) -> None:
         """The state that is here is of another lineage than before."""
 
@@ -592,8 +597,7 @@ class Member:
             self.vectors.left_out.forget()  # it may have counted, or was left out of another state than the run's
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
-        self.amended.stand_at(self.step)
-        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
+        await self._stand()
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
