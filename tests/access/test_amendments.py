@@ -310,6 +310,41 @@ def test_signs_are_not_clipped_in_the_round_that_leads_from_them_to_another_stra
     assert norms == [0.5, 0.5, None, None, None, 0.5, 0.5]
 
 
+def test_the_desk_judges_an_order_for_a_step_that_is_past_by_the_round_that_is_next() -> None:
+    changes = [{"from_step": 3, "strategy": "demo"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    order = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    assert standing(spec).check(order, 2).optimizer.max_grad_norm == 0.5
+    with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
+        standing(spec).check(order, 4)
+
+
+def test_the_run_spec_is_made_once_for_all_rounds_of_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, made = make_spec(16), list[int]()
+    amend = RunSpec.amended
+
+    def counting(of: RunSpec, changes: dict[str, Any]) -> RunSpec:
+        made.append(1)
+        return amend(of, changes)
+
+    monkeypatch.setattr(RunSpec, "amended", counting)
+    one, two = (amendment(spec, number, 3, optimizer__learning_rate=f"0.{number}") for number in (1, 2))
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    orders = StandingOrders(spec, ledger)
+    assert orders.spec((one.id,), 3).optimizer.learning_rate == spec.optimizer.learning_rate, "not known yet"
+    for order in (one, two):
+        ledger.take(order)
+    assert orders.spec((one.id,), 3).optimizer.learning_rate == 0.1
+    first = len(made)
+    for step in range(3, 30):
+        assert not orders.is_paused(step)
+        assert orders.changes(orders.due(step), step) == {RATE: 0.2}
+        assert orders.spec(orders.due(step), step).optimizer.learning_rate == 0.2
+    assert len(made) <= first + 2
+    ledger.amendments.keep(lambda each: each.id != two.id)
+    assert orders.changes(orders.due(30), 30) == {RATE: 0.1}
+
+
 @virtually
 async def test_a_newcomer_clips_its_own_steps_as_the_others_do_from_the_first_one_on() -> None:
     """With local steps the first plan comes when it has taken many of them; and so it is at a peer that comes back."""
