@@ -349,8 +349,10 @@ class Member:
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
         size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
-        vector = await offload(size, project, vector, weight, self.step, plan.round_id)
-        return (None, 0, 0) if vector is None else (vector, samples, weight)
+        sent = await offload(size, project, vector, weight, self.step, plan.round_id)
+        if sent is None and vector is not None:  # nor in any further attempt at the step
+            await self._port.request("drop", self._port.begin_anew)
+        return (None, 0, 0) if sent is None else (sent, samples, weight)
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
