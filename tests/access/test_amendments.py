@@ -26,6 +26,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import EPOCH_S
+from minga.optim.together import Together
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.agreement.between_rounds import Amended
@@ -34,6 +35,7 @@ from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
+from minga.training.replica.schedule import SchedulesTogether
 from minga.training.status.run_status import live_work
 from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import (
@@ -460,8 +462,13 @@ def cyclic(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
     return torch.optim.lr_scheduler.CyclicLR(optimizer, peak / 4, peak, step_size_up=3, cycle_momentum=False)
 
 
+def cyclic_at_first(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    parts = [cyclic(optimizer, peak), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [5])
+
+
 @pytest.mark.parametrize("at", [0, 3, 7])
-@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic, cyclic_at_first])
 def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
     at: int, schedule: Callable[[torch.optim.Optimizer, float], LRScheduler]
 ) -> None:
@@ -482,6 +489,30 @@ def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
     assert changed[at:] == pytest.approx(wanted[at:])
     assert changed[:at] == course(0.1)[:at]
     assert course(0.1, 0.1) == course(0.1)
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_schedules_of_optimizers_that_are_together_have_the_amended_rate_after_their_warmup_too(at: int) -> None:
+    def warmed(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3)
+        rest = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, rest], [3])
+
+    def course(rate: float, amended: float) -> list[list[float]]:
+        members = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=each) for each in (rate, 2 * rate)]
+        optimizer = Together(members)
+        scheduler = SchedulesTogether([warmed(each) for each in members], optimizer)
+        rates = []
+        for step in range(8):
+            if step == at:
+                set_learning_rate(optimizer, scheduler, amended)
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            scheduler.step()
+        return rates
+
+    for changed, wanted in zip(course(0.1, 0.03)[at:], course(0.03, 0.03)[at:], strict=True):
+        assert changed == pytest.approx(wanted)
 
 
 def test_bounds_that_move_together_are_changed_together() -> None:
