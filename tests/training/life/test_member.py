@@ -286,7 +286,7 @@ def test_who_was_slow_in_the_last_steps_takes_the_state_of_the_others_or_is_told
             await swarm.close()
         assert {peer.replica.step for peer in peers} == {4}
         assert digests[0] == digests[1]
-        warned = [each.message for each in caplog.records if "went on alone, is another than theirs" in each.message]
+        warned = [each.message for each in caplog.records if "alone at step 3, is another than theirs" in each.message]
         assert (digests[2] == digests[0], len(warned)) == ((True, 0) if micro_batch_s < 10.0 else (False, 1))
 
     with caplog.at_level(logging.WARNING, "minga.training"):

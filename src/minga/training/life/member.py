@@ -394,6 +394,8 @@ class Member:
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
         self._take_up(lineage, fingerprint)
+        if not self.swarm_view.settled():
+            self._catching_up.warn_if_alone(step)
         members = len(plan.members) - len(outcome.lost)
         held_s = round(self._port.held_s(), 6)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
