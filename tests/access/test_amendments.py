@@ -281,6 +281,28 @@ def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void(
     assert norms == [None, 0.5, 0.5, None]
 
 
+def test_an_amended_rate_is_not_undone_by_loops_that_set_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    replica = small_replica(make_spec(16))
+    (group,) = replica.optimizer.param_groups
+    replica.loop_rates.is_heard = True
+
+    def round_by_loop(rate: float) -> list[float]:
+        """What the loop sets, what the peer says of it, and by what the round is taken that has it."""
+        group["lr"] = rate
+        replica.look_at_loop()
+        said = list(replica.loop.rates)
+        replica.amend({LOOP_RATES: [rate]})
+        replica.adopt(replica.read_values(), replica.step + 1)
+        return [*said, float(group["lr"])]
+
+    assert round_by_loop(0.2) == [0.2, 0.2]
+    replica.amend({RATE: 0.03})
+    assert [round_by_loop(0.2) for _ in range(3)] == [[0.03]] * 3
+    assert caplog.text.count("the organisers amended it: their order counts") == 1
+    replica.amend({})
+    assert round_by_loop(0.2) == [0.2, 0.2]
+
+
 def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
     changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
     spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
