@@ -168,7 +168,7 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
     peaks = [float(first[key]) for key in _PEAKS if key in first and schedulers]
     mine = [each for each in schedulers if each.optimizer.param_groups[0] is first]
     peaks += [float(rates[0]) for each in mine if (rates := getattr(each, "max_lrs", None))]
-    before = max(peaks, default=float(first["lr"]))
+    before = max(peaks, default=float(first["lr"] or 0.0))
     if before == rate:
         return
     for group in optimizer.param_groups:

@@ -215,6 +215,8 @@ REFUSED_AT: Final = 2
 """The time at which a loop that sets other numbers than the run has is refused."""
 SILENT: Final = 10
 """Updates without rates of the organiser's loop after which the others are told that theirs stay as they are."""
+IDLE: Final = 10
+"""Updates in a row by a rate of 0 after which the program is told that nothing is learned."""
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
 _REMEDY: Final = (
@@ -244,6 +246,7 @@ class LoopRates:
         self._since_given = math.inf  # updates since the last one that was made by rates of the organiser's loop
         self._times, self._refusal = 0, ""
         self._is_ordered = self._is_told_of_order = False
+        self._idle = 0  # updates in a row by a rate of 0
         self.keep()
 
     def go_by_order(self, *, is_ordered: bool) -> None:
@@ -307,6 +310,7 @@ class LoopRates:
         """The update of `step` was made by the rates that the groups have: does the loop believe in others?"""
         self._since_given += 1
         used = self._rates()
+        self._tell_if_idle(used)
         self._used.append(used)
         if _are_near(self.wanted, used):
             self.wanted = ()
@@ -322,6 +326,16 @@ class LoopRates:
                 "the learning rate was that of the organiser's loop, which says nothing now: it stays at %g. %s",
                 used[0],
                 _REMEDY,
+            )
+
+    def _tell_if_idle(self, used: Rates) -> None:
+        self._idle = 0 if any(used) else self._idle + 1
+        if self._idle == IDLE and all(group.get("lr") is not None for group in self._optimizer.param_groups):
+            logger.warning(
+                "the learning rate was 0 in the last %d global steps, and nothing is learned: is the schedule over "
+                "(in the run of a recipe after optimizer.total_steps)? Begin another run from these parameters, with a "
+                "longer one",
+                IDLE,
             )
 
     def _note(self, step: int, rates: Rates) -> None:
@@ -357,7 +371,7 @@ class LoopRates:
             logger.warning("%s", text)
 
     def _rates(self) -> Rates:
-        return tuple(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
+        return tuple(float(group.get("lr") or 0.0) for group in self._optimizer.param_groups)
 
 
 def _is_number(value: Any) -> bool:
