@@ -26,6 +26,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import EPOCH_S
+from minga.optim.together import Together
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.agreement.between_rounds import Amended
@@ -34,9 +35,18 @@ from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
+from minga.training.replica.schedule import SchedulesTogether
 from minga.training.status.run_status import live_work
 from tests.worlds.reduce_world import one_vector
-from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, grow, make_spec, offences
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    grow,
+    make_spec,
+    offences,
+    pull,
+    vector_replica,
+)
 from tests.worlds.swarm_tools import virtually as virtually_for
 
 pytestmark = pytest.mark.promise("who-may-take-part")
@@ -271,6 +281,28 @@ def test_clipping_is_that_of_the_program_again_once_the_amendment_of_it_is_void(
     assert norms == [None, 0.5, 0.5, None]
 
 
+def test_an_amended_rate_is_not_undone_by_loops_that_set_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    replica = small_replica(make_spec(16))
+    (group,) = replica.optimizer.param_groups
+    replica.loop_rates.is_heard = True
+
+    def round_by_loop(rate: float) -> list[float]:
+        """What the loop sets, what the peer says of it, and by what the round is taken that has it."""
+        group["lr"] = rate
+        replica.look_at_loop()
+        said = list(replica.loop.rates)
+        replica.amend({LOOP_RATES: [rate]})
+        replica.adopt(replica.read_values(), replica.step + 1)
+        return [*said, float(group["lr"])]
+
+    assert round_by_loop(0.2) == [0.2, 0.2]
+    replica.amend({RATE: 0.03})
+    assert [round_by_loop(0.2) for _ in range(3)] == [[0.03]] * 3
+    assert caplog.text.count("the organisers amended it: their order counts") == 1
+    replica.amend({})
+    assert round_by_loop(0.2) == [0.2, 0.2]
+
+
 def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
     changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
     spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
@@ -284,6 +316,86 @@ def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_b
         norms.append(replica.max_grad_norm)
     assert norms == [0.5, 0.5, None, None, 0.5, 0.5]
     assert said == [f"{NORM} = 0.5", "", "", "", f"{NORM} = 0.5", ""]
+
+
+def test_signs_are_not_clipped_in_the_round_that_leads_from_them_to_another_strategy() -> None:
+    """The plan of that round has the order already, and the round is still taken by the old strategy."""
+    changes = [{"from_step": 3, "strategy": "demo"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    norm = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    away = amendment(spec, 2, 6, training__strategy='"synchronous"')
+    orders, replica = standing(spec, norm, away), small_replica(spec)
+    amends, norms = Amended(orders, replica), []
+    for step in range(1, 8):
+        amends.enter(orders.due(step), step)
+        amends.apply()
+        norms.append(replica.max_grad_norm)
+        replica.hand_over(amends.at(step + 1).training.strategy, keeps_uncounted=False)
+    assert norms == [0.5, 0.5, None, None, None, 0.5, 0.5]
+
+
+def test_the_desk_judges_an_order_for_a_step_that_is_past_by_the_round_that_is_next() -> None:
+    changes = [{"from_step": 3, "strategy": "demo"}]
+    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
+    order = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
+    assert standing(spec).check(order, 2).optimizer.max_grad_norm == 0.5
+    with pytest.raises(ConfigurationError, match=r'leave optimizer\.max_grad_norm "off"'):
+        standing(spec).check(order, 4)
+
+
+def test_the_run_spec_is_made_once_for_all_rounds_of_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, made = make_spec(16), list[int]()
+    amend = RunSpec.amended
+
+    def counting(of: RunSpec, changes: dict[str, Any]) -> RunSpec:
+        made.append(1)
+        return amend(of, changes)
+
+    monkeypatch.setattr(RunSpec, "amended", counting)
+    one, two = (amendment(spec, number, 3, optimizer__learning_rate=f"0.{number}") for number in (1, 2))
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    orders = StandingOrders(spec, ledger)
+    assert orders.spec((one.id,), 3).optimizer.learning_rate == spec.optimizer.learning_rate, "not known yet"
+    for order in (one, two):
+        ledger.take(order)
+    assert orders.spec((one.id,), 3).optimizer.learning_rate == 0.1
+    first = len(made)
+    for step in range(3, 30):
+        assert not orders.is_paused(step)
+        assert orders.changes(orders.due(step), step) == {RATE: 0.2}
+        assert orders.spec(orders.due(step), step).optimizer.learning_rate == 0.2
+    assert len(made) <= first + 2
+    ledger.amendments.keep(lambda each: each.id != two.id)
+    assert orders.changes(orders.due(30), 30) == {RATE: 0.1}
+
+
+@virtually
+async def test_a_newcomer_clips_its_own_steps_as_the_others_do_from_the_first_one_on() -> None:
+    """With local steps the first plan comes when it has taken many of them; and so it is at a peer that comes back."""
+    norms: dict[str, list[float | None]] = {}
+
+    def gradient(peer: SimulatedPeer, samples: int) -> float:
+        assert isinstance(peer.replica, Replica)
+        norms.setdefault(peer.name, []).append(peer.replica.max_grad_norm)
+        return pull(peer, samples)
+
+    spec = make_spec(96, training={"strategy": "local"})
+    swarm = Swarm(spec, organiser=ORGANISER, make_replica=vector_replica(8), gradient=gradient, checkpoint_every=1)
+    grow(swarm, 3, random.Random(3))
+    await swarm.run_until_step(1)
+    for peer in swarm.peers.values():
+        tell(peer, amendment(swarm.spec, 1, 2, optimizer__max_grad_norm="0.5"))
+    await swarm.run_until_step(4)
+    leaver = sorted(swarm.peers)[1]
+    swarm.internet.kill(swarm.peers[leaver].network)
+    newcomer = swarm.add()
+    await swarm.run_until_step(6)
+    before = len(norms[leaver])
+    swarm.restart(leaver)
+    await swarm.run_until_step(8)
+    assert set(norms[newcomer.name]) == {0.5}
+    assert set(norms[leaver][before:]) == {0.5}
+    await swarm.close()
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
@@ -372,8 +484,13 @@ def cyclic(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
     return torch.optim.lr_scheduler.CyclicLR(optimizer, peak / 4, peak, step_size_up=3, cycle_momentum=False)
 
 
+def cyclic_at_first(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
+    parts = [cyclic(optimizer, peak), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [5])
+
+
 @pytest.mark.parametrize("at", [0, 3, 7])
-@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic, cyclic_at_first])
 def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
     at: int, schedule: Callable[[torch.optim.Optimizer, float], LRScheduler]
 ) -> None:
@@ -394,6 +511,30 @@ def test_a_schedule_that_keeps_its_peak_elsewhere_has_the_amended_one(
     assert changed[at:] == pytest.approx(wanted[at:])
     assert changed[:at] == course(0.1)[:at]
     assert course(0.1, 0.1) == course(0.1)
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_schedules_of_optimizers_that_are_together_have_the_amended_rate_after_their_warmup_too(at: int) -> None:
+    def warmed(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3)
+        rest = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, rest], [3])
+
+    def course(rate: float, amended: float) -> list[list[float]]:
+        members = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=each) for each in (rate, 2 * rate)]
+        optimizer = Together(members)
+        scheduler = SchedulesTogether([warmed(each) for each in members], optimizer)
+        rates = []
+        for step in range(8):
+            if step == at:
+                set_learning_rate(optimizer, scheduler, amended)
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            scheduler.step()
+        return rates
+
+    for changed, wanted in zip(course(0.1, 0.03)[at:], course(0.03, 0.03)[at:], strict=True):
+        assert changed == pytest.approx(wanted)
 
 
 def test_bounds_that_move_together_are_changed_together() -> None:

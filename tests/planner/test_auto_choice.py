@@ -67,16 +67,25 @@ def test_with_muon_home_lines_take_few_inner_steps_and_two_bits_for_each_movemen
 
 
 def test_beside_a_sketch_no_codec_is_chosen_that_leaves_something_out_too() -> None:
-    tables = {"recipe": {"albert": {"size": "tiny"}}, "optimizer": {"name": "muon"}}
-    training, peers = (
-        {"strategy": "auto", "target_batch_size": 64},
-        f"8x({SPEED}, up=0.1Mbit, down=1Mbit); (aux, 9Mbit)",
-    )
-    found = {}
-    for sketch in ("identity", "powersgd"):
-        named = RunSpec.from_mapping({"name": "x", "training": training, "averaging": {"sketch": sketch}, **tables})
-        found[sketch] = with_chosen_strategy(named, peers)[0].averaging.codec
+    found = {sketch: beside_a_sketch(sketch).averaging.codec for sketch in ("identity", "powersgd")}
     assert found == {"identity": "sign(magnitudes=2)", "powersgd": "int4"}
+
+
+def beside_a_sketch(sketch: str) -> RunSpec:
+    """What is chosen for slow home lines, where that is local steps."""
+    tables = {"recipe": {"albert": {"size": "tiny"}}, "optimizer": {"name": "muon"}}
+    training, averaging = {"strategy": "auto", "target_batch_size": 64}, {"sketch": sketch}
+    named = RunSpec.from_mapping({"name": "x", "training": training, "averaging": averaging, **tables})
+    return with_chosen_strategy(named, f"8x({SPEED}, up=0.1Mbit, down=1Mbit); (aux, 9Mbit)")[0]
+
+
+def test_the_beginning_in_which_a_sketch_leaves_nothing_out_is_as_many_samples_as_before() -> None:
+    """In as many rounds of many batches the run would be over before the sketch makes anything smaller."""
+    for sketch, start in (("powersgd", 100), ("powersgd(rank=2, start=1000)", 1000), ("powersgd(start=0)", 0)):
+        begun = beside_a_sketch(sketch)
+        rounds = -(-start // (int(begun.training.target_batch_size) // 64))
+        assert f"start={rounds}" in begun.averaging.sketch
+        assert ("rank=2" in begun.averaging.sketch) is ("rank=2" in sketch)
 
 
 def test_a_codec_of_the_organiser_s_stays_and_a_batch_that_leaders_choose_excludes_local_steps() -> None:

@@ -79,3 +79,41 @@ def test_a_peer_that_takes_no_steps_of_its_own_is_not_warned_by_torch() -> None:
     schedule = Schedule(SHORT["list"](inner), inner, None)
     schedule.advance()  # as an auxiliary does with a mean of local steps; a warning is an error here
     assert inner.param_groups[0]["lr"] == RATES[1]
+
+
+def trained(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler | None = None) -> torch.Tensor:
+    """The parameters after 16 steps by gradients of 0.01."""
+    replica = Replica(spec_of(4, None), optimizer, scheduler=scheduler)
+    for step in range(1, 17):
+        replica.apply(torch.full((replica.vector.numel,), 0.01), step)
+    return replica.read_values()
+
+
+@pytest.mark.parametrize(("end", "is_told"), [(4, True), (7, False)])
+def test_a_run_that_outlives_its_schedule_says_that_nothing_is_learned_any_more(
+    end: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of a recipe does that has more steps than `optimizer.total_steps`, or no end."""
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    trained(optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / end)))
+    assert caplog.text.count("the learning rate was 0 in the last 10 global steps") == int(is_told)
+
+
+class OfItsOwn(torch.optim.Optimizer):
+    """Finds the rate itself, as Adafactor does with `relative_step`."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": None})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad)
+
+
+def test_an_optimizer_that_finds_its_rate_itself_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    before = torch.cat([each.detach().flatten() for each in model.parameters()])
+    after = trained(OfItsOwn(model.parameters()))
+    assert after[: len(before)].mean().item() == pytest.approx(before.mean().item() - 0.16, abs=1e-5)
+    assert "learning rate" not in caplog.text

@@ -171,7 +171,7 @@ class StandingOrders:
         self._regroups = Regroups() if ledger is None else ledger.regroups
         self.can_be = ledger is not None
         """Whether the run has organisers whose orders this peer follows."""
-        self._specs: dict[tuple[tuple[str, ...], str], RunSpec] = {}  # by orders, and the strategy that was scheduled
+        self._found: dict[tuple[Any, ...], tuple[dict[str, Any], RunSpec]] = {}
 
     # ---- for rounds; see `RunOrders`
 
@@ -206,7 +206,7 @@ class StandingOrders:
         What was left out is the organiser's of a newer minga, or it signed what its own refuses. Or it is clipping,
         and by now a strategy is at work, as the run spec planned it, that does not step by gradients.
         """
-        return self._read(self._amendments.changes(orders), step)[0]
+        return dict(self._as_amended(orders, step)[0])
 
     def _read(self, waiting: Mapping[str, str], step: int) -> tuple[dict[str, Any], dict[str, Exception]]:
         """What of this JSON by key can be in force in the round of `step`, and why the rest cannot."""
@@ -227,13 +227,18 @@ class StandingOrders:
 
     def spec(self, orders: Sequence[str], step: int) -> RunSpec:
         """The run spec as amended by these in the round of `step`."""
-        name = (tuple(orders), self._spec.training.at(step).strategy)
-        if name not in self._specs:
-            changes = self.changes(orders, step)
-            if len(self._specs) > 2 * len(AMENDABLE):
-                self._specs.clear()
-            self._specs[name] = amended_spec(self._spec, changes)
-        return self._specs[name]
+        return self._as_amended(orders, step)[1]
+
+    def _as_amended(self, orders: Sequence[str], step: int) -> tuple[dict[str, Any], RunSpec]:
+        """What these change, and the spec by it, which is checked once for all rounds of which the same is said."""
+        waiting = self._amendments.changes(orders)
+        said = (*waiting.items(), self._spec.training.at(step).strategy)
+        if said not in self._found:
+            if len(self._found) > 2 * len(AMENDABLE):
+                self._found.clear()
+            changes, _ = self._read(waiting, step)
+            self._found[said] = changes, amended_spec(self._spec, changes)
+        return self._found[said]
 
     def regroup(self, epoch: int) -> Regroup | None:
         """The organisers' newest regroup, if it is of a later epoch than this, or this one's counts no more."""
@@ -247,18 +252,18 @@ class StandingOrders:
 
     # ---- for those who sign
 
-    def check(self, order: Amendment) -> RunSpec:
-        """The run spec in the first round that `order` is in force in.
+    def check(self, order: Amendment, step: int) -> RunSpec:
+        """The run spec in the first round that `order` is in force in, the run being at `step`.
 
         Raises `ConfigurationError` unless peers obey it from then on, and go on to obey the others: what is due in that
         round, and whenever another order comes, is read as they read it. What the run spec schedules for later is not
         looked at: it may never come.
         """
-        amendments, first = self._amendments.plus(order), max(0, order.first_step(EARLY))
+        amendments, first = self._amendments.plus(order), max(step, order.first_step(EARLY))
         starts = {first, *(each.first_step(EARLY) for each in amendments)}
-        for step in sorted(start for start in starts if start >= first):
-            _, before = self._read(self._amendments.changes(self.due(step)), first)
-            _, refused = self._read(amendments.changes(amendments.due(step, EARLY)), first)
+        for start in sorted(start for start in starts if start >= first):
+            _, before = self._read(self._amendments.changes(self.due(start)), first)
+            _, refused = self._read(amendments.changes(amendments.due(start, EARLY)), first)
             for key, why in refused.items():
                 if key not in before or key in dict(order.changes):
                     raise ConfigurationError(str(why)) from why

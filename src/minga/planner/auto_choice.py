@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import resolved, spelled
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
 from minga.core.units import counted
@@ -145,11 +147,15 @@ def _inner_steps(share: float, most: float) -> int:
 
 def _in_rounds(spec: RunSpec, batches: int) -> Mapping[str, Any]:
     """What the spec counts in steps of one batch, in rounds of several; 0 and nothing stay what they are."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for key in _COUNTED_IN_STEPS:
         section, name = key.split(".")
         if (count := getattr(getattr(spec, section), name)) is not None and count > 0:
             changes[key] = max(1, math.ceil(count / batches))
+    sketch = resolved(SKETCHES, spec.averaging.sketch)
+    if count := getattr(sketch.settings, "start", 0):
+        rounds = sketch.settings.model_copy(update={"start": max(1, math.ceil(count / batches))})
+        changes["averaging.sketch"] = spelled(sketch.name, rounds)
     return changes
 
 

@@ -302,9 +302,10 @@ class Organiser:
         """The run spec by this order and the others that are due then. Raises `ConfigurationError` if peers would not
         obey them all.
         """
+        step, _ = self.progress()
 
         def amended() -> RunSpec:
-            return StandingOrders(self._spec, self.ledger).check(order)
+            return StandingOrders(self._spec, self.ledger).check(order, step)
 
         return amended() if self._peer is None else self._peer.on_loop(amended)
 

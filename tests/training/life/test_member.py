@@ -17,12 +17,15 @@ from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
 from minga.core.events.bus import Event
+from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
+from minga.optim import SGD
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.record_kinds import Progress
+from minga.training.replica.replica import Replica
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,
@@ -283,7 +286,7 @@ def test_who_was_slow_in_the_last_steps_takes_the_state_of_the_others_or_is_told
             await swarm.close()
         assert {peer.replica.step for peer in peers} == {4}
         assert digests[0] == digests[1]
-        warned = [each.message for each in caplog.records if "went on alone, is another than theirs" in each.message]
+        warned = [each.message for each in caplog.records if "alone at step 3, is another than theirs" in each.message]
         assert (digests[2] == digests[0], len(warned)) == ((True, 0) if micro_batch_s < 10.0 else (False, 1))
 
     with caplog.at_level(logging.WARNING, "minga.training"):
@@ -457,3 +460,42 @@ def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, second
     member = GroupMember(Address(PeerId("a" * 64)), aggregates=True)
     plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
     assert RoundOutcome(plan, {}, seconds, 0, 0, ContributionFate.COUNTED).is_late == late
+
+
+@virtually
+async def a_lone_peer_with_a_sum_that_no_sketch_can_send(strategy: str) -> None:
+    tries = 0
+
+    class Patient(Replica):
+        def project(self, *arguments: Any) -> torch.Tensor | None:
+            nonlocal tries
+            tries += 1
+            assert tries < 30, "it tries the same again and again"
+            return super().project(*arguments)
+
+    def gradient(peer: SimulatedPeer, samples: int) -> float:
+        loss = pull(peer, samples)
+        if peer.replica.step == 1 and peer.samples_done < 12:
+            for weight in peer.replica.vector.parameters():
+                weight.grad = torch.full_like(weight, 5e28)  # can be sent, and of 64 x 64 of it the sum cannot
+        return loss
+
+    def make(spec: RunSpec) -> Replica:
+        model = torch.nn.Linear(64, 64, bias=False)
+        return Patient(spec, SGD(model.parameters(), lr=LR), model=model)
+
+    spec = make_spec(4, training={"strategy": strategy}, averaging={"codec": "float32", "sketch": "dct64"})
+    swarm = Swarm(spec, make_replica=make, gradient=gradient)
+    peer = swarm.add()
+    await swarm.run_until_step(5)
+    values = peer.replica.read_values()
+    assert values.abs().max() < 10.0, "it counted nothing of it"
+    await swarm.close()
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "local"])
+def test_a_lone_peer_leaves_out_what_no_sketch_can_send_and_goes_on(
+    strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_lone_peer_with_a_sum_that_no_sketch_can_send(strategy)
+    assert "the sketch of what this peer has for step 1 is not finite" in caplog.text

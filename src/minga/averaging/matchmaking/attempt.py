@@ -7,6 +7,7 @@ An attempt begins when a group is looked for, and is thrown away when the next o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
+
+logger = logging.getLogger("minga.averaging")
 
 JOIN: Final = "group.join"
 PROBE: Final = "group.probe"
@@ -329,14 +332,20 @@ class GroupAttempt:
             )
 
     def _report_minority(self, group_size: int, view_size: int) -> None:
-        if not self._is_in_minority:
+        why = (
+            f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many were "
+            "started again; the rest may be training on without us"
+        )
+        if is_new := not self._is_in_minority:
             self._is_in_minority = True
             self.node.events.emit(GroupMinority(step=self.step, view=view_size))
         if not self.settings.wait_in_minority:
-            raise MinorityError(
-                f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many "
-                "were started again; the rest may be training on without us. Check this machine's network and join "
-                "again."
+            raise MinorityError(f"{why}. Check this machine's network and join again.")
+        if is_new:
+            logger.warning(
+                "waiting: %s. This peer takes no step until most are back, or the organisers order "
+                "`minga amend LINK resume --with-present`",
+                why,
             )
 
 

@@ -101,7 +101,7 @@ class SwarmOrganiser:
     def _amend(self, changes: Mapping[str, Any], from_step: int) -> None:
         entry, ledger, now = self._entry()
         order = draft_amendment(ledger, changes, from_step, now)
-        StandingOrders(self._swarm.spec, ledger).check(order)
+        StandingOrders(self._swarm.spec, ledger).check(order, self._newest())
         self._enter(entry, [order.signed_by(self._identity)])
 
     def _enter(self, entry: SimulatedPeer, orders: list[PublicOrder]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from minga.access.standing_orders import OPTIMIZER, PAUSED, StandingOrders
+from minga.access.standing_orders import NORM, OPTIMIZER, PAUSED, StandingOrders
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import RoundVectors
@@ -55,6 +55,9 @@ class Amended:
         """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
         self._has_taken_step = False
         self.now = self._spec(step)
+        # The state has the rate. How gradients are clipped stands in no state, and own steps come before the next plan.
+        changes = self._read(self._orders.due(step), step)
+        self._due = {key: value for key, value in changes.items() if key == NORM}
 
     def enter(self, plan_orders: Sequence[str], step: int) -> str:
         """The round of `step`, of a plan with these orders, counts. Returns what they change, in words, if that or they
@@ -63,12 +66,21 @@ class Amended:
         """
         first, self._has_taken_step = not self._has_taken_step, True
         ids = tuple(plan_orders)
-        changes, before = self._orders.changes(ids, step), self._changes
+        changes, before = self._read(ids, step), self._changes
         if ids == self.in_force and changes == before and not first:
             return ""
         self.in_force, self._changes, self.now = ids, changes, self._orders.spec(ids, step)
         self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
+
+    def _read(self, orders: Sequence[str], step: int) -> dict[str, Any]:
+        """What these change in the round of `step`, by the strategy that takes it: a plan may have another one already,
+        which goes on after the round.
+        """
+        changes = self._orders.changes(orders, step)
+        if StrategyChoice.of(self.now, self._replica.strategy).facts.owns_optimizer:
+            changes.pop(NORM, None)
+        return changes
 
     def apply(self) -> None:
         """Tell the replica, before the round that is first to go by them changes it. On the training thread."""

@@ -334,8 +334,7 @@ class GradientPort(TrainingThread):
         For the training thread, between `absorb` and `reopen`.
         """
         with self._strategy.arithmetic:
-            if not self.facts.shares_optimizer:  # the parameters here may be others than the shared ones
-                self._replica.restore(self._replica.capture())
+            self._go_back()
             self._succeed(strategy)
 
     def restore(self, snapshot: StateSnapshot, recovery: Recovery, limit: int | None = None) -> None:
@@ -375,6 +374,14 @@ class GradientPort(TrainingThread):
                     raise ValueError(f"it has no {name[:80]!r} that fits to the model")
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
+    def begin_anew(self) -> None:
+        """Have the strategy go on from the state that peers share now, as a newcomer does: what this peer has beside it
+        is of no use. For the training thread.
+        """
+        with self._strategy.arithmetic:
+            self._go_back()
+            self._strategy.restored(self._strategy.shared_tensors(), self._replica.step, None)
+
     def conclude(self) -> None:
         """The run is over: the replica is left with what all share. For the training thread."""
         with self._strategy.arithmetic:
@@ -385,6 +392,11 @@ class GradientPort(TrainingThread):
         return self._strategy.missed(rounds)
 
     # ---- inner workings
+
+    def _go_back(self) -> None:
+        """The parameters here may be others than the shared ones."""
+        if not self.facts.shares_optimizer:
+            self._replica.restore(self._replica.capture())
 
     def _begin(self, choice: StrategyChoice) -> None:
         strategy: Strategy = choice.kind(self.condition, unit=self.unit, settings=choice.settings)

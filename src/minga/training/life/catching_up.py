@@ -241,6 +241,7 @@ class CatchingUp:
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
         self._divergences = 0
+        self._is_told_alone = False
         self._synchroniser, self._swarm_view, self._states = synchroniser, swarm_view, states
         self._events, self._is_last, self._wait = events, is_last, wait
 
@@ -319,11 +320,17 @@ class CatchingUp:
                 "and see what this program does with parameters, optimizer or learning rate that theirs do not",
                 step,
             )
-        elif self._swarm_view.gave_way_too_late(step):
+        else:
+            self.warn_if_alone(step)
+
+    def warn_if_alone(self, step: int) -> None:
+        """Tell the program once that it has come to `step` alone after the run was over: nobody else will have that."""
+        if not self._is_told_alone and self._swarm_view.gave_way_too_late(step):
+            self._is_told_alone = True
             logger.warning(
-                "the others completed the run at step %d and left before this peer was ready to fetch their state: the "
-                "model here, with which it went on alone, is another than theirs; use theirs. Shorter micro-batches "
-                "would have kept up",
+                "the others completed the run and left before this peer was ready to fetch their state: the model "
+                "here, with which it goes on alone at step %d, is another than theirs; use theirs. Shorter "
+                "micro-batches would have kept up",
                 step,
             )
 

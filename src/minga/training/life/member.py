@@ -215,11 +215,10 @@ class Member:
         minga's own.
         """
         self.step = step
-        self.amended.stand_at(step)
-        self._port.cap(round_batch_range(self.amended.at(step))[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
+            await self._stand()
             await self._learn_founding()
             while not await self._is_over():
                 if (regroup := self._orders.regroup(self.epoch)) is not None:
@@ -350,8 +349,10 @@ class Member:
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
         size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
-        vector = await offload(size, project, vector, weight, self.step, plan.round_id)
-        return (None, 0, 0) if vector is None else (vector, samples, weight)
+        sent = await offload(size, project, vector, weight, self.step, plan.round_id)
+        if sent is None and vector is not None:  # nor in any further attempt at the step
+            await self._port.request("drop", self._port.begin_anew)
+        return (None, 0, 0) if sent is None else (sent, samples, weight)
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
@@ -393,6 +394,8 @@ class Member:
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
         self._take_up(lineage, fingerprint)
+        if not self.swarm_view.settled():
+            self._catching_up.warn_if_alone(step)
         members = len(plan.members) - len(outcome.lost)
         held_s = round(self._port.held_s(), 6)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
@@ -557,6 +560,12 @@ class Member:
         self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
 
+    async def _stand(self) -> None:
+        """Go by what is ordered for the present step, whose state came from the disk or from others."""
+        self.amended.stand_at(self.step)
+        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
+        await self._port.request("amend", self.amended.apply)
+
     async def _write_lineage(self, why: str, lineage: Lineage) -> None:
         """The state that is here is of another lineage than before."""
 
@@ -592,8 +601,7 @@ class Member:
             self.vectors.left_out.forget()  # it may have counted, or was left out of another state than the run's
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
-        self.amended.stand_at(self.step)
-        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
+        await self._stand()
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)

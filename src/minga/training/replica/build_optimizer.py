@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -154,7 +154,7 @@ def _half_cosine(left: float) -> float:
 
 _PEAKS: Final = ("max_lr", "initial_lr")
 """Where schedulers keep in a group the rate that they scale: OneCycleLR, and the others. CyclicLR keeps its peaks
-itself, and in the groups the lowest rates.
+itself, and in the groups the lowest rates: so the greatest of all is the one.
 """
 
 
@@ -164,20 +164,29 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
 
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
-    first = optimizer.param_groups[0]
-    own: list[Any] = (getattr(scheduler, "max_lrs", None) or [])[:1]
-    peaks = own + [first[key] for key in _PEAKS if key in first and scheduler is not None]
-    before = float([*peaks, first["lr"]][0])
+    first, schedulers = optimizer.param_groups[0], list(_parts_of(scheduler))
+    peaks = [float(first[key]) for key in _PEAKS if key in first and schedulers]
+    mine = [each for each in schedulers if each.optimizer.param_groups[0] is first]
+    peaks += [float(rates[0]) for each in mine if (rates := getattr(each, "max_lrs", None))]
+    before = max(peaks, default=float(first["lr"] or 0.0))
     if before == rate:
         return
     for group in optimizer.param_groups:
         for key in ("lr", *_PEAKS, "min_lr"):
             if key in group:
                 group[key] = _scaled(group[key], before, rate)
-    for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+    for each in schedulers:
         for name in ("base_lrs", "max_lrs"):
             if (rates := getattr(each, name, None)) is not None:
                 setattr(each, name, [_scaled(each_rate, before, rate) for each_rate in rates])
+
+
+def _parts_of(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
+    """A scheduler and those that it calls, and so on."""
+    if scheduler is not None:
+        yield scheduler
+        for each in getattr(scheduler, "_schedulers", ()):
+            yield from _parts_of(each)
 
 
 def _scaled(value: Any, before: float, after: float) -> Any:

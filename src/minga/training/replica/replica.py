@@ -312,6 +312,7 @@ class Replica:
         if LOOP_RATES not in changes:  # what was amended before may be void now
             norm = changes.get("optimizer.max_grad_norm", self._own_max_grad_norm)
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
+            self.loop_rates.go_by_order(is_ordered="optimizer.learning_rate" in changes)
         if "optimizer.learning_rate" in changes:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
             self.loop_rates.keep()

@@ -205,6 +205,7 @@ def _check(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> N
 #
 # * What the loop of the organiser sets is taken by all peers: its peer says it with its reports, the leader writes it
 #   into the plan, and the update of the round that counts is made by it (`Plan.rates`).
+# * Once the organisers amended the rate, their order counts, and no loop sets it.
 # * The loops of others may set what the run has anyway. With rounds in flight a loop is one step before or behind.
 # * A loop that sets something else, or several values within one global step, is warned the first time, and refused
 #   the second time: its program believes in a schedule that nobody follows.
@@ -214,6 +215,8 @@ REFUSED_AT: Final = 2
 """The time at which a loop that sets other numbers than the run has is refused."""
 SILENT: Final = 10
 """Updates without rates of the organiser's loop after which the others are told that theirs stay as they are."""
+IDLE: Final = 10
+"""Updates in a row by a rate of 0 after which the program is told that nothing is learned."""
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
 _REMEDY: Final = (
@@ -242,7 +245,15 @@ class LoopRates:
         self._used = deque[Rates](maxlen=3)  # those of the last updates
         self._since_given = math.inf  # updates since the last one that was made by rates of the organiser's loop
         self._times, self._refusal = 0, ""
+        self._is_ordered = self._is_told_of_order = False
+        self._idle = 0  # updates in a row by a rate of 0
         self.keep()
+
+    def go_by_order(self, *, is_ordered: bool) -> None:
+        """The organisers amended the rate, or their order counts no more."""
+        self._is_ordered = is_ordered
+        if is_ordered:
+            self.wanted, self._said, self._before = (), None, None
 
     def keep(self) -> None:
         """The groups have the numbers of the run now."""
@@ -281,6 +292,8 @@ class LoopRates:
     def give(self, rates: Sequence[float]) -> None:
         """The update that comes next is to be made by these rates, which the organiser's loop set."""
         groups = self._optimizer.param_groups
+        if self._is_ordered:
+            return
         if self._has_schedule or len(rates) != len(groups):
             here = "a scheduler does that" if self._has_schedule else f"are {counted(len(groups), 'group')}"
             self._refusal = (
@@ -297,6 +310,7 @@ class LoopRates:
         """The update of `step` was made by the rates that the groups have: does the loop believe in others?"""
         self._since_given += 1
         used = self._rates()
+        self._tell_if_idle(used)
         self._used.append(used)
         if _are_near(self.wanted, used):
             self.wanted = ()
@@ -314,7 +328,28 @@ class LoopRates:
                 _REMEDY,
             )
 
+    def _tell_if_idle(self, used: Rates) -> None:
+        self._idle = 0 if any(used) else self._idle + 1
+        if self._idle == IDLE and all(group.get("lr") is not None for group in self._optimizer.param_groups):
+            logger.warning(
+                "the learning rate was 0 in the last %d global steps, and nothing is learned: is the schedule over "
+                "(in the run of a recipe after optimizer.total_steps)? Begin another run from these parameters, with a "
+                "longer one",
+                IDLE,
+            )
+
     def _note(self, step: int, rates: Rates) -> None:
+        if self._is_ordered:
+            if not self._is_told_of_order:
+                self._is_told_of_order = True
+                logger.warning(
+                    "the loop sets the learning rate to %g at global step %d, and the organisers amended it: their "
+                    "order counts, and no loop sets it any more. %s",
+                    rates[0],
+                    step,
+                    _REMEDY,
+                )
+            return
         if len(rates) > MAX_GROUPS or not all(0.0 <= rate <= MAX_LEARNING_RATE for rate in rates):
             self._object(f"the loop sets {counted(len(rates), 'learning rate')} as {rates[0]} at global step {step}")
             return
@@ -336,7 +371,7 @@ class LoopRates:
             logger.warning("%s", text)
 
     def _rates(self) -> Rates:
-        return tuple(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
+        return tuple(float(group.get("lr") or 0.0) for group in self._optimizer.param_groups)
 
 
 def _is_number(value: Any) -> bool:

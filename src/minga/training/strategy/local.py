@@ -497,7 +497,8 @@ class Local(Strategy):
         self._late_steps = 0
         self._inner.drop()
         with self._condition:
-            self._sealed, self._samples, self._waiting, self._earlier = None, 0, 0, []
+            self._sealed, self._samples, self._waiting = None, 0, 0
+            self._earlier = [None for _ in self._earlier]  # θ has nothing of these any more
 
     def _position(self) -> torch.Tensor:
         """Where the inner steps led, without a jump; with the movements of averaged buffers at the end."""
@@ -684,6 +685,7 @@ class Local(Strategy):
     ) -> None:
         """Take over Θ and V, and θ from what is kept; see `Strategy`."""
         before, after = self._anchor, self._anchor_in(shared)
+        earlier, late_steps = self._earlier, self._late_steps
         if self._momentum is not None and MOMENTUM in shared:
             self._momentum.copy_(shared[MOMENTUM])
         self._forget_work()
@@ -698,6 +700,8 @@ class Local(Strategy):
             self.replica.write_values(own if is_same else after + (own - self.replica.rounded(before)))
             self.replica.put(own_moments(local))
             self._take_up(local)
+            if is_same:  # a later round of the step may have the result of an earlier one
+                self._earlier, self._late_steps = earlier, late_steps
         self._anchor = after
 
     def _anchor_in(self, shared: Mapping[str, torch.Tensor]) -> torch.Tensor:

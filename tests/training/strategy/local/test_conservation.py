@@ -168,8 +168,9 @@ def test_a_peer_that_dies_takes_its_own_window_along_and_no_other(kind: str, mon
     main()
 
 
-def test_a_result_that_is_adopted_counts_what_was_given_to_it() -> None:
-    """Given, given up, moved on, given again; then the first result counts."""
+@pytest.mark.parametrize("state", ["stays", "comes again", "is another"])
+def test_a_result_that_is_adopted_counts_what_was_given_to_it(state: str) -> None:
+    """Given, given up, moved on, given again; then the first result counts. Also if a state was fetched meanwhile."""
     for settings in KINDS.values():
         peer = LocalPeer(**settings)
         strategy = peer.strategy
@@ -180,14 +181,19 @@ def test_a_result_that_is_adopted_counts_what_was_given_to_it() -> None:
         first = first.clone()
         strategy.take_back()
         strategy.take_back()
+        if state != "stays":
+            both = strategy.shared_tensors(), strategy.local_tensors()
+            shared, own = ({name: each.clone() for name, each in tensors.items()} for tensors in both)
+            strategy.restored(shared, peer.replica.step, own if state == "comes again" else None)
         peer.micro_batch(3, 2)
         moved = peer.values()
-        assert peer.seal()[1] == 5
+        assert peer.seal()[1] == (3 if state == "is another" else 5)
         where = strategy._position()[: moved.numel()] - peer.anchor
         strategy.counted_earlier(1)
         mean = torch.full_like(first, 0.25)
         peer.absorb(mean)
         assert strategy.samples == 3
-        kept = peer.values() - peer.anchor
+        left = peer.values() - peer.anchor
         for run, part in strategy._fragments.slices(0):
-            torch.testing.assert_close(kept[run], where[run] + first[part], rtol=0, atol=1e-6)
+            counted = torch.zeros_like(first[part]) if state == "is another" else first[part]
+            torch.testing.assert_close(left[run], where[run] + counted, rtol=0, atol=1e-6)
