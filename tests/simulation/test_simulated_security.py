@@ -31,7 +31,7 @@ founders = 5
 micro_batch_size = 8
 peers_per_validator = 5
 [stop]
-steps = 6
+steps = 4
 [[peers]]
 name = "home"
 count = 5
@@ -51,7 +51,7 @@ def simulate(text: str = SECURE, *changes: str) -> Outcome:
 
 def test_honest_members_train_and_ban_nobody() -> None:
     outcome = simulate()
-    assert (outcome.ended_by, outcome.summary()["steps"]) == ("steps", 6)
+    assert (outcome.ended_by, outcome.summary()["steps"]) == ("steps", 4)
     assert outcome.losses()[-1][1] < outcome.losses()[0][1]
     assert not outcome.timeline.counts
     for step in outcome.steps[1:]:
@@ -113,7 +113,7 @@ def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> Non
     assert {name: (ban.step, ban.reason) for name, ban in timeline.bans.items()} == dict.fromkeys(
         ("evil-1", "evil-2"), (3, "EQUIVOCATED")
     )
-    assert [step.members for step in attacked.steps] == [7, 7, 5, 5, 5, 5]
+    assert [step.members for step in attacked.steps] == [7, 7, 5, 5]
     left = [entry for step in attacked.steps for entry in step.incidents if entry["kind"] == "peer.left"]
     # once each: with a key that was banned nobody comes back
     assert sorted((entry["peer"], entry["how"]) for entry in left) == [("evil-1", "banned"), ("evil-2", "banned")]
