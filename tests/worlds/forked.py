@@ -43,9 +43,9 @@ MOST_BYTES = 2**20
 USUAL = ("minga.recipes.albert.recipe", "minga.cli.taking_part.host", "minga.cli.taking_part.join")
 """What most programs need, if no test has imported it: the server waits with this for the first request."""
 FRAMEWORKS = ("transformers.trainer", "minga.integrations.transformers", "minga.integrations.accelerate")
-"""What only programs of training frameworks need: the server imports it when the first one comes. Without Lightning,
-which writes to the stream that is the error output when it is imported.
-"""
+"""What only programs of training frameworks need: the server imports it when the first one comes."""
+LIGHTNING = ("pytorch_lightning", "minga.integrations.lightning")
+"""The same of those with Lightning."""
 
 OTHER_HASHES = "99"
 """PYTHONHASHSEED of the second server."""
@@ -195,6 +195,8 @@ def _serve(requests: socket.socket) -> None:
             with contextlib.suppress(OSError):  # the folder itself, which was listed
                 os.fstat(int(name))
                 os.dup2(nothing, int(name), inheritable=False)
+    logging.root.handlers.clear()  # those of pytest; Lightning makes one of its own, which keeps the stream
+    sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
     while True:
         data, streams, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not data:
