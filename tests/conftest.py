@@ -54,12 +54,13 @@ def loopback_lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each of several workers compile another part of all tests first; it finds the others' parts in their files."""
+    """Of several workers let each compile another part of the tests first: it finds the other parts in their files."""
     config = session.config
     worker = getattr(config, "workerinput", None)
     if worker is None or [Path(each).name for each in config.args] != config.getini("testpaths"):
         return
-    names = [".".join(path.relative_to(TESTS.parent).with_suffix("").parts) for path in sorted(TESTS.rglob("test_*.py"))]
+    paths = [path.relative_to(TESTS.parent).with_suffix("") for path in sorted(TESTS.rglob("test_*.py"))]
+    names = [".".join(path.parts) for path in paths]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in (*names[first:], *names[:first]):
         with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells of it

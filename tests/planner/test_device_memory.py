@@ -130,7 +130,7 @@ def test_the_command_tells_the_largest_micro_batch() -> None:
     away = summary_of("--model", TINY, "--memory", "2GB", "--tokens", "64", "--precision", "single", "--offload")
     assert away["parameters"] == 1_328_256
     assert isinstance(away["largest_micro_batch"], int)
-    assert 100 < away["largest_micro_batch"]
+    assert away["largest_micro_batch"] > 100
     assert away["transfer_bytes_per_step"] == 8 * 1_328_256
 
 

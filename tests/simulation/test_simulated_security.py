@@ -9,13 +9,10 @@ import pytest
 
 from minga.cli.simulating.sim_view import step_json, summary_text
 from minga.core.errors import ConfigurationError
-from minga.core.spec.run_spec import RunSpec
 from minga.security.protocol.members import Reason
 from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, split_change
-from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.swarm_tools import virtually
 
 SECURE = """
 [training]
@@ -59,26 +56,6 @@ def test_honest_members_train_and_ban_nobody() -> None:
         assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
     computed_s = outcome.steps[-1].mean_phases_s["compute"]
     assert computed_s > 0.5  # 16 samples at 8 to 20 a second
-
-
-@virtually
-async def test_all_members_end_in_the_same_state() -> None:
-    security = {"verification": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2}
-    training = {"target_batch_size": 12, "stop_after_steps": 4}
-    swarm = Swarm(
-        RunSpec.from_mapping(
-            {"name": "swarm", "model": {"recipe": "custom"}, "training": training, "security": security}
-        )
-    )
-    peers = [swarm.add() for _ in range(3)]
-    begun = peers[0].replica.digest()
-    for peer in peers:
-        await peer.ended.wait()
-    assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 4)] * 3
-    digests = set(swarm.digests().values())
-    assert len(digests) == 1
-    assert digests != {begun}
-    await swarm.close()
 
 
 ATTACKED = (

@@ -191,12 +191,6 @@ def test_latency_between_regions_makes_rounds_longer(small: tuple[Outcome, Path]
     assert longest > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
 
 
-def test_the_delayed_strategy_computes_all_the_time() -> None:
-    changes = ("training.target_batch_size=24", "averaging.codec=float32", "stop.steps=5", "peers.home.up=1Mbit")
-    synchronous, delayed = simulate(SMALL, *changes), simulate(SMALL, "training.strategy=delayed", *changes)
-    assert delayed.phases_s["communicate"] < 0.7 * synchronous.phases_s["communicate"]
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [(("stop.time=5s", "stop.steps=1000"), "time"), (("stop.loss=2.2", "stop.steps=1000"), "loss")],
