@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
+import importlib
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -25,6 +28,7 @@ settings.register_profile("shared machine", deadline=None, max_examples=25, supp
 settings.load_profile("shared machine")
 
 FAULT_SEEDS = "0:1"
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +51,20 @@ def loopback_lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (tmp_path_factory.getbasetemp().parent / "lan.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several workers let each compile another part of the tests first: it finds the other parts in their files."""
+    config = session.config
+    worker = getattr(config, "workerinput", None)
+    if worker is None or [Path(each).name for each in config.args] != config.getini("testpaths"):
+        return
+    paths = [path.relative_to(TESTS.parent).with_suffix("") for path in sorted(TESTS.rglob("test_*.py"))]
+    names = [".".join(path.parts) for path in paths]
+    first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
+    for name in (*names[first:], *names[:first]):
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells of it
+            importlib.import_module(name)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,8 +2,9 @@
 
 A fenced block's info string tells how: `sh` runs, `sh background` is left running until the page's end (and gives the
 page its LINK), `sh make` names targets of the Makefile (run as a dry run here: they are what runs this test), `sh
-install` builds and installs into a folder, `toml FILE` and `python FILE` write a file, `python` runs in one namespace
-for each page. The texts that the page on troubleshooting quotes are those of the code, and the example trains.
+install` says what it would install (`test_packaging.py` builds and installs), `toml FILE` and `python FILE` write a
+file, `python` runs in one namespace for each page. The texts that the page on troubleshooting quotes are those of the
+code, and the example trains.
 """
 
 from __future__ import annotations
@@ -147,10 +148,11 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
             if first_page_with(line) != page:
                 continue
             source = [re.sub(r"^\.(?=\[|$)", lambda _: str(ROOT), word) for word in words[1:]]
-            here = ("--no-deps", "--no-build-isolation", "--quiet", "--target", str(folder / "installed"))
-            words = [sys.executable, *source, *here]
+            words = [sys.executable, *source, "--no-deps", "--no-build-isolation", "--quiet", "--dry-run"]
         if words[:2] == ["minga", "plan"] and "--model" in words:
             words[words.index("--model") + 1] = smallest(words[words.index("--model") + 1])
+        if words[:2] == ["minga", "plan"] and "--memory" in words:
+            words += ["--tokens", "64"]
         if words[:2] == ["minga", "sim"] and "--replay" not in words:
             words += ["--set", "stop.steps=2"]
         if words[0] == "minga" and words[1] in QUICK:

@@ -14,7 +14,7 @@ from tests.worlds.width_processes import results_of
 
 pytestmark = pytest.mark.promise("other-optimizers-on-mixed-devices")
 
-STEPS = 16
+STEPS = 10
 
 SCRIPT = """
 import json, pathlib, sys, torch, minga, minga.optim

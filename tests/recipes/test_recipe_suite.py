@@ -238,5 +238,5 @@ def test_strings_hash_otherwise_in_the_other_process_of_the_suite() -> None:
     forked_here, fresh = forked.run("-c", code, env={**os.environ, "PYTHONHASHSEED": "?"}), hash("minga")
     assert forked_here.stdout == f"{fresh} ?\n"
     for _ in range(2):
-        other, seed = forked.run_with_other_hashes("-c", code).stdout.split()
+        other, seed = forked.run_otherwise("-c", code).stdout.split()
         assert (int(other) != fresh, seed) == (True, forked.OTHER_HASHES)

@@ -45,7 +45,7 @@ def paths(swarm: Swarm, name: str) -> dict[str, str]:
 @virtually
 async def test_a_run_all_behind_symmetric_nat_trains_through_the_relay_and_the_planner_sees_it_as_slow() -> None:
     swarm = swarm_behind([Nat.SYMMETRIC] * 4)
-    await swarm.run_until_step(12)
+    await swarm.run_until_step(9)
     assert {path for name in swarm.peers for path in paths(swarm, name).values()} == {"relayed"}
     assert [peer.session.settings.role for peer in swarm.alive()] == ["trainer"] * 4
     session = swarm.peers["home-0"].session

@@ -5,8 +5,8 @@ one thread. `start` lets this server fork once more for each program that a test
 real process with a process id, arguments, an environment, standard streams and an exit status of its own. It gets
 signals, and it shares no object with the test. It differs from a fresh interpreter in what it has imported already, and
 its strings hash like those of the other forked processes. Where one of these is the subject, and on systems other than
-Linux, tests start an interpreter. `run_with_other_hashes` uses a second such server, which is an interpreter of its own
-in which strings hash otherwise.
+Linux, tests start an interpreter. `start_otherwise` uses a second such server, which is an interpreter of its own in
+which strings hash otherwise, and which has no vector instructions.
 """
 
 from __future__ import annotations
@@ -43,12 +43,19 @@ MOST_BYTES = 2**20
 USUAL = ("minga.recipes.albert.recipe", "minga.cli.taking_part.host", "minga.cli.taking_part.join")
 """What most programs need, if no test has imported it: the server waits with this for the first request."""
 FRAMEWORKS = ("transformers.trainer", "minga.integrations.transformers", "minga.integrations.accelerate")
-"""What only programs of training frameworks need: the server imports it when the first one comes. Without Lightning,
-which writes to the stream that is the error output when it is imported.
-"""
+"""What only programs of training frameworks need: the server imports it when the first one comes."""
+LIGHTNING = ("pytorch_lightning", "minga.integrations.lightning")
+"""The same of those with Lightning."""
 
 OTHER_HASHES = "99"
 """PYTHONHASHSEED of the second server."""
+OTHER = {
+    "PYTHONHASHSEED": OTHER_HASHES,
+    "ATEN_CPU_CAPABILITY": "default",
+    "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX",
+    "OMP_WAIT_POLICY": "passive",
+}
+"""What is otherwise for the second server. Threads that wait must not spin: there are more of them than cores."""
 
 _servers: list[socket.socket] = []
 _others: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
@@ -70,27 +77,30 @@ def run(*words: str, timeout_s: float = 50.0, **options: Any) -> subprocess.Comp
     return _ended(start(*words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, **options), words, timeout_s)
 
 
-def run_with_other_hashes(*words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS` as with PYTHONHASHSEED=99 to its end, and keep what it says.
+def start_otherwise(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """Run `python WORDS` where strings hash otherwise, and without vector instructions; the options are those of Popen.
 
     What it imports beyond `USUAL` it imports by itself, as nothing of the tests' process is in it.
     """
-    env = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES}
-    pipe = subprocess.PIPE
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "env": env}
+    env = {**os.environ, **options.pop("env", {}), **OTHER}
     if not _servers:
-        process = subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
-    else:
-        if not _others:
-            _others.append(_open_other(env))
-        process = _Forked(words, text=True, encoding="utf-8", server=_others[0][0], **options)
+        return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", env=env, **options)
+    if not _others:
+        _others.append(_open_other(env))
+    return _Forked(words, text=True, encoding="utf-8", server=_others[0][0], env=env, **options)
+
+
+def run_otherwise(*words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` there to its end, and keep what it says."""
+    pipe = subprocess.PIPE
+    process = start_otherwise(*words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     return _ended(process, words, timeout_s)
 
 
 def run_for_suite(words: Sequence[str], *, env: Mapping[str, str], timeout: float, **_: Any) -> Any:
     """The `subprocess.run` of the conformance suite of recipes, which has other hashes there, too."""
     assert env["PYTHONHASHSEED"] == OTHER_HASHES
-    return run_with_other_hashes(*words[1:], timeout_s=timeout)
+    return run_otherwise(*words[1:], timeout_s=timeout)
 
 
 def _ended(
@@ -108,6 +118,7 @@ def _ended(
 def _open_other(env: dict[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); from tests.worlds import forked; "
+    code += "import torch; torch.backends.cpu.get_cpu_capability(); "  # from now on it is that of this process
     code += "forked._serve(socket.socket(fileno=int(sys.argv[1])))"
     words = [sys.executable, "-c", code, str(its.fileno()), json.dumps(sys.path)]
     with its:
@@ -195,6 +206,8 @@ def _serve(requests: socket.socket) -> None:
             with contextlib.suppress(OSError):  # the folder itself, which was listed
                 os.fstat(int(name))
                 os.dup2(nothing, int(name), inheritable=False)
+    logging.root.handlers.clear()  # those of pytest; Lightning makes one of its own, which keeps the stream
+    sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
     while True:
         data, streams, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not data:

@@ -74,7 +74,8 @@ def results_of(folder: Path, scripts: Iterable[str]) -> list[dict[str, Any]]:
             words = ("-c", PRELUDE + script, str(folder), str(number))
             with (folder / f"said{number}").open("w") as said, (folder / f"errors{number}").open("w") as errors:
                 options: dict[str, Any] = {"cwd": folder, "env": environment, "stdout": said, "stderr": errors}
-                processes.append(forked.start(*words, needs=forked.FRAMEWORKS, **options))
+                needs = (*forked.FRAMEWORKS, *(forked.LIGHTNING if "lightning" in script else ()))
+                processes.append(forked.start(*words, needs=needs, **options))
         while any(process.poll() is None for process in processes):
             time.sleep(0.05)
             if failed := [number for number, process in enumerate(processes) if process.poll() not in (None, 0)]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,13 +25,10 @@ def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tupl
     pipe = subprocess.PIPE
     try:
         for name, width, arguments in members:
-            command = [sys.executable, "-c", script, str(folder), name, *arguments]
-            # Threads that wait must not spin: there are more of them than cores.
-            environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_WAIT_POLICY": "passive"}
-            if width == torch.backends.cpu.get_cpu_capability().lower():  # which a process has from its begin on
-                processes.append(forked.start(*command[1:], env=environment, stdout=pipe, stderr=pipe))
-            else:
-                processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+            here = torch.backends.cpu.get_cpu_capability().lower()  # which a process has from its begin on
+            assert width in (here, "default")
+            begin = forked.start if width == here else forked.start_otherwise
+            processes.append(begin("-c", script, str(folder), name, *arguments, stdout=pipe, stderr=pipe))
             while not (folder / "link").exists():
                 assert processes[0].poll() is None, processes[0].communicate()[1]
                 time.sleep(0.05)

@@ -110,7 +110,7 @@ def test_those_to_whom_others_turn_ask_only_members_that_have_the_chunk(monkeypa
     main()
 
 
-@pytest.mark.parametrize(("silent", "most_s"), [(HOLDER, 45.0), (RELAY, 45.0)])
+@pytest.mark.parametrize(("silent", "most_s"), [(HOLDER, 45.0), soaked(RELAY, 45.0)])
 def test_who_says_nothing_when_it_is_asked_costs_half_a_minute_and_nobody_else(
     silent: int, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

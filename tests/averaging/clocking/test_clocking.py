@@ -88,20 +88,20 @@ def _with_slow_times(seconds: dict[int, float], steps: int) -> list[int]:
 
 def test_a_peer_whose_first_micro_batches_took_very_long_counts_soon() -> None:
     """It waited for data, or compiled its model for two shapes; then it is as fast as the others."""
-    given = _with_slow_times({1: 20.0, 2: 15.0}, 18)
+    given = _with_slow_times({1: 20.0, 2: 15.0}, 15)
     assert given[0] == 0, "the others do not wait"
     assert sum(given[-5:]) >= 5 * 24
 
 
 def test_a_peer_that_did_something_else_for_a_while_goes_on_as_before() -> None:
-    given = _with_slow_times({12: 36.0}, 24)
+    given = _with_slow_times({8: 30.0}, 18)
     missed = given.index(0)
     assert sum(given[missed:]) >= 0.35 * 24 * len(given[missed:])
     assert all(given[-5:])
 
 
 def test_a_peer_that_was_too_slow_for_a_while_comes_back() -> None:
-    given = _with_slow_times(dict.fromkeys(range(12, 22), 4.0), 28)
+    given = _with_slow_times(dict.fromkeys(range(8, 16), 4.0), 21)
     assert 0 in given
     assert all(given[-5:])
 
@@ -116,12 +116,12 @@ def test_slow_peers_cost_the_others_nothing_fetch_no_state_and_are_told(strategy
                 swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
             for number in range(slow):
                 swarm.add(NEAR, TrainerSettings(4, 4.0 + 2 * number, jitter=0.05), name=f"slow-{number}")
-            await swarm.run_until_step(20, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
+            await swarm.run_until_step(15, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
             await swarm.close()
             return swarm
 
         swarm = main()
-        return swarm, seconds_between(swarm, 10, 20)
+        return swarm, seconds_between(swarm, 8, 15)
 
     swarm, seconds = taken(2)
     assert seconds <= 1.02 * taken(0)[1]
@@ -129,7 +129,7 @@ def test_slow_peers_cost_the_others_nothing_fetch_no_state_and_are_told(strategy
     told = swarm.log.of("training.too_slow")
     assert {each.peer for each in told} == {"slow-0", "slow-1"}
     assert all("smaller micro-batches would count" in str(each.event.fields["why"]) for each in told)
-    assert all(swarm.peers[each.peer].replica.step >= 19 for each in told), "it has the state, and could serve it"
+    assert all(swarm.peers[each.peer].replica.step >= 14 for each in told), "it has the state, and could serve it"
 
 
 def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batch() -> None:

@@ -21,9 +21,7 @@ from tests.worlds.loudest_codec import LoudestCodec
 
 VARIANTS = [
     "int8(rounding=stochastic)",
-    "int4(block=32)",
     "int4(block=128, rounding=stochastic)",
-    "float8(block=32)",
     "e3m0(block=64, rounding=stochastic)",
     "natural(rounding=stochastic)",
     "sign(magnitudes=2)",

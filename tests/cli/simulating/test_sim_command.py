@@ -195,11 +195,10 @@ def test_without_stdout_json_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatc
 def test_output_that_the_disk_refuses() -> None:
     code = "import minga.cli; minga.cli.main(['sim'])"
     with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert ended.stderr.startswith("minga: the output cannot be written: No space left on device")
-    assert ended.returncode == 4
+        process = forked.start("-c", code, stdout=full, stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=45)
+    assert said.startswith("minga: the output cannot be written: No space left on device")
+    assert process.returncode == 4
 
 
 def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pytest.CaptureFixture[str]) -> None:

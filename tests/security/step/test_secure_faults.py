@@ -36,7 +36,7 @@ from tests.worlds.swarm_tools import later, virtually
 
 pytestmark = pytest.mark.promise("when-members-are-hostile")
 
-STEPS = 10
+STEPS = 8
 
 
 async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
@@ -58,7 +58,7 @@ def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
     @virtually
     async def run() -> None:
         generator = random.Random(f"death {seed}")
-        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        swarm = SecureSwarm(5, lambda: Quadratic(50), seed=seed)
         failing = generator.choice(list(swarm.peers))
         later(generator.uniform(0.3, 2.0), lambda: swarm.internet.kill(failing))
         await survive(swarm, failing)
@@ -71,7 +71,7 @@ def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
     @virtually
     async def run() -> None:
         generator = random.Random(f"stall {seed}")
-        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        swarm = SecureSwarm(5, lambda: Quadratic(50), seed=seed)
         failing = generator.choice(list(swarm.peers))
         begins_s = generator.uniform(0.3, 2.0)
         later(begins_s, lambda: swarm.internet.stall(failing))
@@ -102,7 +102,7 @@ def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one
     @virtually
     async def run() -> None:
         generator = random.Random(f"cut {seed}")
-        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        swarm = SecureSwarm(5, lambda: Quadratic(50), seed=seed)
         one, other = generator.sample(list(swarm.peers), 2)
         later(generator.uniform(0.3, 2.0), lambda: swarm.internet.cut(one, other, one_way=one_way))
         await survive(swarm, "")
@@ -115,7 +115,7 @@ def test_two_deaths_at_once(seed: int) -> None:
     @virtually
     async def run() -> None:
         generator = random.Random(f"two deaths {seed}")
-        swarm = SecureSwarm(8, lambda: Quadratic(50), seed=seed)
+        swarm = SecureSwarm(6, lambda: Quadratic(50), seed=seed)
         for failing in generator.sample(list(swarm.peers), 2):
             later(generator.uniform(0.3, 2.0), lambda name=failing: swarm.internet.kill(name))
         ends = await swarm.run(STEPS)
@@ -133,10 +133,10 @@ def test_two_deaths_at_once(seed: int) -> None:
 @virtually
 async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late() -> None:
     names = ("p0", "p1", "p2")
-    swarm = SecureSwarm(8, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: SignFlip(2, allies)))
+    swarm = SecureSwarm(7, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: SignFlip(2, allies)))
     for name in names:
         stall_fetches(swarm.peers[name])
-    ends = await swarm.run(30)
+    ends = await swarm.run(25)
     assert {ends[peer.name] for peer in swarm.honest} == {None}
     assert swarm.bans(swarm.honest[0]) == dict.fromkeys(names, "WRONG_GRADIENT")
     assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
@@ -175,7 +175,7 @@ async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
 def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
     @virtually
     async def run() -> None:
-        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        swarm = SecureSwarm(6, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
         hand_out_late(swarm.peers["p0"], late_s, lambda _: True)
         assert await bans_of(swarm) == {"p0": "UNDELIVERED"}
 
@@ -188,7 +188,7 @@ def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_mos
 
     @virtually
     async def run() -> None:
-        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        swarm = SecureSwarm(6, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
         hand_out_late(swarm.peers["p0"], 3.5, lambda part: part < late_for)
         bans = await bans_of(swarm)
         assert "p0" in bans
@@ -297,7 +297,7 @@ def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase)
             pass
 
         Now.phase = phase
-        swarm = OneFar(8, lambda: Quadratic(60), {"p0": lambda allies: Now(2, allies)})
+        swarm = OneFar(6, lambda: Quadratic(60), {"p0": lambda allies: Now(2, allies)})
         hostile, victim = swarm.peers["p0"].member, swarm.peers["p5"].peer_id
 
         async def stall(peer: PeerId, stream: MessageStream) -> None:
@@ -342,7 +342,7 @@ def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
 
     @virtually
     async def run() -> None:
-        swarm = SecureSwarm(7, lambda: Quadratic(50))
+        swarm = SecureSwarm(5, lambda: Quadratic(50))
 
         async def leave() -> None:
             await swarm.peers["p3"].member.see_off()
@@ -354,6 +354,6 @@ def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
         for peer in swarm.honest:
             if peer.name != "p3":
                 assert not swarm.bans(peer)
-                assert len(peer.member.membership.members) == 6
+                assert len(peer.member.membership.members) == 4
 
     run()

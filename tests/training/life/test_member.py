@@ -146,23 +146,6 @@ def test_delayed_steps_use_gradients_that_are_at_most_one_step_old(
     assert sum(ages) > (0.5 if latency_s > 0.1 else 0.05) * len(ages)
 
 
-def test_the_delayed_strategy_computes_while_it_averages() -> None:
-    @virtually
-    async def main(strategy: str) -> float:
-        swarm = Swarm(make_spec(24, training={"strategy": strategy}), seed=1)
-        for _ in range(3):
-            swarm.add(HostSettings(latency_s=0.15), TrainerSettings(1, 0.1))
-        try:
-            await swarm.run_until_step(12, limit_s=300)
-            times = [e.event.time for e in swarm.log.of("step.applied") if e.event.fields["step"] in (6, 12)]
-            await assert_equal_states(swarm)
-        finally:
-            await swarm.close()
-        return max(times) - min(times)
-
-    assert main("delayed") < 0.8 * main("synchronous")
-
-
 @pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
 def test_gradients_that_are_not_finite_never_leave_their_machine(strategy: str) -> None:
     @virtually

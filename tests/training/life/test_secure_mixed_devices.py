@@ -11,7 +11,7 @@ import minga
 from tests.optim.test_reproducible_optimizers import widths_here
 from tests.worlds.width_processes import results_of
 
-STEPS = 6
+STEPS = 4
 
 SCRIPT = """
 import json, pathlib, sys, numpy, torch, minga

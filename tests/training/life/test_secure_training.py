@@ -204,7 +204,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = HANGS_S) -> None:
 
 
 def test_a_newcomer_becomes_a_member(start: Callable[..., Trainer]) -> None:
-    spec = make_spec(steps=60, probation_steps=3)
+    spec = make_spec(steps=24, probation_steps=3)
     trainers = [start(spec, micro_batch_s=0.3) for _ in range(3)]
     wait_for(lambda: len(trainers[0].of("step.applied")) >= 2)
     newcomer = start(spec)

@@ -249,25 +249,3 @@ async def test_fragments_take_turns_by_the_round_number_whoever_comes_and_goes()
         assert len({peers[0].replica.layout_of(step).fingerprint for step in range(6)}) == 3
     finally:
         await swarm.close()
-
-
-def test_clocks_that_are_a_quarter_of_an_hour_off_change_nothing() -> None:
-    """Overlapped, with one peer 14 minutes ahead and one 14 behind, and a newcomer whose clock is right."""
-
-    @virtually
-    async def main() -> None:
-        swarm = local_swarm("overlapped", stop_after_steps=8)
-        peers = [*add(swarm, 1), *add(swarm, 1, clock_skew_s=840.0), *add(swarm, 1, clock_skew_s=-840.0)]
-        try:
-            await swarm.run_until_step(3, limit_s=100)
-            peers += add(swarm, 1)
-            for peer in peers:
-                await peer.ended.wait()
-            await assert_equal_states(swarm)
-            assert [peer.replica.step for peer in peers] == [8] * 4
-            assert not swarm.log.of("round.aborted")
-            assert not offences(swarm)
-        finally:
-            await swarm.close()
-
-    main()
