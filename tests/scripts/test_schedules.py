@@ -99,6 +99,16 @@ def test_a_run_that_outlives_its_schedule_says_that_nothing_is_learned_any_more(
     assert caplog.text.count("the learning rate was 0 in the last 10 global steps") == int(is_told)
 
 
+@pytest.mark.parametrize(("length", "words"), [(10, "rises again"), (60, ""), (100, ""), (300, "hardly falls")])
+def test_a_schedule_that_was_made_for_another_number_of_steps_is_told(
+    length: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for epochs: a cosine of 10 of them goes up and down five times in 100 global steps."""
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    Schedule(lr_scheduler.CosineAnnealingLR(optimizer, length), optimizer, 100)
+    assert [words in each.getMessage() for each in caplog.records] == [True] * bool(words)
+
+
 class OfItsOwn(torch.optim.Optimizer):
     """Finds the rate itself, as Adafactor does with `relative_step`."""
 

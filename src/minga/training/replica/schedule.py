@@ -31,7 +31,7 @@ UNKNOWN: Final = -1
 MOST_TRIED: Final = 20_000
 """Steps of a schedule that are tried at the start: some tenths of a second."""
 LONG: Final = 2
-"""A schedule that is so many times as long as its run was made for another number of steps."""
+"""A schedule that is so many times as long as its run, or as short, was made for another number of steps."""
 _LENGTH: Final = "num_training_steps"
 _ENDS: Final = (ValueError, LookupError)
 """What a schedule raises beyond its end."""
@@ -72,12 +72,15 @@ class Schedule:
         self.note()
         if scheduler is not None and stop is not None:
             self._try(scheduler, stop)
-            if (length := length_of(scheduler)) > LONG * stop:
+            length = length_of(scheduler)
+            is_short = 0 < LONG * length < stop and not self._is_told
+            if length > LONG * stop or is_short:
                 logger.warning(
-                    "the learning-rate schedule goes over %d global steps, and the run ends after %d: the rate hardly "
-                    "falls. Make the schedule for %d steps, which is peer.spec.training.stop_after_steps",
+                    "the learning-rate schedule goes over %d global steps, and the run ends after %d: %s. Make the "
+                    "schedule for %d steps, which is peer.spec.training.stop_after_steps",
                     length,
                     stop,
+                    "the rate is 0 long before, or rises again" if is_short else "the rate hardly falls",
                     stop,
                 )
 
