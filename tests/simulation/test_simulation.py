@@ -68,14 +68,6 @@ def test_equal_seeds_give_equal_logs_and_others_do_not(small: tuple[Outcome, Pat
     assert simulate(SMALL, "seed=1").log_digest != again.log_digest
 
 
-@pytest.mark.soak
-def test_equal_seeds_give_equal_logs_also_if_peers_come_and_go() -> None:
-    changes = ("peers.home.session=exponential 3s", "peers.home.away=exponential 1s", "peers.home.crash=0.5")
-    first, again = (simulate(SMALL + STAY, *changes, "stop.steps=4") for _ in range(2))
-    assert {entry["how"] for entry in kinds(first, "peer.left")} >= {"goodbye", "crash"}
-    assert first.log_digest == again.log_digest
-
-
 def test_a_log_tells_all_that_the_figures_are_made_of(small: tuple[Outcome, Path]) -> None:
     outcome, path = small
     log, timeline = Log(path), Timeline()

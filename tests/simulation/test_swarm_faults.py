@@ -154,15 +154,6 @@ def test_one_fault_in_every_phase(fault: str, role: str, phase: str) -> None:
         assert scene.swarm.log.of("round.aborted") == []
 
 
-@pytest.mark.soak
-def test_equal_seeds_give_equal_event_logs_with_faults() -> None:
-    mishaps = [Mishap("stall", "leader", "reducing", 0.2), Mishap("kill", "aggregator", "after", 0.5)]
-    first, second = (play(5, mishaps).swarm.log.lines() for _ in range(2))
-    assert first == second
-    assert len(first) > 200
-    assert play(6, mishaps).swarm.log.lines() != first
-
-
 class NewestRound(SwarmListener):
     """Remembers nothing but who leads."""
 

@@ -201,13 +201,6 @@ def test_output_that_the_disk_refuses() -> None:
     assert process.returncode == 4
 
 
-def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("sim", small, "--set", "peers.home.count=0", "--set", "stop.steps=0", "--set", "colour=red") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("minga: ") for line in lines)
-
-
 NOT_UNDER_NOHUP = """
 import runpy, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -714,23 +714,3 @@ async def test_a_downloader_that_reads_nothing_does_not_keep_its_place(swarm: Sw
         donor.server.publish(make_snapshot())
         await asyncio.sleep(0.1)
         assert same(await fetch(swarm.peer(), [donor]), make_snapshot())
-
-
-def test_equal_seeds_give_equal_events() -> None:
-    async def story() -> list[str]:
-        swarm, snapshot = Swarm(), make_snapshot(chunks=16)
-        liar = (await swarm.donors(changed(snapshot, *range(16)), manifest=build_manifest(snapshot)))[0]
-        donors = [liar, *await swarm.donors(snapshot, snapshot, snapshot)]
-        newcomer = swarm.peer()
-        task = asyncio.ensure_future(fetch(newcomer, donors))
-        await asyncio.sleep(0.8)
-        swarm.internet.kill(donors[2].network)
-        await task
-        events = [event.json() for peer in swarm.peers.values() for event in peer.events]
-        for peer in swarm.peers.values():
-            await peer.node.close()
-        return events
-
-    first, second = run_virtual(story()), run_virtual(story())
-    assert first == second
-    assert any("state.donor_dropped" in line for line in first)
