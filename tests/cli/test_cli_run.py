@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from minga import cli
-from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
+from minga.cli.taking_part.session import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders

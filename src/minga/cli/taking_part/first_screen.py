@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -217,7 +216,7 @@ def show_and_ask(
         )
     if options.yes:
         return costs
-    if not (output.interactive and sys.stdin.isatty()):
+    if not output.can_ask:
         output.say("There is no terminal to ask, so this machine takes part.")
     elif not typer.confirm("Take part?", default=True):
         output.say("Nothing was downloaded. To look at the run without taking part: minga status LINK")
