@@ -387,7 +387,7 @@ def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_p
         link = Link.parse(host.wait_for("link")["link"])
         fine = run("doctor", str(link), "--json")
         assert fine.returncode == 0, fine.stdout
-        assert last_json(fine.stdout)["checks"] == 14
+        assert last_json(fine.stdout)["checks"] == 13
         other = Link("ab" * 32, link.organiser, link.entries)
         summary = last_json(run("doctor", str(other), "--json").stdout)
         assert summary["failed"] == "entry by organiser"

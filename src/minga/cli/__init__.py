@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.plain_characters import use_plain_characters
-from minga.core.errors import StorageError, reason_of
+from minga.core.errors import MingaError, StorageError, reason_of
 
 __all__ = ["main"]
 
@@ -68,7 +68,7 @@ def _run(arguments: list[str]) -> int:
             return exit_codes.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
             return exit_codes.report_interrupt(json_output=json_output, code=exit_codes.TERMINATED)
-        if exit_codes.is_expected(error):
+        if isinstance(error, MingaError):  # told in words, without a traceback
             return exit_codes.report(error, json_output=json_output)
         raise
 

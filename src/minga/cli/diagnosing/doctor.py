@@ -14,9 +14,8 @@ from pathlib import Path
 from rich.markup import escape
 
 from minga.cli.commands import DoctorCommand
-from minga.cli.diagnosing.hops import check_authority, check_entries, udp_loopback
+from minga.cli.diagnosing.hops import OwnAccess, check_authority, check_entries
 from minga.cli.diagnosing.machine import Accelerators, Check, Finding, accelerator, data_folder, from_outside
-from minga.cli.diagnosing.own_access import OwnAccess
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.core.errors import IdentityError, LinkError, MingaError
@@ -69,13 +68,6 @@ async def _all_checks(
         yield check
     if find_spec("torch") is not None:
         yield Check("accelerator", *accelerator(Accelerators.of_this_machine()))
-    problem = await asyncio.to_thread(udp_loopback)
-    yield Check(
-        "UDP on this machine",
-        problem is None,
-        problem or "a datagram came back over loopback",
-        "" if problem is None else "let this program use UDP: look at the firewall or sandbox of this machine",
-    )
     network, direct = await _network(host)
     yield network
     if network.ok and not is_loopback(host or ""):
@@ -152,7 +144,7 @@ async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:
         await two.connect(Address(address.peer_id, local))
         return Check(name, True, f"bound to {', '.join(address.direct[:4])}"), address.direct
     except MingaError as error:
-        advice = "look at the firewall of this machine: it has to let this program use UDP"
+        advice = "look at the firewall or sandbox of this machine: it has to let this program use UDP"
         return Check(name, False, str(error), advice), ()
     finally:
         for network in (two, one):

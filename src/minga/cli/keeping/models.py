@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from minga.cli.commands import EvaluateCommand, ExportCommand, SampleCommand
 from minga.cli.terminal.context import Context, apply_threads
-from minga.cli.terminal.options import LookingOptions, folder_or_link
+from minga.cli.terminal.options import LookingOptions, check_empty, folder_or_link
 from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.files import store
@@ -29,7 +29,6 @@ from minga.recipes.interface import Recipe, Sample, SampleOptions
 from minga.recipes.registry import CUSTOM, RECIPES, load_recipe
 from minga.recipes.running.trained_model import TrainedModel, from_run_folder, with_state
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
-from minga.training.join import join
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
 from minga.training.record_kinds import Progress
@@ -52,8 +51,7 @@ FROM_ELSEWHERE: Final = "masked-lm"
 def run_export(options: ExportCommand, context: Context) -> None:
     """Export from the newest checkpoint in a run's folder, or from the peers of a live run."""
     out = options.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
+    check_empty(out)
     with trained_model(options.run, options, context) as trained:
         context.output.say("Writing the model, with its figures on held-out data …")
         provenance = trained.recipe.provenance(trained.step, trained.lineage)
@@ -71,9 +69,7 @@ def trained_model(run: str, options: LookingOptions, context: Context) -> Iterat
     if folder is not None:
         yield from_run_folder(folder)
         return
-    context.output.say("Looking for the run …")
-    with join(run, options.peer_options(), consider=_elsewhere) as joined:
-        context.wire(joined)
+    with options.looking_into(run, context, consider=_elsewhere) as joined:
         yield with_state(joined.spec, joined.files, lambda replica: _from_swarm(joined, replica))
 
 

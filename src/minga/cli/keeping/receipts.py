@@ -29,7 +29,6 @@ from minga.receipts.document import (
 )
 from minga.security.accountability.evidence import Decision, Entered, Evidence, EvidenceError
 from minga.security.accountability.log import follow_log, read_log
-from minga.training.join import join
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_member import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
@@ -56,9 +55,7 @@ def run_receipts(options: RunsReceiptsCommand, context: Context) -> None:
             f"{last}. What was given since is in no receipt yet."
         )
     else:
-        context.output.say("Looking for the run …")
-        with join(options.run, options.peer_options()) as joined:
-            context.wire(joined)
+        with options.looking_into(options.run, context) as joined:
             totals = {PeerId(each): total for each, total in joined.receipts().items()}
         seen_by = "These are the rounds of which a member of the run has receipts; the signatures are right."
     _show(totals, context)

@@ -13,7 +13,6 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.qr import code_of, in_terminal
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.training.join import join
 
 try:
     from minga.dashboard.dashboard import Dashboard
@@ -31,9 +30,7 @@ LOOK_S = 0.25
 def run_watch(options: DashboardCommand, context: Context) -> None:
     """Serve until Ctrl-C."""
     settings = checked_settings(options.listen, public=options.public, url=options.url)
-    context.output.say("Looking for the run …")
-    with join(options.link, options.peer_options(), with_files=False) as joined:
-        context.wire(joined)
+    with options.looking_into(options.link, context, with_files=False) as joined:
         directory = joined.directory / FOLDER
         watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
         earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them

@@ -226,9 +226,12 @@ def show_and_ask(
 
 def lines(costs: Costs) -> list[str]:
     """The costs for people."""
-    size = "of a size that the organiser's program knows" if costs.parameters is None else _count(costs.parameters)
+    size = "of a size that the organiser's program knows"
+    if costs.parameters is not None:
+        size = f"{costs.parameters:,} parameters"
+    here = counted(costs.peers, "peer takes", "peers take") if costs.peers else "no peer takes"
     told = [
-        f"{costs.name}: {costs.recipe}, {size}; organiser's key {costs.organiser[:10]}; {_peers(costs.peers)}",
+        f"{costs.name}: {costs.recipe}, {size}; organiser's key {costs.organiser[:10]}; {here} part now",
         f"This machine: {costs.device}",
     ]
     if costs.memory_bytes is not None and costs.disk_bytes is not None:
@@ -344,11 +347,3 @@ def _lasts(limit: TrafficLimit, task: PeerTask, start_bytes: float) -> tuple[flo
 def _rate(cap: RateCap | None) -> float | None:
     """The rate of this hour."""
     return None if cap is None else cap.now(time.time())
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters:,} parameters"
-
-
-def _peers(count: int) -> str:
-    return f"{counted(count, 'peer takes', 'peers take')} part now" if count else "no peer takes part now"

@@ -21,11 +21,10 @@ from minga.cli.terminal.options import folder_or_link
 from minga.cli.terminal.output import Display, FittedTable, Output, Ticker
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted, format_duration, format_size
-from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
+from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy, runs_folder
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
-from minga.training.join import join
 from minga.training.status.run_status import PeerStatus, PlanStatus, RunStatus
 
 LOOK_S = 3.0
@@ -53,12 +52,9 @@ def run_status(options: StatusCommand, context: Context) -> None:
             raise ConfigurationError(f"--watch and --seconds: only with a LINK; {options.run} is what was written here")
         _show_history(kept, options.plot, context.output)
         return
-    context.output.say("Looking for the run …")
-    peer = options.peer_options()
-    with join(options.run, peer, with_files=False) as joined:
-        context.wire(joined)
+    with options.looking_into(options.run, context, with_files=False) as joined:
         watcher = Watcher(joined, History(None))
-        chosen = ChosenStrategy.read(peer.runs_directory / joined.run_id[:FOLDER_DIGITS])
+        chosen = ChosenStrategy.read(runs_folder(options.directory) / joined.run_id[:FOLDER_DIGITS])
         if chosen is not None:  # this run is hosted from this machine
             context.output.say(escape(f"Auto: {chosen.reason}."))
         try:
