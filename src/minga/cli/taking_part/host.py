@@ -23,20 +23,24 @@ from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import own_run
+from minga.cli.terminal.output import Display, Output, Ticker
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
+from minga.keeping.rejoin import SPEC_FILE
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
+from minga.planner.auto_choice import with_chosen_strategy
+from minga.recipes.registry import CUSTOM, load_recipe, spelled_out
+from minga.recipes.running.run import RecipeRun, begin_run
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
-    from minga.cli.terminal.output import Display, Output
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -51,8 +55,6 @@ NOTHING_KEPT = (
 
 def run_host(options: HostCommand, context: Context) -> None:
     """Begin the run of a spec, or go on with the one of a folder; stay until it ends or Ctrl-C comes."""
-    from minga.recipes.registry import CUSTOM, spelled_out
-
     path, output = _named(options), context.output
     peer, loggers = options.peer_options(), tuple(map(LoggerChoice.parse, options.log_to))
     shown: DashboardSettings | None = None
@@ -74,16 +76,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     if options.begin_from is not None:
         source = own_run(options.begin_from, options.directory)
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": source})})
-    if spec.model.recipe != CUSTOM:
-        require_whole_model(spec, "minga split serve RUN.TOML")
-    if spec.model.recipe == CUSTOM:
-        if peer.role not in ("monitor", "auxiliary"):
-            raise ConfigurationError(
-                'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
-            )
-        peer = replace(peer, role="monitor")
-    elif spec.security.verification == "byzantine" and peer.role == "auxiliary":
-        peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    peer = _in_its_role(peer, spec)
     if options.announce_lan:
         from minga.cli.taking_part.nearby import check_announced
 
@@ -119,8 +112,6 @@ def run_host(options: HostCommand, context: Context) -> None:
             undone.callback(shutil.rmtree, hosted.directory, ignore_errors=True)
         context.wire(hosted)
         if hosted.awaits_first_state:
-            from minga.recipes.running.run import begin_run
-
             begin_run(hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
@@ -146,8 +137,6 @@ def run_host(options: HostCommand, context: Context) -> None:
 
 def _named(options: HostCommand) -> Path:
     """The run spec, or the folder of the run to go on with. Raises `ConfigurationError`."""
-    from minga.keeping.rejoin import SPEC_FILE
-
     here = Path.cwd()
     if options.run is None and not (here / SPEC_FILE).is_file():
         raise ConfigurationError("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
@@ -157,11 +146,24 @@ def _named(options: HostCommand) -> Path:
     return path
 
 
+def _in_its_role(peer: PeerOptions, spec: RunSpec) -> PeerOptions:
+    """The options with the role that a host has in this run. Raises `ConfigurationError` if it cannot have the wanted
+    one.
+    """
+    if spec.model.recipe == CUSTOM:
+        if peer.role not in ("monitor", "auxiliary"):
+            raise ConfigurationError(
+                'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
+            )
+        return replace(peer, role="monitor")
+    require_whole_model(spec, "minga split serve RUN.TOML")
+    if spec.security.verification == "byzantine" and peer.role == "auxiliary":
+        return replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    return peer
+
+
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
     """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
-    from minga.planner.auto_choice import with_chosen_strategy
-    from minga.recipes.registry import CUSTOM, load_recipe
-
     written = RunSpec.from_file(path)
     if written.model.recipe != CUSTOM:
         load_recipe(written, str(path))  # a mistake in its table is told by the file, as all others are
@@ -238,8 +240,6 @@ class _Hosting:
 
     def run(self) -> None:
         """Show the link and stay."""
-        from minga.cli.terminal.output import Ticker
-
         if self.peer.role == "monitor":
             collect_again()
             self._keep()
@@ -258,8 +258,6 @@ class _Hosting:
             time.sleep(0.2)
 
     def _run_replica(self) -> None:
-        from minga.cli.terminal.output import Ticker
-        from minga.recipes.running.run import RecipeRun
 
         run = RecipeRun(self.peer, self.work.work())
         self._keep()

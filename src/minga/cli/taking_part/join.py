@@ -23,6 +23,7 @@ from minga.cli.taking_part.session import GracefulLeave, HeldOut, farewell_of_vo
 from minga.cli.taking_part.status import OwnPart, shown_phase, volunteer_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
+from minga.cli.terminal.output import Output, Ticker
 from minga.core.errors import ConfigurationError, MingaError, reason_of
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
@@ -30,11 +31,15 @@ from minga.core.events.training import AccessNotRenewed, StateAwaited, StepAppli
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import counted, parse_size
-from minga.core.wheel import installed_from
 from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.availability import Availability, listeners
+from minga.monitor.history import History
+from minga.monitor.watcher import Watcher
 from minga.recipes.registry import CUSTOM, load_recipe
+from minga.recipes.running.devices import choose_devices, machine_name
+from minga.recipes.running.local_ranks import open_run
+from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
 from minga.training.transfer.run_files import lies_in
@@ -42,8 +47,6 @@ from minga.training.transfer.run_files import lies_in
 if TYPE_CHECKING:
     import torch
 
-    from minga.cli.terminal.output import Output, Ticker
-    from minga.recipes.running.run import RecipeRun
 
 SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
@@ -73,24 +76,26 @@ def run_join(options: JoinCommand, context: Context) -> None:
 
     will_ask = context.output.can_ask and not options.yes
 
+    has_model = peer.role != "monitor"
+
     def consider(prospect: Prospect) -> Path | None:
-        if peer.role != "monitor" and prospect.completed is not None:
+        """Whether and how to take part in what was found; the folder where files lie that need not be fetched."""
+        if has_model and prospect.completed is not None:
             tell_complete(prospect, link, done, context.output)
             raise typer.Exit
-        if peer.role != "monitor":
+        if has_model:
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
-            if peer.role != "monitor":
-                tell_whose_code(prospect.spec, context.output)
+            if has_model:
                 tell_cautions(prospect.spec, context.output)
             costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
             done.is_agreed = True
             availability.expect_start(costs.start_bytes)
             if availability.pause() is not None:
                 raise _LaterError
-        if options.base is not None or peer.role == "monitor":
-            if options.base is not None:
-                check_base(options.base, prospect.spec)
+        if options.base is not None:
+            check_base(options.base, prospect.spec)
+        if options.base is not None or not has_model:
             return options.base
         kept = peer.run_directory(parsed.run_id) / "files"
         missing = {
@@ -166,18 +171,8 @@ def check_base(folder: Path, spec: RunSpec) -> None:
             ) from error
 
 
-def tell_whose_code(spec: RunSpec, output: Output) -> None:
-    """Say so if the minga of this machine came from the organiser of the run that it joins."""
-    digest = installed_from()
-    if digest is not None and spec.wheel is not None and spec.wheel.endswith(f"#sha256={digest}"):
-        output.event("organisers_code", wheel=spec.wheel)
-        output.say("The minga on this machine is the organiser's own copy, the one that the run's signed record names.")
-
-
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
     """The devices that a run uses on this machine, how much it computes at once, and in which number format."""
-    from minga.recipes.running.devices import machine_name
-
     return f"{machine_name(devices)}, micro-batch {run.micro_batch_size}, {run.precision.name}"
 
 
@@ -193,8 +188,6 @@ class _Joining:
         done: SessionsDone,
         log: RunLog,
     ) -> None:
-        from minga.monitor.history import History
-        from minga.monitor.watcher import Watcher
 
         self.peer, self.options, self.context, self.output = peer, options, context, context.output
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
@@ -224,9 +217,6 @@ class _Joining:
             self._availability.end_session()
 
     def _share_in(self) -> bool:
-        from minga.cli.terminal.output import Ticker
-        from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
