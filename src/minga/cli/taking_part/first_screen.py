@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 from rich.markup import escape
@@ -22,15 +22,17 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
+from minga.planner.device_memory import counted_passes, device_memory
 from minga.planner.explanation import DAY_S, PeerTask, explain
 from minga.planner.forecast import encoded_bytes
 from minga.planner.model_facts import ModelFacts
+from minga.recipes.registry import CUSTOM, check_installed, load_recipe
+from minga.recipes.running.devices import choose_devices, machine_name
+from minga.recipes.running.micro_batch import check_wished
+from minga.recipes.running.precision import FORMATS, Precision, choose_precision
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 from minga.training.transfer.run_files import lies_in
-
-if TYPE_CHECKING:
-    from minga.recipes.running.precision import Precision
 
 USUAL_UPLOAD: Final = 20e6 / 8
 USUAL_DOWNLOAD: Final = 100e6 / 8
@@ -94,10 +96,6 @@ def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
-    from minga.recipes.registry import load_recipe
-    from minga.recipes.running.devices import choose_devices, machine_name
-    from minga.recipes.running.precision import choose_precision
-
     spec = prospect.spec
     if work.base_bits is not None:
         spec = spec.with_recipe_settings(load_recipe(spec).own_base(work.base_bits).settings.model_dump(mode="json"))
@@ -172,8 +170,6 @@ def require_whole_model(spec: RunSpec, instead: str) -> None:
 
 def require_recipe(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
-    from minga.recipes.registry import CUSTOM, check_installed, load_recipe
-
     require_whole_model(spec, "minga split join LINK")
 
     if spec.model.recipe == CUSTOM:
@@ -297,11 +293,6 @@ def _check_micro_batch(
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.
     """
-    from minga.planner.device_memory import counted_passes, device_memory
-    from minga.recipes.registry import load_recipe
-    from minga.recipes.running.micro_batch import check_wished
-    from minga.recipes.running.precision import FORMATS
-
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
     passes = counted_passes(spec, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
