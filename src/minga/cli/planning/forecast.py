@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast, get_args
 
 from rich.table import Table
@@ -45,20 +46,47 @@ USUAL_TARGET_BATCH_SIZE, TUNED_BATCH_SIZE = 4096, 128
 
 def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
-    setting, ways, auto, phases = _asked(options)
+    asked = _asked(options)
     context.output.say("Planning …")
-    compared = compare(setting, ways, auto)
-    best = best_of(compared)
-    found = (*never(best), *warnings(best.forecast))
-    tables, words = forecast_table(best, compared), forecast_text(best, compared, found, options.precision, auto)
-    said = [f"This is for the last phase of the run: {phases}."] if phases else []
-    context.output.show(Display([*tables, *said, *words], forecast_json(best, compared, found, phases)))
+    found = _Found(asked, compare(asked.setting, asked.ways, asked.auto))
+    said = [f"This is for the last phase of the run: {asked.phases}."] if asked.phases else []
+    context.output.show(Display([*_tables(found), *said, *_sentences(found)], _json(found)))
 
 
-def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None, str]:
-    """The setting with the first way, all ways that are to be compared, how the target batch size is chosen if the
-    leaders do that, and in words the phases of a run that changes its strategy, of which the last one is planned.
+@dataclass(frozen=True)
+class _Asked:
+    """The setting with the first way, and all ways that are to be compared.
+
+    `auto` is how the target batch size is chosen if the leaders do that; `phases` in words are those of a run that
+    changes its strategy, of which the last one is planned.
     """
+
+    setting: PlannedRun
+    ways: Sequence[TrainingWay]
+    auto: BatchLimits | None
+    phases: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What came out for each way."""
+
+    asked: _Asked
+    compared: Sequence[Compared]
+
+    @cached_property
+    def best(self) -> Compared:
+        """The way that comes first to a loss."""
+        return best_of(self.compared)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to look out for."""
+        return (*never(self.best), *warnings(self.best.forecast))
+
+
+def _asked(options: PlanCommand) -> _Asked:
     name = str(options.model)
     whole = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
     spec = None if whole is None else whole.phases[-1]
@@ -84,7 +112,8 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
         ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
     first = ways[0]
     phases = "" if whole is None or options.strategy else phases_in_words(whole)
-    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec), ways, auto, phases
+    setting = PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec)
+    return _Asked(setting, ways, auto, phases, options.precision)
 
 
 def planned_model(options: PlanCommand) -> ModelFacts:
@@ -124,13 +153,14 @@ def one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None
     return value
 
 
-def forecast_table(best: Compared, compared: Sequence[Compared]) -> Iterator[Table]:
+def _tables(found: _Found) -> Iterator[Table]:
     """Who does what and needs what; and the ways that were compared."""
-    yield _classes_table(best.forecast)
-    if best.forecast.setting.model.base is not None:
-        yield _bases_table(best.forecast)
-    if len(compared) > 1:
-        yield _ways_table(best, compared)
+    best = found.best.forecast
+    yield _classes_table(best)
+    if best.setting.model.base is not None:
+        yield _bases_table(best)
+    if len(found.compared) > 1:
+        yield _ways_table(found)
 
 
 def _classes_table(best: Forecast) -> Table:
@@ -174,11 +204,11 @@ def _by_bits(best: Forecast) -> Iterator[tuple[int, DeviceMemory]]:
         yield bits, device_memory(model, setting.optimizer, setting.strategy, passes)
 
 
-def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
+def _ways_table(found: _Found) -> Table:
     """Steps of local strategies are rounds, of as many batches as their name says."""
     table = plain_table("strategy, codec", "steps/h", "up a day", "down", "gap %", "to a loss", "")
-    least_s = min((each.equal_s for each in compared if each.arrives), default=math.inf)
-    for each in compared:
+    least_s = min((each.equal_s for each in found.compared if each.arrives), default=math.inf)
+    for each in found.compared:
         up, down = each.traffic_per_day
         table.add_row(
             f"{each.way.name}, {each.way.codec}" + (f"/{each.way.download_codec}" if each.way.download_codec else ""),
@@ -187,7 +217,7 @@ def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
             format_size(down),
             _gap_text(each.gap),
             _time_text(each, least_s),
-            "best" if each is best else "",
+            "best" if each is found.best else "",
         )
     return table
 
@@ -209,10 +239,9 @@ def _gap_text(gap: Gap | None) -> str:
     return f"{gap.percent:.2g}" + (f" ± {half:.2g}" if gap.runs != 1 else "") + star + runs
 
 
-def forecast_text(
-    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], precision: str, auto: BatchLimits | None
-) -> Iterator[str]:
-    """What the tables do not say, in sentences; `auto` if the leaders of the run choose the target batch size."""
+def _sentences(found: _Found) -> Iterator[str]:
+    """What the tables do not say."""
+    asked, chosen, compared = found.asked, found.best, found.compared
     best = chosen.forecast
     setting = best.setting
     if len(compared) > 1:
@@ -231,8 +260,9 @@ def forecast_text(
     )
     if setting.model.base is not None:
         yield _adapters_text(best, setting.model.base, compared)
-    if auto is not None and setting.target_batch_size > auto.least:
-        yield f"That is the steady state: the leaders raise the target batch from {auto.least:,} to it, step by step."
+    if asked.auto is not None and setting.target_batch_size > asked.auto.least:
+        least = asked.auto.least
+        yield f"That is the steady state: the leaders raise the target batch from {least:,} to it, step by step."
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
     yield (
         f"Best: {_settings_text(chosen)}. "
@@ -248,11 +278,11 @@ def forecast_text(
     if estimated:
         yield (
             f"Estimates, which may be off by a factor of two: the speed of {', '.join(estimated)} "
-            f"({precision} precision; "
+            f"({asked.precision} precision; "
             "`minga plan --measure` measures, samples_per_s= says)."
         )
     yield f"The model: {setting.model.parameters:,} parameters, {setting.model.origin}."
-    for warning in warnings:
+    for warning in found.warnings:
         yield f"! {warning[0].upper()}{warning[1:]}."
 
 
@@ -297,14 +327,12 @@ def names(volunteers: Sequence[Volunteers]) -> list[str]:
     ]
 
 
-def forecast_json(
-    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], phases: str
-) -> dict[str, Any]:
-    """The same as JSON values; times that are infinite are null. `phases` are those of the run, in words."""
-    best = chosen.forecast
+def _json(found: _Found) -> dict[str, Any]:
+    """The same as JSON values; times that are infinite are null."""
+    best = found.best.forecast
     setting = best.setting
     return {
-        "phases": phases,
+        "phases": found.asked.phases,
         "steps_per_hour": round(best.steps_per_hour, 4),
         "utilisation": round(best.utilisation, 4),
         "step_s": seconds_json(best.step_s),
@@ -327,12 +355,12 @@ def forecast_json(
             for each, figures in zip(setting.volunteers, best.classes, strict=True)
         },
         "memory_of_base_bits": {
-            str(bits): {"base": found.base, "device_of_one": found.device(1)} for bits, found in _by_bits(best)
+            str(bits): {"base": held.base, "device_of_one": held.device(1)} for bits, held in _by_bits(best)
         },
         "memory_bytes": {each.name: _memory(best, place) for place, each in enumerate(setting.volunteers)},
         "classes": [_class_json(best, place) for place in range(len(setting.volunteers))],
-        "ways": [_way_json(each) for each in compared],
-        "warnings": list(warnings),
+        "ways": [_way_json(each) for each in found.compared],
+        "warnings": list(found.warnings),
     }
 
 
