@@ -55,7 +55,6 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `costs` (`join`): what the first screen shows, by the names of its figures
 * `joined` (`join`): `run`, `run_id`, `peer`
 * `ready` (`join`): with which device, threads and micro-batch it takes part
-* `organisers_code` (`join`): `wheel`: the minga of this machine is the one that the run's signed record names
 * `alone` (`join`): `link`: nobody of the run answers, and it goes on from the checkpoint that is here
 * `host_gone` (`join`): `link` by which others join then, null where there is none
 * `paused` (`join`): `why`, and for how many `seconds`, null if nobody knows

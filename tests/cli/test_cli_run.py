@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from minga import cli
-from minga.cli.taking_part.leaving import farewell_of_host, farewell_of_volunteer
+from minga.cli.taking_part.session import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import run_folders
@@ -387,7 +387,7 @@ def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_p
         link = Link.parse(host.wait_for("link")["link"])
         fine = run("doctor", str(link), "--json")
         assert fine.returncode == 0, fine.stdout
-        assert last_json(fine.stdout)["checks"] == 14
+        assert last_json(fine.stdout)["checks"] == 13
         other = Link("ab" * 32, link.organiser, link.entries)
         summary = last_json(run("doctor", str(other), "--json").stdout)
         assert summary["failed"] == "entry by organiser"

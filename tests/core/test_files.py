@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minga.core.files import read_line
+from minga.core.errors import ConfigurationError
+from minga.core.files import read_secret
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no named pipes in folders")
@@ -19,7 +20,8 @@ def test_a_line_comes_whole_out_of_a_pipe_which_can_be_read_once(tmp_path: Path)
     for data, said in ((b"correct horse\r\n", "correct horse"), ("pferd ä\n".encode("utf-16"), "pferd ä")):
         writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
         writer.start()
-        assert read_line(pipe, 20) == said
+        assert read_secret(pipe, "--secret", 20) == said
         writer.join(10.0)
     (tmp_path / "long").write_text("x" * 10_000)
-    assert len(read_line(tmp_path / "long", 20)) > 20, "so that it can be refused"
+    with pytest.raises(ConfigurationError, match=r"--secret .*long: it holds one line of 1 to 20 characters"):
+        read_secret(tmp_path / "long", "--secret", 20)

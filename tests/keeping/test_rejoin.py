@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import minga
-from minga.cli.taking_part.host import announce
+from minga.cli.taking_part.link import HostLink
 from minga.cli.terminal.output import Output
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
@@ -309,13 +309,15 @@ LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None)
 
 def announced(spec: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], *, others: int = 0) -> str:
     """What a host of this run says of its link."""
+    node = SimpleNamespace(connected=lambda: range(others), address=None, spawn=lambda task: task.close())
     peer: Any = SimpleNamespace(
         link=LINK,
         run_id=LINK.run_id,
         directory=folder,
         spec=minga.RunSpec.from_mapping(spec),
         on_loop=lambda read: read(),
-        session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
+        subscribe=lambda _: None,
+        session=SimpleNamespace(node=node),
     )
-    announce(peer, Output(json_output=False), show_qr=False, landing_page=None, bound_to="127.0.0.1")
+    HostLink(peer, Output(json_output=False), bound_to="127.0.0.1").announce()
     return capsys.readouterr().out

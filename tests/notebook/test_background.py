@@ -50,7 +50,7 @@ def test_a_command_has_ended_when_all_that_it_said_was_read(tmp_path: Path, monk
     events: list[Mapping[str, Any] | None] = []
     command = Command([], events.append)
     command.listen()
-    command._process.wait()
+    command.process.wait()
     assert not command.wait(0.0)
     late.write_text('{"event": "last words"}\n')
     assert command.wait(60.0)

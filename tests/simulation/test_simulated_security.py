@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.cli.simulating.sim_view import step_json, summary_text
+from minga.cli.simulating import step_json, summary_text
 from minga.core.errors import ConfigurationError
 from minga.security.protocol.members import Reason
 from minga.simulation.outcome import Outcome, draw

@@ -10,10 +10,10 @@ import sys
 import time
 
 from minga.cli import main
-from minga.cli.demo import stage
 from minga.cli.terminal.output import Ticker
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
 from minga.network.iroh import network
+from minga.notebook import command
 
 PAUSE_S = 0.08
 """Between micro-batches: tests wait for other things meanwhile, and what a peer computes is lost to those beside it."""
@@ -36,5 +36,5 @@ if __name__ == "__main__":
         del sys.argv[1:3]
     guard_threads()
     Ticker.check = _pace  # type: ignore[method-assign]
-    stage.program = (__file__,)
+    command.program = (__file__,)
     main()

@@ -3,7 +3,7 @@
     minga ARGUMENTS ─▶ app ─▶ one command's module ─▶ library ─▶ terminal/output ─▶ exit code
 
 Read: commands (all of them, as data), app (the parser that is made of it). Then terminal (shared by all), taking_part,
-keeping, planning, simulating, diagnosing, access, splitting, demo: one folder for each group of commands.
+keeping, planning, simulating, diagnosing, access, splitting, demo: one for each group of commands.
 Everything heavy is imported by the command that needs it.
 
 Called by the user's shell; nothing in the library imports it.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.plain_characters import use_plain_characters
-from minga.core.errors import StorageError, reason_of
+from minga.core.errors import MingaError, StorageError, reason_of
 
 __all__ = ["main"]
 
@@ -68,7 +68,7 @@ def _run(arguments: list[str]) -> int:
             return exit_codes.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
             return exit_codes.report_interrupt(json_output=json_output, code=exit_codes.TERMINATED)
-        if exit_codes.is_expected(error):
+        if isinstance(error, MingaError):  # told in words, without a traceback
             return exit_codes.report(error, json_output=json_output)
         raise
 

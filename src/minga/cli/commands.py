@@ -107,7 +107,7 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
 
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
-        return "minga.cli.taking_part.pause:run_pause" if self.pause or self.unpause else usual
+        return "minga.cli.taking_part.availability:run_pause" if self.pause or self.unpause else usual
 
 
 @command(TAKE_PART, "minga.cli.taking_part.status:run_status", "minga status LINK --watch")
@@ -149,7 +149,7 @@ class DoctorCommand(NetworkOptions):
     link: str | None = argument("LINK", "The link of a run, to check the way into it.", default=None)
 
 
-@command(TAKE_PART, "minga.cli.keeping.export:run_export", "minga export LINK --out my-model")
+@command(TAKE_PART, "minga.cli.keeping.models:run_export", "minga export LINK --out my-model")
 class ExportCommand(LookingOptions):
     """Write the model of a run in the format that transformers loads.
 
@@ -161,7 +161,7 @@ class ExportCommand(LookingOptions):
     merge: bool = option("(adapters) The base with the adapters in it.", "--merge", default=False)
 
 
-@command(TAKE_PART, "minga.cli.keeping.sample:run_sample", 'minga sample LINK "In the beginning" --n 3 --top-k 40')
+@command(TAKE_PART, "minga.cli.keeping.models:run_sample", 'minga sample LINK "In the beginning" --n 3 --top-k 40')
 class SampleCommand(LookingOptions):
     """Generate text or pictures with the model of a run."""
 
@@ -179,7 +179,7 @@ class SampleCommand(LookingOptions):
 
 @command(
     TAKE_PART,
-    "minga.cli.keeping.evaluate:run_evaluate",
+    "minga.cli.keeping.models:run_evaluate",
     "minga evaluate my-model --task ncc --data topics",
     slow_imports=True,
 )
@@ -205,7 +205,7 @@ PARENTS = {"split": "Train a model that is cut, so that data stay with clients."
 """What the help says of commands that are only there for those below them."""
 
 
-@command(TAKE_PART, "minga.cli.splitting.serve:run_serve", "minga split serve run.toml", slow_imports=True)
+@command(TAKE_PART, "minga.cli.splitting:run_serve", "minga split serve run.toml", slow_imports=True)
 class SplitServeCommand(HostingOptions, ThreadsOptions):
     """Serve the end of a model that is cut; prints ONE link for the clients.
 
@@ -221,9 +221,7 @@ class SplitServeCommand(HostingOptions, ThreadsOptions):
     role: str = "trainer"
 
 
-@command(
-    TAKE_PART, "minga.cli.splitting.join:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True
-)
+@command(TAKE_PART, "minga.cli.splitting:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True)
 class SplitJoinCommand(ParticipantOptions, LoginOptions, ThreadsOptions):
     """Train a model that is cut with data of this machine, which stay here.
 
@@ -456,7 +454,7 @@ class BackupOptions(OutputOptions):
     passphrase_file: Path | None = option("File with the passphrase; without it you are asked.", default=None)
 
 
-@command(ORGANISE, "minga.cli.keeping.backup:run_backup", "minga runs backup RUN --out my-run.backup")
+@command(ORGANISE, "minga.cli.keeping.runs:run_backup", "minga runs backup RUN --out my-run.backup")
 class RunsBackupCommand(BackupOptions):
     """Write key, files and newest checkpoint of a run into one encrypted file."""
 
@@ -464,7 +462,7 @@ class RunsBackupCommand(BackupOptions):
     out: Path = option("The file to write, which must not be there.")
 
 
-@command(ORGANISE, "minga.cli.keeping.backup:run_restore", "minga runs restore my-run.backup")
+@command(ORGANISE, "minga.cli.keeping.runs:run_restore", "minga runs restore my-run.backup")
 class RunsRestoreCommand(BackupOptions):
     """Restore a run from a backup file."""
 
@@ -582,9 +580,9 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
         if self.measure:
-            return "minga.cli.planning.measure:run_measure"
+            return "minga.cli.planning.device:run_measure"
         if self.memory is not None:
-            return "minga.cli.planning.memory:run_memory"
+            return "minga.cli.planning.device:run_memory"
         return usual if self.source is not None else "minga.cli.planning.forecast:run_forecast"
 
     def _given(self) -> dict[str, tuple[object, tuple[str, ...]]]:
@@ -607,7 +605,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         }
 
 
-@command(PLAN, "minga.cli.simulating.sim:run_sim", "minga sim home-150 --set peers.home.count=20", slow_imports=True)
+@command(PLAN, "minga.cli.simulating:run_sim", "minga sim home-150 --set peers.home.count=20", slow_imports=True)
 class SimCommand(OutputOptions):
     """Simulate a swarm on virtual time; without a scenario, list them.
 
@@ -635,4 +633,4 @@ class SimCommand(OutputOptions):
 
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
-        return usual if self.replay is None else "minga.cli.simulating.replay:run_replay"
+        return usual if self.replay is None else "minga.cli.simulating:run_replay"

@@ -145,12 +145,18 @@ def decode_text(data: bytes, errors: str = "strict") -> str:
     return data.decode(_encoding(data[:2]), errors)
 
 
-def read_line(path: Path, most: int) -> str:
+def read_secret(path: Path, option: str, most: int) -> str:
     """The line of at most `most` characters that a file holds, or a pipe such as `<(pass show minga)`, which is read
-    once. Longer ones come too long by a few characters. Raises `OSError` and `UnicodeDecodeError`.
+    once. Raises `ConfigurationError`, which names the `option` and repeats nothing of the secret.
     """
-    with path.open("rb") as file:
-        return decode_text(file.read(4 * (most + 3)))[: most + 3].strip("\r\n")
+    try:
+        with path.open("rb") as file:
+            secret = decode_text(file.read(4 * (most + 3)))[: most + 3].strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option} {path}: cannot be read as text: {type(error).__name__}") from error
+    if not 0 < len(secret) <= most:
+        raise ConfigurationError(f"{option} {path}: it holds one line of 1 to {most} characters")
+    return secret
 
 
 def _encoding(head: bytes) -> str:

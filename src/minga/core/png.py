@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from minga.core.errors import StorageError, reason_of
+from minga.core.files import replacing
 
 
 def blank(width_inches: float, height_inches: float) -> Any:
@@ -22,12 +22,8 @@ def blank(width_inches: float, height_inches: float) -> Any:
 
 def write(figure: Any, path: Path) -> None:
     """Save a figure, making the folder if need be. Raises `StorageError` if the disk refuses."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(unfinished, format="png", dpi=110)
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            figure.savefig(unfinished, format="png", dpi=110)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
         raise StorageError(f"{path}: cannot be written: {reason_of(error)}") from error

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
-
-from minga.core.decoding import DECODING_ERRORS, decode_json
+from typing import Final
 
 WHEEL_PATTERN: Final = r"^minga-[0-9A-Za-z.+_]{1,64}-py3-none-any\.whl#sha256=[0-9a-f]{64}$"
 """How a run spec names the wheel that its organiser hands out."""
@@ -83,22 +79,3 @@ def _files(installed: Distribution) -> Iterator[tuple[str, bytes]]:
 
 def _digest(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
-class _ArchiveInfo(msgspec.Struct):
-    hashes: dict[str, Annotated[str, msgspec.Meta(max_length=200)]] = {}
-
-
-class _DirectUrl(msgspec.Struct):
-    """What pip writes of a package that came from an address (PEP 610)."""
-
-    archive_info: _ArchiveInfo = msgspec.field(default_factory=_ArchiveInfo)
-
-
-def installed_from() -> str | None:
-    """The SHA-256 of the wheel from which this minga was installed, where it came from an address; else None."""
-    try:
-        text = distribution("minga").read_text("direct_url.json")
-        return None if text is None else decode_json(text, _DirectUrl).archive_info.hashes.get("sha256")
-    except (PackageNotFoundError, OSError, *DECODING_ERRORS):
-        return None

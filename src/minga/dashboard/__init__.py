@@ -1,11 +1,11 @@
 """The dashboard of a run: web pages, an API and metrics, served by a peer that takes part or watches.
 
     training/status ─▶ watcher ─┬─▶ looks ──────────────────▶ live_run ─▶ model ─▶ server ─▶ browsers
-    peer.subscribe ─────────────┴─▶ recording ─▶ history ──────▲   │
+    peer.subscribe ─────────────┴─▶ recorder ──▶ history ──────▲   │
     histories of earlier processes ────────────────────────────┘   └─▶ joining ◀── peer
 
 Read: settings (where it listens, who may see it), dashboard (entry: its thread, what comes in), live_run (the run as it
-knows it), model (plain data of bounded size), recording (what it writes down), server (HTTP), joining (how newcomers
+knows it), model (plain data of bounded size), recorder (what it writes down), server (HTTP), joining (how newcomers
 take part: also the page that a host writes, and that of an authority). `static` holds the pages: HTML, CSS and ES
 modules, with uPlot for charts, and no build step.
 

@@ -18,12 +18,10 @@ from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
 from minga.dashboard.live_run import LiveRun
-from minga.dashboard.recording.recorder import RunRecorder
-from minga.dashboard.server.answers import Answers
+from minga.dashboard.recorder import RunRecorder
+from minga.dashboard.server.answers import Answers, LiveFeed
 from minga.dashboard.server.guard import JOIN
 from minga.dashboard.server.join_answers import JoinAnswers
-from minga.dashboard.server.live_feed import LiveFeed
-from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer, make_app
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE, Entry, History, fill_gaps, read_history, told_since
@@ -84,7 +82,7 @@ class Dashboard:
         record = None if directory is None else directory / RECORD_FILE
         self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
         self._recorder = RunRecorder(self._record, peer.peer_id)
-        self._feed: LiveFeed | None = None
+        self._feed = LiveFeed()
         self._taken_s = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._serve, name="minga-dashboard", daemon=True)
@@ -180,12 +178,11 @@ class Dashboard:
 
     def _serve(self) -> None:
         def make() -> ASGIApp:
-            self._feed = feed = LiveFeed()
-            answers = Answers(self._run, feed)
+            answers = Answers(self._run, self._feed)
             joining = JoinAnswers(self._peer, self._run, self.settings, self._urls, self._wheel)
-            return make_app(self.settings, answers, joining, Pages())
+            return make_app(self.settings, answers, joining)
 
-        self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
+        self._server.run(make, self._beside, self._feed.close)
 
     async def _beside(self) -> None:
         """Work beside the answers, until the server ends."""
@@ -222,11 +219,11 @@ class Dashboard:
         kept_s, told_s = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(TICK_S)
-            look, feed = self._run.look, self._feed
-            if look is not None and feed is not None and feed.viewers and look.time_s != told_s:
+            look = self._run.look
+            if look is not None and self._feed.viewers and look.time_s != told_s:
                 told_s = look.time_s
                 if (live := self._run.live()) is not None:
-                    feed.publish(live)
+                    self._feed.publish(live)
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()

@@ -112,7 +112,7 @@ class LogIn:
 
     async def renew(self, peer: Identity) -> Token:
         """The next token for a key that had one. Raises `RemoteError`."""
-        return _token(await self.client.token(peer, ByKey()))
+        return _issued(await self.client.token(peer, ByKey()))[0]
 
     async def _log_in(self, peer: Identity) -> Token:
         offer = await self.client.offer()
@@ -162,10 +162,6 @@ def check_clock(token: Token, now_s: float) -> None:
             f"this machine's clock is wrong: by it the access that the authority gives just now ended {ahead} ago. Set "
             "it, let it follow a time server, and try again"
         )
-
-
-def _token(answer: tuple[Token, Issued] | Pending) -> Token:
-    return _issued(answer)[0]
 
 
 def _issued(answer: tuple[Token, Issued] | Pending) -> tuple[Token, Issued]:

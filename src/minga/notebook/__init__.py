@@ -4,7 +4,8 @@
     template.md ─▶ notebook_file (what `minga new --notebook` writes)
 
 The command is a process of its own, so a restart of the kernel leaves no half-trained model in its memory, and Stop
-ends one step in order. It ends with the kernel. Reading order: command, screen, background, notebook_file.
+ends one step in order. It ends with the kernel. `minga demo` starts its peers by the same class. Reading order:
+command, screen, background, notebook_file.
 
     from minga import notebook
 

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import IO, Any, Final
 
 from minga.core.errors import LocalError
@@ -22,19 +24,28 @@ END_S: Final = 10.0
 LOOK_S: Final = 0.2
 KEPT_ERROR_LINES: Final = 20
 
+program: tuple[str, ...] = ("-m", "minga")
+"""What the interpreter runs."""
+
 
 class Command:
     """The process `python -m minga ARGUMENTS --json`, which ends when this process does.
 
     From `listen` on `on_event` gets each event (a dictionary with `event`, the summary with `summary`) on a thread of
-    its own, and None when the process has ended.
+    its own, and None when the process has ended. What it says is also written to `log` (JSON lines), and what it
+    complains about to `log` with `.err`, for whoever wants to look closer.
     """
 
-    def __init__(self, arguments: Sequence[str], on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
-        self._on_event = on_event
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        on_event: Callable[[Mapping[str, Any] | None], None],
+        log: Path | None = None,
+    ) -> None:
+        self._on_event, self._log = on_event, log
         self._errors: deque[str] = deque(maxlen=KEPT_ERROR_LINES)
-        self._process = subprocess.Popen(  # noqa: S603 (this interpreter and our own words)
-            [sys.executable, "-m", "minga", *arguments, "--json", "--leash"],
+        self.process = subprocess.Popen(  # noqa: S603 (this interpreter and our own words)
+            [sys.executable, *program, *arguments, "--json", "--leash"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,19 +64,19 @@ class Command:
     @property
     def is_running(self) -> bool:
         """Whether the process is still there."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def stop(self) -> None:
         """Let the command finish its step and leave; end it if that takes too long. Returns when it has ended.
 
         Raises `LocalError` if the system cannot end it.
         """
-        for ask, seconds in ((self._ask_to_end, STOP_S), (self._hang_up, END_S), (self._process.kill, END_S)):
+        for ask, seconds in ((partial(self.finish_at, 0), STOP_S), (self.hang_up, END_S), (self.process.kill, END_S)):
             ask()
             if self.wait(seconds):
                 return
         if self.is_running:
-            raise LocalError(f"the minga process {self._process.pid} cannot be ended")
+            raise LocalError(f"the minga process {self.process.pid} cannot be ended")
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the command has ended and all that it said was read; whether it has, within `seconds`."""
@@ -76,35 +87,44 @@ class Command:
 
     def complaint(self) -> str:
         """What the command said on its error output, or "" if it ended well."""
-        return "" if self._process.poll() == 0 else "\n".join(self._errors)
+        return "" if self.process.poll() == 0 else "\n".join(self._errors)
 
-    def _ask_to_end(self) -> None:
-        if self._process.stdin is not None:
+    def finish_at(self, step: int) -> None:
+        """Let it finish in order after global step `step`."""
+        if self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):  # it has ended already
-                self._process.stdin.write("end 0\n")
-                self._process.stdin.flush()
+                self.process.stdin.write(f"end {step}\n")
+                self.process.stdin.flush()
 
-    def _hang_up(self) -> None:
-        if self._process.stdin is not None:
+    def hang_up(self) -> None:
+        """Close its standard input, upon which it ends at once."""
+        if self.process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                self.process.stdin.close()
 
     def _read(self) -> None:
-        for line in _lines(self._process.stdout):
+        for line in _lines(self.process.stdout, self._log):
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if isinstance(event, dict):
                     self._on_event(event)
-        self._process.wait()
+        self.process.wait()
         self._error_reader.join()
-        self._hang_up()
+        self.hang_up()
         self._on_event(None)
 
     def _read_errors(self) -> None:
-        self._errors.extend(line.rstrip() for line in _lines(self._process.stderr))
+        log = None if self._log is None else self._log.with_suffix(".err")
+        self._errors.extend(line.rstrip() for line in _lines(self.process.stderr, log))
 
 
-def _lines(stream: IO[str] | None) -> Iterator[str]:
-    if stream is not None:
-        with stream:
-            yield from stream
+def _lines(stream: IO[str] | None, log: Path | None) -> Iterator[str]:
+    """What comes over a pipe, also written to `log` if there is one."""
+    if stream is None:
+        return
+    with stream, contextlib.nullcontext() if log is None else log.open("w", encoding="utf-8") as written:
+        for line in stream:
+            if written is not None:
+                written.write(line)
+                written.flush()
+            yield line

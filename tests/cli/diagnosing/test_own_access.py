@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.cli.diagnosing.own_access import OwnAccess
+from minga.cli.diagnosing.hops import OwnAccess
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban, draft_revocation

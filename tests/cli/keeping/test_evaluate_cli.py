@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.cli.keeping.evaluate import NAMES
+from minga.cli.keeping.models import NAMES
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minga.cli.keeping import export
-from minga.cli.keeping.export import newest_state
+from minga.cli.keeping import models
+from minga.cli.keeping.models import newest_state
 from minga.core.errors import UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
@@ -56,14 +56,14 @@ async def test_an_export_takes_no_old_state_that_is_still_ready_for_newcomers() 
 
 
 def test_peers_that_go_on_or_leave_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails = iter(range(export.ATTEMPTS - 1))
+    fails = iter(range(models.ATTEMPTS - 1))
 
     async def fail_at_first(*arguments: Any, **options: Any) -> DownloadedState:
         if next(fails, None) is not None:
             raise UnreachableError("they were leaving")
         return await download(*arguments, **options)
 
-    monkeypatch.setattr(export, "download", fail_at_first)
+    monkeypatch.setattr(models, "download", fail_at_first)
 
     @virtually
     async def play() -> None:
@@ -72,7 +72,7 @@ def test_peers_that_go_on_or_leave_are_asked_again(monkeypatch: pytest.MonkeyPat
         await swarm.run_until_step(2)
         session = await looker(swarm, peer)
         assert (await newest_state(session, peer.replica.check)).step >= 2
-        monkeypatch.setattr(export, "download", refuse)
+        monkeypatch.setattr(models, "download", refuse)
         with pytest.raises(UnreachableError, match="nobody"):
             await newest_state(session, peer.replica.check)
         await session.close()

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from minga.cli.commands import SampleCommand
-from minga.cli.keeping import sample
-from minga.cli.keeping.sample import run_sample
+from minga.cli.keeping import models
+from minga.cli.keeping.models import run_sample
 from minga.cli.terminal.context import make_context
 from minga.core.errors import StorageError
 from minga.recipes.initial import new_model
@@ -27,7 +27,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`minga sample` on a new model, in a folder of its own."""
     recipe, files = picture_recipe(), write_pictures(tmp_path)
     trained = TrainedModel(recipe, new_model(recipe), files, 7)
-    monkeypatch.setattr("minga.cli.keeping.export.from_run_folder", lambda folder: trained)
+    monkeypatch.setattr("minga.cli.keeping.models.from_run_folder", lambda folder: trained)
     monkeypatch.chdir(tmp_path)
     # A watch for Ctrl-C lasts to the end of the process, which here is that of the tests.
     monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
@@ -63,5 +63,5 @@ def test_a_sheet_that_cannot_be_written_is_explained(draw: Any, tmp_path: Path) 
 def test_a_model_that_makes_texts_writes_no_sheet(tmp_path: Path) -> None:
     from minga.recipes.interface import Sample
 
-    assert sample._write_sheet([Sample("x", "text")], SampleOptions(), tmp_path / "grid.png") is None
+    assert models._write_sheet([Sample("x", "text")], SampleOptions(), tmp_path / "grid.png") is None
     assert not list(tmp_path.iterdir())

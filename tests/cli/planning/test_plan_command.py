@@ -15,7 +15,7 @@ from minga.averaging.links import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.planning.plan import _is_link, plan_table
-from minga.cli.taking_part.status_view import plan_line
+from minga.cli.taking_part.status import plan_line
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId

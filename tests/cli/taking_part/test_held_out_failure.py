@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minga.cli.taking_part import held_out
-from minga.cli.taking_part.held_out import HeldOut
+from minga.cli.taking_part import session
+from minga.cli.taking_part.session import HeldOut
 from minga.cli.terminal.output import Output
 from minga.core.spec.run_spec import RunSpec
 from minga.monitor.history import History
@@ -22,8 +22,8 @@ def test_a_failure_before_the_first_figures_is_raised_and_a_later_one_told_and_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_extras(tmp_path, monkeypatch)
-    monkeypatch.setattr(held_out, "FIRST_PERIOD_S", 0.0)
-    monkeypatch.setattr(held_out, "SHARE", 1e9)
+    monkeypatch.setattr(session, "FIRST_PERIOD_S", 0.0)
+    monkeypatch.setattr(session, "SHARE", 1e9)
     spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "corners"}})
     recipe = load_recipe(spec)
     fails = True

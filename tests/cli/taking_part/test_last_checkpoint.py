@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part import leaving
-from minga.cli.taking_part.leaving import LastCheckpoint
+from minga.cli.taking_part import session
+from minga.cli.taking_part.session import LastCheckpoint
 from minga.cli.terminal.context import Context
 from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
@@ -59,7 +59,7 @@ def test_the_newest_step_is_kept_when_the_model_is_at_rest(step: int, log: list[
 
 
 def test_a_model_that_is_not_at_rest_in_time_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(session, "PATIENCE_S", 0.0)
     world = World(7)
     assert world.ask()
     assert world.triggered.wait(60.0)
@@ -84,12 +84,12 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from minga.cli.taking_part import leaving
+from minga.cli.taking_part import session
 from minga.cli.terminal import interrupt
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
 
-interrupt.DEADLINE_S = interrupt.PATIENCE_S = leaving.PATIENCE_S = 30.0
+interrupt.DEADLINE_S = interrupt.PATIENCE_S = session.PATIENCE_S = 30.0
 entries = (TensorEntry("model/weight", "float32", (100,)),)
 store = CheckpointStore(Path(sys.argv[1]))
 run = SimpleNamespace(step=0)
@@ -100,7 +100,7 @@ def save():
 run.optimizer = SimpleNamespace(save_checkpoint=save)
 security = SimpleNamespace(verification="none")
 peer = SimpleNamespace(role="trainer", spec=SimpleNamespace(security=security))
-last = leaving.LastCheckpoint(peer, SimpleNamespace(interruption=interrupt.Interruption()))
+last = session.LastCheckpoint(peer, SimpleNamespace(interruption=interrupt.Interruption()))
 try:
     for run.step in range(1, 10):
         if run.step == 7:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part.leaving import ASKED, GracefulLeave, farewell_of_volunteer
+from minga.cli.taking_part.session import ASKED, GracefulLeave, farewell_of_volunteer
 from minga.cli.terminal.context import Context
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer

@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from minga.cli.taking_part import link_view
-from minga.cli.taking_part.host import write_landing_page
-from minga.cli.taking_part.link_view import HOST_GONE_S, HostWatch, LinkWatch, reach_lines, relay_line, who_can_join
+from minga.cli.taking_part import link as link_view
+from minga.cli.taking_part.link import (
+    HOST_GONE_S,
+    HostLink,
+    HostWatch,
+    reach_lines,
+    relay_line,
+    who_can_join,
+    write_landing_page,
+)
 from minga.core.errors import StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
@@ -104,14 +111,17 @@ class Said:
         self.say = self.lines.append
 
 
-def test_a_link_is_shown_again_when_more_of_the_address_is_known_and_only_then() -> None:
+def test_a_link_is_shown_again_when_more_of_the_address_is_known_and_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hosted: Any = Hosted("192.168.1.5:4433")
     said_later: Any = Said()
     shown: list[Link] = []
-    watch = LinkWatch(hosted, said_later, shown.append)
+    watch = HostLink(hosted, said_later)
+    monkeypatch.setattr(watch, "show", shown.append)
     hosted.emit(AddressChanged(direct=[], relay=None))
     assert shown == []  # the first link was not printed yet
-    watch.begin()
+    watch.watch()
     hosted.emit(AddressChanged(direct=list(hosted.address.direct), relay=None))
     assert shown == []
     hosted.public = True
@@ -126,7 +136,7 @@ def test_a_link_is_shown_again_when_more_of_the_address_is_known_and_only_then()
 def test_an_address_at_which_nobody_gets_in_is_told_with_the_port_to_forward() -> None:
     hosted: Any = Hosted("192.168.1.5:4433")
     said_later: Any = Said()
-    LinkWatch(hosted, said_later, lambda _: None).begin()
+    HostLink(hosted, said_later).watch()
     hosted.emit(AddressSeen(endpoint="93.184.216.34:61000", reached=False))
     assert "Forward UDP port 4433" in said_later.lines[0]
     assert "--announce 93.184.216.34:4433" in said_later.lines[0]
@@ -173,7 +183,7 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
 def test_the_first_peer_that_can_tell_tries_the_public_address() -> None:
     hosted: Any = Hosted("93.184.216.34:4433")
     said_later: Any = Said()
-    LinkWatch(hosted, said_later, lambda _: None).begin()
+    HostLink(hosted, said_later).watch()
     for answer in (None, False, True):
         hosted.public = answer
         hosted.emit(PeerConnected(peer=RUN, path="direct"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,8 +57,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, *answers: str) -> str:
         return int(given.pop(0))
 
     monkeypatch.setattr(nearby.typer, "prompt", prompt)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    output = SimpleNamespace(say=said.append, interactive=True)
+    output = SimpleNamespace(say=said.append, can_ask=True)
     return choose_run("127.0.0.1", cast(Output, output))
 
 

@@ -122,7 +122,7 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
         monkeypatch.setattr(joining, name, lambda *_: None)
     monkeypatch.setattr(RunLog, "begin", lambda *_: None)
     lines: list[str] = []
-    output = SimpleNamespace(interactive=True, say=lines.append)
+    output = SimpleNamespace(can_ask=True, say=lines.append)
     context = cast(Any, SimpleNamespace(output=output, wire=lambda _: None))
     folder = tmp_path / LINK.run_id[:FOLDER_DIGITS]
     folder.mkdir()

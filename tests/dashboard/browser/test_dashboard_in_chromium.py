@@ -21,7 +21,7 @@ import pytest
 from benchmarks import _chromium
 from benchmarks._chromium import DESKTOP, PHONE, page
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
-from minga.cli.taking_part.host import write_landing_page
+from minga.cli.taking_part.link import write_landing_page
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running

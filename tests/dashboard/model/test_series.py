@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minga.dashboard.model.series import TAIL, Journal, Series
-from minga.dashboard.model.speed_by_peer import SHOWN, SpeedByPeer, fastest
+from minga.dashboard.model.series import SHOWN, TAIL, Journal, Series, SpeedByPeer, fastest
 
 
 def columns(series: Series) -> dict[str, list[float | None]]:

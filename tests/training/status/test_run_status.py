@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from rich.console import Console, RenderableType
 
-from minga.cli.taking_part import status_view
+from minga.cli.taking_part import status as status_view
 from minga.cli.taking_part.join import OwnPart
-from minga.cli.taking_part.status_view import (
+from minga.cli.taking_part.status import (
     MAX_ROWS,
     RESTED,
     RESTING,
@@ -329,7 +329,7 @@ def test_in_a_paused_run_nobody_trains_and_nobody_has_a_speed() -> None:
 
 
 def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
-    return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures, "cpu, 2 threads, micro-batch 16")
+    return OwnPart(status, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures, "cpu, 2 threads, micro-batch 16")
 
 
 def drawn(view: Display | RenderableType) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minga.cli.taking_part.status_view import headline, peers_by_kind
+from minga.cli.taking_part.status import headline, peers_by_kind
 from minga.network.gossip.record_kinds import Payload
 from minga.training.record_kinds import Metrics, SplitServing
 from minga.training.status.run_status import WINDOW_S, PeerStatus, RunStatus, SplitMeter, with_split

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minga.access.access_files import read_order, write_order
+from minga.access.access_files import read_order
 from minga.access.standing_orders import PAUSED, STOP
-from minga.cli.access.members import MORE_SIGN, NOT_TOLD, pass_on
+from minga.cli.access.members import NOT_TOLD, pass_on
 from minga.cli.commands import AmendCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
@@ -91,8 +91,7 @@ def _regroup(organiser: Organiser, options: AmendCommand, context: Context) -> N
     order = read_order(options.order, Regroup) if is_passed_on and options.order is not None else organiser.regroup()
     order, in_force = organiser.put_in_force(order)
     if not in_force:
-        write_order(pass_on(options.order), order)
-        output.say(f"{MORE_SIGN}: each runs `minga amend LINK resume --with-present --order {options.order}`.")
+        pass_on(order, options.order, "minga amend LINK resume --with-present", context)
     else:
         output.say(f"The run goes on from step {order.step} with the members that are present, {len(order.members)}:")
         for peer in order.present:
@@ -142,8 +141,7 @@ def _issue(
     order, in_force = organiser.put_in_force(order)
     said = ", ".join(f"{key} = {text}" for key, text in order.changes)
     if not in_force:
-        write_order(pass_on(options.order), order)
-        output.say(f"{MORE_SIGN}: each runs `minga amend LINK --order {options.order}`.")
+        pass_on(order, options.order, "minga amend LINK", context)
     elif not organiser.is_connected:
         output.say(f"{NOT_TOLD} {WITHDRAWN}")
     else:

@@ -12,7 +12,7 @@ from minga.cli.commands import AdmitCommand, BanCommand, MembersCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, parse_duration
-from minga.identity.access.orders import MAX_USES, Transfer
+from minga.identity.access.orders import MAX_USES, Amendment, Regroup, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import PREFIX, Link
 from minga.training.organiser import Organiser
@@ -23,7 +23,6 @@ MAX_VALID_S = 10 * 366 * 86_400.0
 SHORT_ID = re.compile("[0-9a-fA-F]{8,63}", re.ASCII)
 """The beginning of an id, as displays show it."""
 
-MORE_SIGN = "More organisers have to sign"
 NOT_TOLD = "Nobody answers. The order is kept here, and takes effect when you start the host again."
 WORTH_KEY = (
     "This run is open to every peer that has its link, so the ban costs its target no more than a new key: it stops a "
@@ -166,18 +165,22 @@ def _hand_over(desk: Organiser, options: MembersCommand, context: Context) -> No
     elif options.order is not None:
         order = read_order(options.order, Transfer)
     order, in_force = desk.hand_over(order)
-    if not in_force:
-        write_order(pass_on(options.order), order)
-    said = "The role is handed over." if in_force else f"{MORE_SIGN}: each runs this with {options.order}."
-    context.output.say(said)
+    if in_force:
+        context.output.say("The role is handed over.")
+    else:
+        pass_on(order, options.order, "minga members LINK", context)
     context.output.summary(ok=True, in_force=in_force, organisers=[key.hex() for key in order.organisers])
 
 
-def pass_on(order: Path | None) -> Path:
-    """The file that organisers pass around to sign. Raises `ConfigurationError` if none was named."""
-    if order is None:
+def pass_on(order: Amendment | Regroup | Transfer, path: Path | None, typed: str, context: Context) -> None:
+    """Write an order into the file that organisers pass around to sign, and say what each of them types.
+
+    Raises `ConfigurationError` if no file was named.
+    """
+    if path is None:
         raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
-    return order
+    write_order(path, order)
+    context.output.say(f"More organisers have to sign: each runs `{typed} --order {path}`.")
 
 
 def _date(unix_s: int) -> str:

@@ -30,7 +30,8 @@ from minga.cli.demo.report import (
 )
 from minga.cli.demo.stage import Child, Stage
 from minga.cli.terminal.context import Context, apply_threads
-from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.cli.terminal.options import check_empty
+from minga.core.errors import StorageError, reason_of
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
@@ -190,8 +191,7 @@ def _result_directory(wished: Path | None) -> Path:
     while wished is None and directory.exists():
         number += 1
         directory = Path(f"minga-demo-{number}")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"--out {directory}: already there and not empty; choose another one")
+    check_empty(directory)
     try:
         for folder in ("logs", "peers"):
             (directory / folder).mkdir(parents=True, exist_ok=True)

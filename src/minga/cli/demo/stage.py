@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import LocalError
+from minga.notebook.command import Command
 
 BACKGROUND_NICENESS = 5
 
@@ -23,41 +20,22 @@ SETUP_LIMIT_S = 900.0
 """A machine with much else to do may take minutes to prepare data; a process that ends by itself is noticed at once."""
 
 PROGRESS_PERIOD_S = 10.0
+LAST_WORDS_S = 1.0
+"""How long, at most, what an ended process said is read."""
 
 GRACE_S = 0.2
 """How long children may take to end by themselves when the demo is broken off; Ctrl-C has to work within a second."""
 
-program: tuple[str, ...] = ("-m", "minga")
-"""What a child runs, as arguments of the interpreter."""
 
-
-class Child:
-    """A peer, `minga ARGUMENTS`, as a process named `name`, which dies with its parent. Its events are kept in `events`
-    and put into `inbox` as well.
-
-    What it says is also written to `log` (JSON lines) and what it complains about to `log` with `.err`, for whoever
-    wants to look closer.
-    """
+class Child(Command):
+    """A peer, `minga ARGUMENTS`, as a process named `name`. Its events are kept in `events` and put into `inbox`."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, inbox: queue.Queue[tuple[Child, Any]]) -> None:
         self.name, self.begun = name, time.time()
         self.events: list[dict[str, Any]] = []
-        self._inbox, self._log = inbox, log
-        self._errors = log.with_suffix(".err")
-        with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(  # noqa: S603  this very program, with arguments of its own
-                [sys.executable, *program, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
-        self._reader = threading.Thread(target=self._read, name=f"minga-read-{name}", daemon=True)
-        self._reader.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process.poll() is None
+        self._inbox = inbox
+        super().__init__(arguments, self._note, log)
+        self.listen()
 
     def first(self, kind: str) -> dict[str, Any] | None:
         """Its first event of this kind."""
@@ -82,54 +60,22 @@ class Child:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self.process.pid, BACKGROUND_NICENESS)
 
-    def finish_at(self, step: int) -> None:
-        """Let it finish in order after global step `step`."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(f"end {step}\n".encode())
-                self.process.stdin.flush()
-
     def kill(self) -> None:
         """End it at once, without any chance to say goodbye."""
         self.process.kill()
         self.process.wait()
 
-    def let_go(self) -> None:
-        """Close its standard input, upon which it ends by itself."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.close()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it came in time."""
-        deadline = time.monotonic() + seconds
-        while self.is_alive and time.monotonic() < deadline:
-            time.sleep(0.02)  # not `Popen.wait`: that keeps Ctrl-C from being heard on Windows
-        if not self.is_alive:
-            self._reader.join(1.0)
-        return not self.is_alive
-
     def trouble(self) -> LocalError:
         """What its end means for people who watch."""
-        with contextlib.suppress(OSError):
-            lines = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            if lines:
-                return LocalError(f"{self.name} ended by itself: {lines[-1].removeprefix('minga: ')[:300]}")
-        return LocalError(f"{self.name} ended by itself with exit code {self.process.poll()}")
+        why = self.complaint().strip().rpartition("\n")[2].removeprefix("minga: ")[:300]
+        return LocalError(
+            f"{self.name} ended by itself{f': {why}' if why else f' with exit code {self.process.poll()}'}"
+        )
 
-    def _read(self) -> None:
-        pipe = self.process.stdout
-        if pipe is None:
-            return
-        with self._log.open("wb") as log:
-            for line in pipe:
-                log.write(line)
-                log.flush()
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    self.events.append(event)
-                    self._inbox.put((self, event))
-        self._inbox.put((self, {"event": "ended"}))
+    def _note(self, event: Mapping[str, Any] | None) -> None:
+        if event is not None:
+            self.events.append(dict(event))
+        self._inbox.put((self, event or {"event": "ended"}))
 
 
 class Stage:
@@ -149,7 +95,7 @@ class Stage:
         """`minga ARGUMENTS` as a process with a home of its own."""
         slug = name.replace(" ", "-")
         own = ["--directory", str(self.directory / "peers" / slug), "--bind", "127.0.0.1"]
-        own += ["--ephemeral", "--threads", "1", "--leash", "--json"]
+        own += ["--ephemeral", "--threads", "1"]
         child = Child(name, [*arguments, *own], self.directory / "logs" / f"{slug}.jsonl", self._inbox)
         self.children.append(child)
         return child
@@ -192,11 +138,12 @@ class Stage:
         for child in remaining:
             child.finish_at(at)
         deadline = time.monotonic() + limit_s
-        while any(child.is_alive for child in remaining) and time.monotonic() < deadline:
+        while any(child.is_running for child in remaining) and time.monotonic() < deadline:
             self.listen(0.1, expect_ends=True)
         for child in remaining:
-            child.wait(0.0)
-        return sum(child.is_alive for child in remaining)
+            if not child.is_running:
+                child.wait(LAST_WORDS_S)
+        return sum(child.is_running for child in remaining)
 
     def tell(self, text: str, **fields: Any) -> None:
         """A line for people, with the time since the demo began."""
@@ -208,7 +155,7 @@ class Stage:
     def abandon(self) -> None:
         """End whatever still runs; safe to call at any time and from any thread."""
         for child in self.children:
-            child.let_go()
+            child.hang_up()
         deadline = time.monotonic() + GRACE_S
         for child in self.children:
             if not child.wait(max(0.0, deadline - time.monotonic())):

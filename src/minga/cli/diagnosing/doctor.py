@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.markup import escape
 
 from minga.cli.commands import DoctorCommand
-from minga.cli.diagnosing.hops import check_authority, check_entries, udp_loopback
-from minga.cli.diagnosing.machine import Accelerators, Check, Finding, accelerator, data_folder, from_outside
-from minga.cli.diagnosing.own_access import OwnAccess
+from minga.cli.diagnosing.hops import OwnAccess, check_authority, check_entries
+from minga.cli.diagnosing.line import check_line
+from minga.cli.diagnosing.machine import Accelerators, Check, accelerator, data_folder, from_outside
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.core.errors import IdentityError, LinkError, MingaError
@@ -67,15 +66,7 @@ async def _all_checks(
 ) -> AsyncIterator[Check]:
     for check in _machine(identity):
         yield check
-    if find_spec("torch") is not None:
-        yield Check("accelerator", *accelerator(Accelerators.of_this_machine()))
-    problem = await asyncio.to_thread(udp_loopback)
-    yield Check(
-        "UDP on this machine",
-        problem is None,
-        problem or "a datagram came back over loopback",
-        "" if problem is None else "let this program use UDP: look at the firewall or sandbox of this machine",
-    )
+    yield Check("accelerator", *accelerator(Accelerators.of_this_machine()))
     network, direct = await _network(host)
     yield network
     if network.ok and not is_loopback(host or ""):
@@ -96,25 +87,14 @@ async def _all_checks(
         async for check in check_entries(parsed, host, own):
             works = works and check.ok
             yield check
-        if works and (found := await asyncio.to_thread(_line, parsed, host)) is not None:
+        if works and (found := await asyncio.to_thread(check_line, parsed, host)) is not None:
             yield Check("line against what the run needs", *found)
 
 
 def _machine(identity: Path | None) -> Iterator[Check]:
     """Versions, key file and disk."""
-    versions = {"python": sys.version.split()[0], "minga": "?", "torch": "?", "iroh": "?"}
-    missing = []
-    for name in ("minga", "torch", "iroh"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    yield Check(
-        "versions",
-        not missing,
-        ", ".join(f"{name} {number}" for name, number in versions.items()),
-        f"install {', '.join(missing)} with pip, in the environment of {sys.executable}" if missing else "",
-    )
+    versions = {"python": platform.python_version()} | {name: version(name) for name in ("minga", "torch", "iroh")}
+    yield Check("versions", True, ", ".join(f"{name} {number}" for name, number in versions.items()))
     path = identity or key_file.default_path()
     try:
         stored = key_file.read(path)
@@ -134,12 +114,6 @@ def _machine(identity: Path | None) -> Iterator[Check]:
     )
 
 
-def _line(link: Link, host: str | None) -> Finding | None:
-    from minga.cli.diagnosing.line import check_line  # with it come numpy and the planner
-
-    return check_line(link, host)
-
-
 async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:
     """Whether two endpoints of the real network find each other on this machine, and the addresses of one."""
     name, settings = "encrypted connection on this machine", NetworkSettings(host=host)
@@ -152,7 +126,7 @@ async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:
         await two.connect(Address(address.peer_id, local))
         return Check(name, True, f"bound to {', '.join(address.direct[:4])}"), address.direct
     except MingaError as error:
-        advice = "look at the firewall of this machine: it has to let this program use UDP"
+        advice = "look at the firewall or sandbox of this machine: it has to let this program use UDP"
         return Check(name, False, str(error), advice), ()
     finally:
         for network in (two, one):

@@ -1,28 +1,42 @@
-"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec, packages."""
+"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec, packages, access.
+
+May this machine take part in the run? Its own key and addresses count, though the doctor enters with another key. A
+peer of this machine may hold the key at the moment, so the doctor enters as a monitor for which the key vouches. In a
+run for members that shows whether the key is admitted. The organisers' orders, which every peer passes on, show whether
+the key or an address of this machine is banned; so the doctor gets them and judges as every member does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from minga.cli.diagnosing.machine import Check, room_for
-from minga.cli.diagnosing.own_access import BANNED_ADVICE, OwnAccess
-from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError, reason_of
+from minga.access.access_files import AccessFiles
+from minga.access.admission import Admission
+from minga.access.standing_orders import OrderExchange
+from minga.cli.diagnosing.machine import Check, Finding, room_for
+from minga.core.errors import ConfigurationError, IdentityError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
-from minga.identity.access.ledger import AccessLedger
+from minga.identity.access.ledger import AccessBannedError, AccessLedger, NoAccessError
+from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed
+from minga.training.own_access import RunAccess
 from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files import fetch_run_spec
 
@@ -31,6 +45,11 @@ TIMEOUT_S = 1.0
 """Seconds that a plain datagram may take."""
 
 SET_CLOCK = "set the clock of this machine; let it follow a time server"
+
+WATCH_S = 3600
+"""For how long, in seconds, the doctor may look on: for a while also if the clock of this machine is behind."""
+
+BANNED_ADVICE = "ask the organiser, who banned it and may admit you again"
 
 _REFUSALS = {
     RefusalCode.RUN: "the peer takes part in another run by now: ask the organiser for a fresh link",
@@ -182,24 +201,6 @@ async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Chec
     return Check(name, True, f"{found[-1].name}, readable by this version"), found[-1]
 
 
-def udp_loopback() -> str | None:
-    """Send a datagram to oneself; what went wrong, or None."""
-    try:
-        with (
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
-        ):
-            receiver.bind(("127.0.0.1", 0))
-            receiver.settimeout(TIMEOUT_S)
-            sender.sendto(b"minga", receiver.getsockname())
-            received = receiver.recv(16)
-    except TimeoutError:
-        return "a datagram over loopback did not arrive"
-    except OSError as error:
-        return f"no UDP socket can be used: {reason_of(error)}"
-    return None if received == b"minga" else "a datagram over loopback arrived changed"
-
-
 def probe(endpoint: str) -> tuple[str, str]:
     """What lies at an `ip:port` that did not answer, and what to do: (detail, advice).
 
@@ -226,3 +227,68 @@ def probe(endpoint: str) -> tuple[str, str]:
         why = getattr(error, "strerror", None) or str(error)
         return f"no way there from this machine ({why})", "check the network connection of this machine"
     return "something other than this peer answers there", "ask the organiser for a fresh link"
+
+
+# ---- may this machine take part in the run?
+
+
+@dataclass(frozen=True)
+class OwnAccess:
+    """The key of this machine (None: there is none yet), the token that it would show, and its `ip:port` endpoints."""
+
+    identity: Identity | None
+    token: Token | None
+    endpoints: tuple[str, ...]
+
+    @classmethod
+    def of_this_machine(
+        cls, link: Link, identity: Path | None, directory: Path | None, endpoints: Sequence[str]
+    ) -> OwnAccess:
+        """Read key and token as `minga join` does. Raises `LinkError` if the link admits another peer."""
+        try:
+            stored = Identity.stored(identity)
+        except IdentityError:  # the check of the key file says why
+            stored = []
+        if not stored:
+            return cls(None, None, tuple(endpoints))
+        files = AccessFiles(runs_folder(directory) / link.run_id[:FOLDER_DIGITS])
+        token = RunAccess(files, link, keeps=False).token(stored[0].peer_id, time.time())
+        return cls(stored[0], token, tuple(endpoints))
+
+    def admission(self, link: Link, doctor: Identity, clock: RunClock) -> Admission:
+        """What the doctor's own peer shows to others; it judges them by `clock`."""
+        token = None
+        if self.identity is not None:
+            expires = int(time.time()) + WATCH_S
+            token = Token.for_watcher(link.run_id, self.identity, self.token, doctor.peer_id, expires)
+        return Admission(PeerId(doctor.peer_id), clock, token)
+
+    def joins_otherwise(self, link: Link, refused: RejectedError) -> bool:
+        """Whether `minga join` has another way in than the one that a peer refused to the doctor."""
+        return refused.code is RefusalCode.ACCESS and (self.token is None or link.authority is not None)
+
+    async def check(self, node: Node, admission: Admission, ledger: AccessLedger, reached: Sequence[PeerId]) -> Finding:
+        """Get the orders from the first peer that tells them, and judge."""
+        admission.enforce(ledger)
+        exchange = OrderExchange(node, admission, ledger)
+        why = ""
+        for peer in reached:
+            try:
+                await exchange.exchange(peer)
+                return self.judge(ledger, admission.clock.now())
+            except RemoteError as error:
+                why = error.message
+        return True, f"not known, as no peer tells the organisers' orders: {why}", ""
+
+    def judge(self, ledger: AccessLedger, now_s: float) -> Finding:
+        """What the orders say of this machine; `now_s` is in Unix seconds."""
+        own_id = "" if self.identity is None else self.identity.peer_id
+        try:
+            ledger.check_address(own_id, self.endpoints, now_s)
+            if self.identity is not None:
+                ledger.check(self.token, own_id, now_s)
+        except AccessBannedError as error:
+            return False, str(error), BANNED_ADVICE
+        except NoAccessError as error:
+            return False, str(error), "ask the organiser, who can admit you"
+        return True, "neither key nor address of this machine is banned", ""

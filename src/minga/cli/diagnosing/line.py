@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from minga.averaging.planning.contributor_choice import StepWork, resting
 from minga.averaging.solver.division import PeerRates, SwarmRates
@@ -22,10 +21,9 @@ from minga.identity.links.links import Link
 from minga.network.interface import PeerId
 from minga.network.probing import Prober
 from minga.planner.explanation import explain
-
-if TYPE_CHECKING:
-    from minga.training.peer import Peer
-    from minga.training.status.run_status import LiveRates
+from minga.training.join import PeerOptions, join
+from minga.training.peer import Peer
+from minga.training.status.run_status import LiveRates, live_rates, live_work
 
 LOOK_S, PROBE_S, RETRY_S = 2.0, 10.0, 0.7
 """Seconds to wait for what peers say of themselves, for a probe, and between two tries: peers may be busy."""
@@ -42,9 +40,6 @@ def check_line(link: Link, host: str | None) -> Finding | None:
     """Look at the run as `minga status` does, fill the line for a moment, and ask the planner. None where the run can
     be looked at by its members only. Takes up to 25 s, so never call it on an event loop.
     """
-    from minga.training.join import PeerOptions, join
-    from minga.training.status.run_status import live_rates, live_work
-
     try:
         with join(link, PeerOptions(role="monitor", ephemeral=True, host=host), with_files=False) as peer:
             session, spec = peer.session, peer.spec

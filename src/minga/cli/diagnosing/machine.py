@@ -8,19 +8,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import platformdirs
+import torch
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_size
 from minga.core.urls import CUDA_WHEELS, is_public
-
-if TYPE_CHECKING:
-    import torch
-
-    from minga.core.spec.run_spec import RunSpec
-    from minga.planner.model_facts import ModelFacts
+from minga.planner.model_facts import ModelFacts, facts_of_recipe
+from minga.recipes.registry import CUSTOM, load_recipe
 
 Finding = tuple[bool, str, str]
 """Whether it works, detail, advice."""
@@ -53,8 +51,6 @@ class Accelerators:
     @classmethod
     def of_this_machine(cls) -> Accelerators:
         """Ask PyTorch and the system."""
-        import torch
-
         names: tuple[str, ...] = ()
         if torch.cuda.is_available():
             names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
@@ -121,9 +117,6 @@ def model_of(spec: RunSpec) -> ModelFacts | None:
     """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
     no model of these settings, which joining says.
     """
-    from minga.planner.model_facts import facts_of_recipe
-    from minga.recipes.registry import CUSTOM, load_recipe
-
     if spec.model.recipe == CUSTOM:
         return None
     try:
@@ -165,8 +158,6 @@ def total_memory(device: torch.device | None = None) -> int | None:
     """Bytes of the device that computes, by default the first GPU if there is one; None where the system does not
     say.
     """
-    import torch
-
     if torch.cuda.is_available() and (device is None or device.type == "cuda"):
         return int(torch.cuda.get_device_properties(device or 0).total_memory)
     try:

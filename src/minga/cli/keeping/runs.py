@@ -1,42 +1,28 @@
-"""`minga runs`: what lies on this machine of the runs in which it took part, and how to be rid of it."""
+"""`minga runs`: what lies on this machine of the runs in which it took part; how to be rid of one, and how to keep a
+run and its organiser's key in one encrypted file.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 from rich.markup import escape
 
-from minga.cli.commands import RunsCommand, RunsRemoveCommand
+from minga.cli.commands import RunsBackupCommand, RunsCommand, RunsRemoveCommand, RunsRestoreCommand
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.options import own_run
 from minga.cli.terminal.output import Output, plain_table
 from minga.core.errors import ConfigurationError
+from minga.core.files import read_secret
 from minga.core.units import counted, format_duration, format_size
-from minga.keeping.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
+from minga.identity.keys.keys import Identity
+from minga.keeping.known_runs import KnownRun, RunFolder, known_run, only_one, run_folders, runs_folder
 
-
-def run_remove(options: RunsRemoveCommand, context: Context) -> None:
-    """Remove the folder of a run, or all temporary ones that no peer uses, as a rule after a question.
-
-    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
-    nobody can be asked.
-    """
-    base, output = runs_folder(options.directory), context.output
-    folders = run_folders(base)
-    if options.run is None:
-        chosen = [each for each in _temporary(folders) if not each.is_used]
-        what = _together(chosen)
-    else:
-        chosen = [run := only_one(options.run, folders, base)]
-        what = f"{run.directory} ({run.name}, {run.progress}, {format_size(run.size_bytes())})"
-    if chosen and not (options.yes or _confirmed(what, output)):
-        output.say("Nothing was deleted.")
-        raise typer.Exit
-    for each in chosen:
-        each.remove()
-    output.say(escape(f"Deleted: {what}."))
-    output.summary(ok=True, removed=[each.id for each in chosen])
+MAX_PASSPHRASE_CHARACTERS = 1024
 
 
 def run_runs(options: RunsCommand, context: Context) -> None:
@@ -72,6 +58,29 @@ def run_runs(options: RunsCommand, context: Context) -> None:
     )
 
 
+def run_remove(options: RunsRemoveCommand, context: Context) -> None:
+    """Remove the folder of a run, or all temporary ones that no peer uses, as a rule after a question.
+
+    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
+    nobody can be asked.
+    """
+    base, output = runs_folder(options.directory), context.output
+    folders = run_folders(base)
+    if options.run is None:
+        chosen = [each for each in _temporary(folders) if not each.is_used]
+        what = _together(chosen)
+    else:
+        chosen = [run := only_one(options.run, folders, base)]
+        what = f"{run.directory} ({run.name}, {run.progress}, {format_size(run.size_bytes())})"
+    if chosen and not (options.yes or _confirmed(what, output)):
+        output.say("Nothing was deleted.")
+        raise typer.Exit
+    for each in chosen:
+        each.remove()
+    output.say(escape(f"Deleted: {what}."))
+    output.summary(ok=True, removed=[each.id for each in chosen])
+
+
 def _temporary(folders: Sequence[RunFolder]) -> list[RunFolder]:
     """The temporary ones among them; where a run spec lies there, as of a host, its checkpoints may be wanted."""
     return [each for each in folders if each.is_temporary and not isinstance(each, KnownRun)]
@@ -82,7 +91,7 @@ def _together(folders: Sequence[RunFolder]) -> str:
 
 
 def _confirmed(what: str, output: Output) -> bool:
-    if not (output.interactive and sys.stdin.isatty()):
+    if not output.can_ask:
         raise ConfigurationError(f"without a terminal, add --yes to delete {what}")
     return typer.confirm(f"Delete {what}? Nothing can bring it back", default=False)
 
@@ -99,3 +108,51 @@ def _as_json(run: KnownRun) -> dict[str, object]:
 
 def _of_folder(run: RunFolder) -> dict[str, object]:
     return {"age_s": round(run.age_s, 1), "size_bytes": run.size_bytes(), "directory": str(run.directory)}
+
+
+def run_backup(options: RunsBackupCommand, context: Context) -> None:
+    """Write a backup of a run."""
+    from minga.training.backup import write_backup
+
+    run, out = Path(own_run(options.run)), options.out
+    signed = known_run(run).signed
+    keys = [key for key in Identity.stored(options.identity) if key.peer_id == signed.organiser]
+    if not keys:
+        raise ConfigurationError(
+            f"the key of the organiser of this run, {signed.organiser[:10]}, is not on this machine: name its "
+            "file with --identity"
+        )
+    made = write_backup(run, out, keys[0], _passphrase(options.passphrase_file, is_new=True))
+    at = "no checkpoint yet" if made.step is None else f"the checkpoint of step {made.step}"
+    context.output.say(
+        f"{out} ({format_size(made.size_bytes)}) holds {made.run.spec.name}: the organiser's key, the files of the "
+        f"run, and {at}. Keep it on another machine, and the passphrase elsewhere. To go on with the run: "
+        f"minga runs restore {out.name}"
+    )
+    context.output.summary(ok=True, run_id=signed.run_id, step=made.step, size_bytes=made.size_bytes, out=str(out))
+
+
+def run_restore(options: RunsRestoreCommand, context: Context) -> None:
+    """Make the run's folder and the organiser's key file out of a backup."""
+    from minga.training.backup import restore_backup
+
+    file, passphrase = options.file, options.passphrase_file
+    if not file.is_file():
+        raise ConfigurationError(f"{file}: no such file")
+    restored = restore_backup(
+        file, runs_folder(options.directory), options.identity, _passphrase(passphrase, is_new=False)
+    )
+    run = restored.run
+    context.output.say(f"{run.spec.name} is restored: {run.progress}. End the earlier host, if it lives; then type:")
+    context.output.say_whole(shlex.join(["minga", "host", str(run.directory), "--identity", str(restored.key)]))
+    context.output.summary(
+        ok=True, run_id=run.signed.run_id, step=run.step, directory=str(run.directory), identity=str(restored.key)
+    )
+
+
+def _passphrase(path: Path | None, *, is_new: bool) -> str:
+    if path is None:
+        if not sys.stdin.isatty():
+            raise ConfigurationError("without a terminal, give the passphrase with --passphrase-file FILE")
+        return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
+    return read_secret(path, "--passphrase-file", MAX_PASSPHRASE_CHARACTERS)

@@ -18,7 +18,6 @@ from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
 from minga.planner.explanation import Explanation, PeerTask, alternatives, explain, plan_json, plan_text
 from minga.planner.swarm_file import SwarmFile, read_swarm_file
-from minga.training.join import PeerOptions, join
 
 LOOK_S = 5.0
 POLL_S = 0.2
@@ -28,7 +27,7 @@ MAX_ROWS = 40
 def run_plan(options: PlanCommand, context: Context) -> None:
     """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
     source = str(options.source)
-    swarm = _live(source, options.peer_options(), context) if _is_link(source) else read_swarm_file(Path(source))
+    swarm = _live(source, options, context) if _is_link(source) else read_swarm_file(Path(source))
     if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
         raise ConfigurationError(
             f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
@@ -44,13 +43,11 @@ def _is_link(source: str) -> bool:
     return re.match(rf"\s*{PREFIX}[0-9]", source, re.IGNORECASE) is not None and not set(source) & set("./\\")
 
 
-def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
+def _live(link: str, options: PlanCommand, context: Context) -> SwarmFile:
     """The peers of a live run, as their board describes them."""
     from minga.training.status.run_status import live_work
 
-    context.output.say("Looking for the run …")
-    with join(link, options) as joined:
-        context.wire(joined)
+    with options.looking_into(link, context) as joined:
         session, spec = joined.session, joined.spec
         if spec.security.verification == "byzantine":
             raise ConfigurationError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 from minga.cli.commands import DashboardCommand
 from minga.cli.terminal.context import Context
@@ -11,7 +13,6 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.qr import code_of, in_terminal
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.training.join import join
 
 try:
     from minga.dashboard.dashboard import Dashboard
@@ -29,22 +30,16 @@ LOOK_S = 0.25
 def run_watch(options: DashboardCommand, context: Context) -> None:
     """Serve until Ctrl-C."""
     settings = checked_settings(options.listen, public=options.public, url=options.url)
-    context.output.say("Looking for the run …")
-    with join(options.link, options.peer_options(), with_files=False) as joined:
-        context.wire(joined)
+    with options.looking_into(options.link, context, with_files=False) as joined:
         directory = joined.directory / FOLDER
         watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
         earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
         joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
         dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
-        try:
-            dashboard.start()
-            announce_dashboard(dashboard, context.output)
-            while not (context.parent_watch is not None and context.parent_watch.is_over(0)):
+        with served(dashboard, context.output):
+            while not context.is_over(0):
                 look(watcher, context.output)
                 time.sleep(LOOK_S)
-        finally:
-            dashboard.close()
     context.output.summary(ok=True)
 
 
@@ -62,15 +57,20 @@ def checked_settings(listen: str, *, public: bool, url: str | None) -> Dashboard
     return DashboardSettings.listening(listen, public=public, url=url)
 
 
-def announce_dashboard(dashboard: Dashboard, output: Output, *, show_qr: bool = False) -> None:
-    """Say where it is, for viewers, newcomers and the organiser."""
+@contextlib.contextmanager
+def served(dashboard: Dashboard, output: Output, *, show_qr: bool = False) -> Iterator[None]:
+    """The dashboard is served meanwhile, and it is said where."""
+    try:
+        dashboard.start()
+        _announce(dashboard, output, show_qr=show_qr)
+        yield
+    finally:
+        dashboard.close()
+
+
+def _announce(dashboard: Dashboard, output: Output, *, show_qr: bool) -> None:
     settings = dashboard.settings
-    output.event(
-        "dashboard",
-        url=dashboard.url,
-        urls=dashboard.urls,
-        join_url=dashboard.join_url,
-    )
+    output.event("dashboard", url=dashboard.url, urls=dashboard.urls, join_url=dashboard.join_url)
     output.say(f"The dashboard: {dashboard.url}")
     for url in dashboard.urls[1:]:
         output.say(f"           or: {url}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 from rich.markup import escape
@@ -23,15 +22,17 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
+from minga.planner.device_memory import counted_passes, device_memory
 from minga.planner.explanation import DAY_S, PeerTask, explain
 from minga.planner.forecast import encoded_bytes
 from minga.planner.model_facts import ModelFacts
+from minga.recipes.registry import CUSTOM, check_installed, load_recipe
+from minga.recipes.running.devices import choose_devices, machine_name
+from minga.recipes.running.micro_batch import check_wished
+from minga.recipes.running.precision import FORMATS, Precision, choose_precision
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 from minga.training.transfer.run_files import lies_in
-
-if TYPE_CHECKING:
-    from minga.recipes.running.precision import Precision
 
 USUAL_UPLOAD: Final = 20e6 / 8
 USUAL_DOWNLOAD: Final = 100e6 / 8
@@ -95,10 +96,6 @@ def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
-    from minga.recipes.registry import load_recipe
-    from minga.recipes.running.devices import choose_devices, machine_name
-    from minga.recipes.running.precision import choose_precision
-
     spec = prospect.spec
     if work.base_bits is not None:
         spec = spec.with_recipe_settings(load_recipe(spec).own_base(work.base_bits).settings.model_dump(mode="json"))
@@ -173,8 +170,6 @@ def require_whole_model(spec: RunSpec, instead: str) -> None:
 
 def require_recipe(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
-    from minga.recipes.registry import CUSTOM, check_installed, load_recipe
-
     require_whole_model(spec, "minga split join LINK")
 
     if spec.model.recipe == CUSTOM:
@@ -217,7 +212,7 @@ def show_and_ask(
         )
     if options.yes:
         return costs
-    if not (output.interactive and sys.stdin.isatty()):
+    if not output.can_ask:
         output.say("There is no terminal to ask, so this machine takes part.")
     elif not typer.confirm("Take part?", default=True):
         output.say("Nothing was downloaded. To look at the run without taking part: minga status LINK")
@@ -227,9 +222,12 @@ def show_and_ask(
 
 def lines(costs: Costs) -> list[str]:
     """The costs for people."""
-    size = "of a size that the organiser's program knows" if costs.parameters is None else _count(costs.parameters)
+    size = "of a size that the organiser's program knows"
+    if costs.parameters is not None:
+        size = f"{costs.parameters:,} parameters"
+    here = counted(costs.peers, "peer takes", "peers take") if costs.peers else "no peer takes"
     told = [
-        f"{costs.name}: {costs.recipe}, {size}; organiser's key {costs.organiser[:10]}; {_peers(costs.peers)}",
+        f"{costs.name}: {costs.recipe}, {size}; organiser's key {costs.organiser[:10]}; {here} part now",
         f"This machine: {costs.device}",
     ]
     if costs.memory_bytes is not None and costs.disk_bytes is not None:
@@ -295,11 +293,6 @@ def _check_micro_batch(
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.
     """
-    from minga.planner.device_memory import counted_passes, device_memory
-    from minga.recipes.registry import load_recipe
-    from minga.recipes.running.micro_batch import check_wished
-    from minga.recipes.running.precision import FORMATS
-
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
     passes = counted_passes(spec, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
@@ -345,11 +338,3 @@ def _lasts(limit: TrafficLimit, task: PeerTask, start_bytes: float) -> tuple[flo
 def _rate(cap: RateCap | None) -> float | None:
     """The rate of this hour."""
     return None if cap is None else cap.now(time.time())
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters:,} parameters"
-
-
-def _peers(count: int) -> str:
-    return f"{counted(count, 'peer takes', 'peers take')} part now" if count else "no peer takes part now"

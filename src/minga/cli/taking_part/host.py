@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,33 +16,31 @@ from rich.markup import escape
 from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
-from minga.cli.taking_part.leaving import GracefulLeave, LastCheckpoint, farewell_of_host
-from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link import HostLink, relay_line
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import CompletionNotice, run_view
+from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host
+from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import own_run
+from minga.cli.terminal.output import Display, Output, Ticker
 from minga.core.errors import ConfigurationError
-from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
-from minga.core.wheel import own_wheel
-from minga.dashboard.joining import JoinFacts, JoinPage, Source
-from minga.identity.links.links import Link, reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
+from minga.keeping.rejoin import SPEC_FILE
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.notebook.notebook_file import joining_notebook
+from minga.planner.auto_choice import with_chosen_strategy
+from minga.recipes.registry import CUSTOM, load_recipe, spelled_out
+from minga.recipes.running.run import RecipeRun, begin_run
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
-    from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Display, Output
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -58,8 +55,6 @@ NOTHING_KEPT = (
 
 def run_host(options: HostCommand, context: Context) -> None:
     """Begin the run of a spec, or go on with the one of a folder; stay until it ends or Ctrl-C comes."""
-    from minga.recipes.registry import CUSTOM, spelled_out
-
     path, output = _named(options), context.output
     peer, loggers = options.peer_options(), tuple(map(LoggerChoice.parse, options.log_to))
     shown: DashboardSettings | None = None
@@ -81,16 +76,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     if options.begin_from is not None:
         source = own_run(options.begin_from, options.directory)
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": source})})
-    if spec.model.recipe != CUSTOM:
-        require_whole_model(spec, "minga split serve RUN.TOML")
-    if spec.model.recipe == CUSTOM:
-        if peer.role not in ("monitor", "auxiliary"):
-            raise ConfigurationError(
-                'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
-            )
-        peer = replace(peer, role="monitor")
-    elif spec.security.verification == "byzantine" and peer.role == "auxiliary":
-        peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    peer = _in_its_role(peer, spec)
     if options.announce_lan:
         from minga.cli.taking_part.nearby import check_announced
 
@@ -126,8 +112,6 @@ def run_host(options: HostCommand, context: Context) -> None:
             undone.callback(shutil.rmtree, hosted.directory, ignore_errors=True)
         context.wire(hosted)
         if hosted.awaits_first_state:
-            from minga.recipes.running.run import begin_run
-
             begin_run(hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
@@ -135,36 +119,24 @@ def run_host(options: HostCommand, context: Context) -> None:
         with (
             contextlib.closing(RunLog(loggers)) as log,
             _lan(hosted, options) as lan,
-            _dashboard(hosted, shown, output, is_new=known is None, show_qr=options.qr) as watcher,
+            _watched(hosted, shown, output, is_new=known is None, show_qr=options.qr) as watcher,
         ):
-            # The dashboard's page for newcomers has a code, which was shown.
-            qr, page = options.qr and (shown is None or shown.is_local), options.landing_page
-
-            def show(link: Link) -> None:
-                show_link(hosted, link, output, show_qr=qr, landing_page=page)
-                if lan is not None:
-                    lan.show(link)
-
-            watch = LinkWatch(hosted, output, show)
-
-            def tell() -> None:
-                announce(hosted, output, show_qr=qr, landing_page=page, bound_to=options.bind)
-                if lan is not None:
-                    from minga.cli.taking_part.nearby import say_announced
-
-                    lan.show(hosted.link)
-                    say_announced(hosted.link.organiser, output)
-                watch.begin()
-
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
-            _Hosting(hosted, options, context, watcher, keep, tell).run()
+            link = HostLink(
+                hosted,
+                output,
+                # The dashboard's page for newcomers has a code, which was shown.
+                show_qr=options.qr and (shown is None or shown.is_local),
+                landing_page=options.landing_page,
+                bound_to=options.bind,
+                lan=lan,
+            )
+            _Hosting(hosted, options, context, watcher, keep, link).run()
 
 
 def _named(options: HostCommand) -> Path:
     """The run spec, or the folder of the run to go on with. Raises `ConfigurationError`."""
-    from minga.keeping.rejoin import SPEC_FILE
-
     here = Path.cwd()
     if options.run is None and not (here / SPEC_FILE).is_file():
         raise ConfigurationError("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
@@ -174,11 +146,24 @@ def _named(options: HostCommand) -> Path:
     return path
 
 
+def _in_its_role(peer: PeerOptions, spec: RunSpec) -> PeerOptions:
+    """The options with the role that a host has in this run. Raises `ConfigurationError` if it cannot have the wanted
+    one.
+    """
+    if spec.model.recipe == CUSTOM:
+        if peer.role not in ("monitor", "auxiliary"):
+            raise ConfigurationError(
+                'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
+            )
+        return replace(peer, role="monitor")
+    require_whole_model(spec, "minga split serve RUN.TOML")
+    if spec.security.verification == "byzantine" and peer.role == "auxiliary":
+        return replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    return peer
+
+
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
     """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
-    from minga.planner.auto_choice import with_chosen_strategy
-    from minga.recipes.registry import CUSTOM, load_recipe
-
     written = RunSpec.from_file(path)
     if written.model.recipe != CUSTOM:
         load_recipe(written, str(path))  # a mistake in its table is told by the file, as all others are
@@ -190,14 +175,8 @@ def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenS
     return with_origins(spec), None
 
 
-_OWN_PROGRAM = (
-    "PROGRAM.py stands for the program that trains the model: it gives the link to minga.join, or to an adapter of "
-    "docs/trainers.md."
-)
-
-
 @contextlib.contextmanager
-def _dashboard(
+def _watched(
     peer: Peer, shown: DashboardSettings | None, output: Output, *, is_new: bool, show_qr: bool
 ) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
@@ -207,16 +186,12 @@ def _dashboard(
     if shown is None:
         yield watcher
         return
-    from minga.cli.taking_part.dashboard import announce_dashboard
+    from minga.cli.taking_part.dashboard import served
     from minga.dashboard.dashboard import Dashboard
 
     dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, is_organisers=True)
-    try:
-        dashboard.start()
-        announce_dashboard(dashboard, output, show_qr=show_qr)
+    with served(dashboard, output, show_qr=show_qr):
         yield watcher
-    finally:
-        dashboard.close()
 
 
 @contextlib.contextmanager
@@ -243,8 +218,8 @@ def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
 
 
 class _Hosting:
-    """One `minga host`: it calls `keep` once the run has its state, or needs none of this machine, and then `announce`
-    when it is ready for others.
+    """One `minga host`: it calls `keep` once the run has its state, or needs none of this machine, and announces the
+    `link` when it is ready for others.
     """
 
     def __init__(
@@ -254,10 +229,10 @@ class _Hosting:
         context: Context,
         watcher: Watcher,
         keep: Callable[[], None],
-        announce: Callable[[], None],
+        link: HostLink,
     ) -> None:
-        self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self._keep, self._announce = keep, announce
+        self.peer, self.work, self.context, self.output = peer, work, context, context.output
+        self._keep, self._link = keep, link
         self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
@@ -265,12 +240,10 @@ class _Hosting:
 
     def run(self) -> None:
         """Show the link and stay."""
-        from minga.cli.terminal.output import Ticker
-
         if self.peer.role == "monitor":
             collect_again()
             self._keep()
-            self._announce()
+            self._link.announce()
             with Ticker(self.output, self._look) as ticker:
                 self._watch(ticker.check)
             return
@@ -285,9 +258,6 @@ class _Hosting:
             time.sleep(0.2)
 
     def _run_replica(self) -> None:
-        from minga.cli.taking_part.held_out import HeldOut
-        from minga.cli.terminal.output import Ticker
-        from minga.recipes.running.run import RecipeRun
 
         run = RecipeRun(self.peer, self.work.work())
         self._keep()
@@ -295,7 +265,7 @@ class _Hosting:
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
-        self._announce()
+        self._link.announce()
         with Ticker(self.output, self._look) as ticker:
 
             def between() -> None:
@@ -315,15 +285,13 @@ class _Hosting:
                     f"The run is complete after {counted(run.step, 'step')}. Its state stays available until "
                     "Ctrl-C, which is safe now."
                 )
-                while not (self.parent_watch and self.parent_watch.end_step < math.inf):
+                while not self.context.is_told_to_end:
                     ticker.check()
                     self._last_words.write(run)
                     time.sleep(0.2)
 
     def _is_over(self, step: int) -> bool:
-        if self._last_words.is_wanted or self._leaving.is_over(step):
-            return True
-        return self.parent_watch is not None and self.parent_watch.is_over(step)
+        return self._last_words.is_wanted or self._leaving.is_over(step) or self.context.is_over(step)
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(
@@ -339,68 +307,3 @@ class _Hosting:
 
     def _look(self) -> Display:
         return run_view(self.watcher.look(), self.held_out.latest if self.held_out else None)
-
-
-def announce(peer: Peer, output: Output, *, show_qr: bool, landing_page: Path | None, bound_to: str | None) -> None:
-    """Print the link, what it is good for and what to do with it; write the page that it is published on."""
-    link, page = peer.link, peer.spec.network.landing_url
-    fields = {"url": link.at(page), "reach": reach_of(link.entries).name.lower()}
-    output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory), **fields)
-    if others := peer.on_loop(peer.session.node.connected):
-        output.event("under_way", peers=len(others))
-        output.say("This run is under way: this machine takes part in it again.")
-    if peer.spec.founder == "first":
-        output.say("This run begins with the weights of the first peer that trains: start the one that has them first.")
-    for_members = peer.spec.security.admission == "members"
-    if for_members:
-        output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
-    else:
-        output.say(f"{who_can_join(link)}\n")
-    show_link(peer, link, output, show_qr=show_qr, landing_page=landing_page)
-    for line in reach_lines(link, peer.spec, bound_to):
-        output.say(escape(line))
-    output.say(f"Files, checkpoints and history: {peer.directory}")
-
-
-def show_link(peer: Peer, link: Link, output: Output, *, show_qr: bool, landing_page: Path | None) -> None:
-    """Print the command with the link, perhaps as a QR code, too, and write the page that it is published on."""
-    page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
-    if show_qr and output.interactive and not for_members:
-        output.console.file.write(link.qr(page) + "\n")
-    output.say_whole(_command(peer, link.at(page)))
-    if peer.spec.model.recipe == "custom":
-        output.say(f"\n{_OWN_PROGRAM}")
-    output.say("")
-    if landing_page is not None:
-        beside = write_landing_page(landing_page, peer.spec, link)
-        output.say(f"The page with the link: {landing_page}. It goes to a web server together with {beside}")
-
-
-def _command(peer: Peer, link: str) -> str:
-    """What the reader of the link types."""
-    if peer.spec.security.admission == "members":
-        return f"minga admit {link}"
-    return f"python PROGRAM.py {link}" if peer.spec.model.recipe == "custom" else f"minga join {link}"
-
-
-def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
-    """Write the page, and beside it what it hands out: minga, and a notebook; what that is, in words.
-
-    The commands in it name the place that the run spec has for the page, or else this folder, until the page is opened
-    on a web server, when it puts in its own address. Raises `StorageError`.
-    """
-    place = spec.network.landing_url
-    base = f"{path.resolve().parent.as_uri()}/" if place is None else place.rpartition("/")[0] + "/"
-    wheel = own_wheel() if spec.network.source_url is None else None
-    facts, source = JoinFacts.of(spec, link), Source.of(spec, base, wheel)
-    files = {} if wheel is None else {wheel.name: wheel.data}
-    get = spec.network.source_url or wheel
-    notebook = None
-    if get is not None and facts.notebook_link is not None:
-        notebook = f"{path.stem}.ipynb"
-        files[notebook] = joining_notebook(facts.notebook_link, get).encode()
-    is_as_signed = wheel is not None and wheel.reference == spec.wheel
-    page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
-    for name, data in {**files, path.name: page.html().encode()}.items():
-        store(path.with_name(name), data)
-    return " and ".join(files) or "nothing else"

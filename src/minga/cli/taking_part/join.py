@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,32 +15,31 @@ import typer
 from rich.markup import escape
 
 from minga.cli.commands import JoinCommand
+from minga.cli.taking_part.availability import POLL_S, present, rules_of, wait_until_available
 from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
-from minga.cli.taking_part.leaving import GracefulLeave, farewell_of_volunteer, thanks
-from minga.cli.taking_part.link_view import HostWatch
+from minga.cli.taking_part.link import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
-from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
+from minga.cli.taking_part.session import GracefulLeave, HeldOut, farewell_of_volunteer, thanks
+from minga.cli.taking_part.status import OwnPart, shown_phase, volunteer_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
+from minga.cli.terminal.output import Output, Ticker
 from minga.core.errors import ConfigurationError, MingaError, reason_of
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
-from minga.core.units import counted, format_duration, parse_size
-from minga.core.wheel import installed_from
+from minga.core.units import counted, parse_size
 from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
-from minga.keeping.availability import (
-    Availability,
-    AvailabilityRules,
-    DailyHours,
-    TrafficLimit,
-    listeners,
-    listening,
-)
+from minga.keeping.availability import Availability, listeners
+from minga.monitor.history import History
+from minga.monitor.watcher import Watcher
 from minga.recipes.registry import CUSTOM, load_recipe
+from minga.recipes.running.devices import choose_devices, machine_name
+from minga.recipes.running.local_ranks import open_run
+from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
 from minga.training.transfer.run_files import lies_in
@@ -50,12 +47,6 @@ from minga.training.transfer.run_files import lies_in
 if TYPE_CHECKING:
     import torch
 
-    from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Output, Ticker
-    from minga.recipes.running.run import RecipeRun
-
-POLL_S = 1.0
-"""How often the rules of this machine's owner are looked at."""
 
 SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
@@ -70,7 +61,7 @@ def run_join(options: JoinCommand, context: Context) -> None:
         from minga.cli.taking_part.nearby import choose_run
 
         link = choose_run(options.bind, context.output)
-    peer, rules = options.peer_options(), _rules(options)
+    peer, rules = options.peer_options(), rules_of(options)
     max_files = parse_size(options.max_files, "--max-files")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
@@ -83,26 +74,28 @@ def run_join(options: JoinCommand, context: Context) -> None:
     probes = affords_probes(peer, rules.traffic)
     done = SessionsDone()
 
-    will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
+    will_ask = context.output.can_ask and not options.yes
+
+    has_model = peer.role != "monitor"
 
     def consider(prospect: Prospect) -> Path | None:
-        if peer.role != "monitor" and prospect.completed is not None:
+        """Whether and how to take part in what was found; the folder where files lie that need not be fetched."""
+        if has_model and prospect.completed is not None:
             tell_complete(prospect, link, done, context.output)
             raise typer.Exit
-        if peer.role != "monitor":
+        if has_model:
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
-            if peer.role != "monitor":
-                tell_whose_code(prospect.spec, context.output)
+            if has_model:
                 tell_cautions(prospect.spec, context.output)
             costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
             done.is_agreed = True
             availability.expect_start(costs.start_bytes)
             if availability.pause() is not None:
                 raise _LaterError
-        if options.base is not None or peer.role == "monitor":
-            if options.base is not None:
-                check_base(options.base, prospect.spec)
+        if options.base is not None:
+            check_base(options.base, prospect.spec)
+        if options.base is not None or not has_model:
             return options.base
         kept = peer.run_directory(parsed.run_id) / "files"
         missing = {
@@ -111,7 +104,7 @@ def run_join(options: JoinCommand, context: Context) -> None:
         return load_recipe(prospect.spec).elsewhere(missing)
 
     is_paused = True
-    with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:
+    with contextlib.closing(log), present(peer.run_directory(parsed.run_id)) as folder:
         if others := listeners(folder):
             context.output.say(
                 f"On this machine {counted(others, 'other process takes', 'other processes take')} part in this run "
@@ -130,49 +123,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
                 is_paused = _Joining(joined, options, context, availability, done, log).run()
 
 
-def _rules(options: JoinCommand) -> AvailabilityRules:
-    """The rules that the owner of this machine gave. Raises `ConfigurationError`."""
-    return AvailabilityRules(
-        None if options.only is None else DailyHours.parse(options.only),
-        None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
-        options.pause_on_battery,
-    )
-
-
-@contextlib.contextmanager
-def _present(folder: Path) -> Iterator[Path]:
-    """The folder, for word from other commands meanwhile, such as `minga join LINK --pause`; gone if nothing was kept
-    in it.
-    """
-    with contextlib.suppress(OSError):  # joining says what is wrong with the disk
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with listening(folder):
-            yield folder
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 class _LaterError(Exception):
     """The owner of this machine agreed, and its rules keep it out of the run for now."""
-
-
-def wait_until_available(availability: Availability, context: Context) -> None:
-    """Block while the rules of this machine's owner keep it out of the run."""
-    said = ""
-    while (pause := availability.pause()) is not None:
-        if pause.why != said:
-            said = pause.why
-            back = "" if pause.seconds is None else f", back in {format_duration(pause.seconds)}"
-            context.output.say(f"This machine pauses: {escape(pause.why)}{back}.")
-            context.output.event("paused", why=pause.why, seconds=pause.seconds)
-        if context.parent_watch is not None and context.parent_watch.end_step < math.inf:
-            return
-        time.sleep(POLL_S)
-    if said:
-        context.output.event("resumed")
-        context.output.say("This machine takes part from now on.")
 
 
 @dataclass
@@ -219,18 +171,8 @@ def check_base(folder: Path, spec: RunSpec) -> None:
             ) from error
 
 
-def tell_whose_code(spec: RunSpec, output: Output) -> None:
-    """Say so if the minga of this machine came from the organiser of the run that it joins."""
-    digest = installed_from()
-    if digest is not None and spec.wheel is not None and spec.wheel.endswith(f"#sha256={digest}"):
-        output.event("organisers_code", wheel=spec.wheel)
-        output.say("The minga on this machine is the organiser's own copy, the one that the run's signed record names.")
-
-
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
     """The devices that a run uses on this machine, how much it computes at once, and in which number format."""
-    from minga.recipes.running.devices import machine_name
-
     return f"{machine_name(devices)}, micro-batch {run.micro_batch_size}, {run.precision.name}"
 
 
@@ -246,10 +188,8 @@ class _Joining:
         done: SessionsDone,
         log: RunLog,
     ) -> None:
-        from minga.monitor.history import History
-        from minga.monitor.watcher import Watcher
 
-        self.peer, self.options, self.output, self.parent_watch = peer, options, context.output, context.parent_watch
+        self.peer, self.options, self.context, self.output = peer, options, context, context.output
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
@@ -261,7 +201,6 @@ class _Joining:
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._step, self._phase = 0, "joining"
-        self._losses: deque[float] = deque(maxlen=50)
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
@@ -278,9 +217,6 @@ class _Joining:
             self._availability.end_session()
 
     def _share_in(self) -> bool:
-        from minga.cli.terminal.output import Ticker
-        from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -325,7 +261,7 @@ class _Joining:
         return False
 
     def _is_over(self, step: int) -> bool:
-        if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
+        if self._leaving.is_over(step) or self.context.is_over(step):
             return True
         most = self.options.leave_after_steps
         if most is not None and self._done.steps >= most:
@@ -341,8 +277,6 @@ class _Joining:
         self._availability.note_traffic(sum(self.peer.on_loop(self.peer.session.node.traffic)))
 
     def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
-        from minga.cli.taking_part.held_out import HeldOut
-
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.options.evaluate else None
 
         def is_over(step: int) -> bool:
@@ -353,8 +287,10 @@ class _Joining:
             if held_out is not None:
                 held_out.if_due()
 
-        def on_batch(step: int, samples: int, loss: float) -> None:
-            self._on_batch(step, samples, loss)
+        def on_batch(step: int, samples: int, _: float) -> None:
+            with self._lock:
+                self._step = step
+                self._done.samples += samples
             between()
 
         if self.peer.role == "auxiliary":
@@ -382,13 +318,6 @@ class _Joining:
             seconds=round(seconds, 3),
             **({"first": self.held_out.first, "last": self.held_out.latest} if self.held_out else {}),
         )
-
-    def _on_batch(self, step: int, samples: int, loss: float) -> None:
-        with self._lock:
-            self._step = step
-            self._done.samples += samples
-            if math.isfinite(loss):
-                self._losses.append(loss)
 
     def _on_event(self, event: Event) -> None:
         with self._lock:
@@ -424,8 +353,6 @@ class _Joining:
             phase = shown_phase(self._phase, status)
             return OwnPart(
                 run=status,
-                step=self._step,
-                loss=sum(self._losses) / len(self._losses) if self._losses else None,
                 samples=self._done.samples,
                 samples_per_second=me.samples_per_second if me and phase != "paused" else 0.0,
                 share=sum(self._shares) / len(self._shares) if self._shares else None,

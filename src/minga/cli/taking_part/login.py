@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
-from minga.core.files import read_line
+from minga.core.files import read_secret
 
 if TYPE_CHECKING:
     from minga.login.messages import DeviceCode
@@ -41,7 +41,7 @@ class PersonAtTerminal:
     def secret(self, what: str, url: str) -> str:
         """See `LoginUser`."""
         if self._secret is not None:
-            return _read_secret(self._secret)
+            return read_secret(self._secret, "--secret", MAX_SECRET_CHARACTERS).strip()
         _check_terminal(f"log in: give your {what} with --secret FILE")
         return getpass.getpass(f"Your {what} (goes to {url}, is not shown): ").strip()
 
@@ -67,13 +67,3 @@ class PersonAtTerminal:
 def _check_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
         raise ConfigurationError(f"nobody can be asked here. To {otherwise}")
-
-
-def _read_secret(path: Path) -> str:
-    try:
-        secret = read_line(path, MAX_SECRET_CHARACTERS).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--secret {path}: cannot be read as text: {type(error).__name__}") from error
-    if not 0 < len(secret) <= MAX_SECRET_CHARACTERS:
-        raise ConfigurationError(f"--secret {path}: it holds one line of 1 to {MAX_SECRET_CHARACTERS} characters")
-    return secret

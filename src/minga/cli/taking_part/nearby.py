@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 from rich.markup import escape
 
+from minga.cli.taking_part.link import KEY_DIGITS
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -19,8 +18,6 @@ except ModuleNotFoundError as error:
         "part by a LINK"
     ) from error
 
-KEY_DIGITS = 16
-"""Of the organiser's key, for people to compare."""
 _CARE = (
     "Every machine of this network can announce a run under any name: compare the organiser's key with the one that "
     "the organiser shows."
@@ -33,15 +30,6 @@ def check_announced(spec: RunSpec) -> None:
         raise ConfigurationError(
             "--announce-lan: this run is for members, and its link admits nobody; hand out invitations instead"
         )
-
-
-def say_announced(organiser: str, output: Output) -> None:
-    """Tell the host what others of the network see."""
-    output.event("announced", organiser=organiser)
-    output.say(
-        "Announced in this local network, where `minga join` without a link lists it. Organiser's key for comparison: "
-        f"{organiser[:KEY_DIGITS]}"
-    )
 
 
 def choose_run(host: str | None, output: Output) -> str:
@@ -60,7 +48,7 @@ def choose_run(host: str | None, output: Output) -> str:
     for number, run in enumerate(runs, 1):
         output.say(f"{number:3}  {escape(run.name)}   organiser's key {run.link.organiser[:KEY_DIGITS]}")
     output.say(_CARE)
-    if output.interactive and sys.stdin.isatty():
+    if output.can_ask:
         return str(runs[_asked(len(runs)) - 1].link)
     _list(runs, output)
     raise typer.Exit

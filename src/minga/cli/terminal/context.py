@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,15 @@ class Context:
         peer.subscribe(self._tell_amendments)
         if self.output.json_output:
             peer.subscribe(lambda event: self.output.event(event.kind, **event.fields))
+
+    def is_over(self, step: int) -> bool:
+        """Whether the parent process wants this one to finish after global step `step`."""
+        return self.parent_watch is not None and self.parent_watch.is_over(step)
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether the parent process has said after which step."""
+        return self.parent_watch is not None and self.parent_watch.end_step < math.inf
 
     def _tell_amendments(self, event: Event) -> None:
         if isinstance(event.data, RunAmended):

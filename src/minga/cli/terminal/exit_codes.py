@@ -16,7 +16,6 @@ from minga.core.errors import (
     IdentityError,
     LinkError,
     LocalError,
-    MingaError,
     NoStateError,
     RejectedError,
     RemoteError,
@@ -87,13 +86,11 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED, *_REFUSALS)) or (
-        isinstance(error, RemoteError) and error.phase in ("login", "banned")
-    ):
+    if not isinstance(error, RemoteError) or error.phase in ("login", "banned"):
+        return ""
+    if isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED, *_REFUSALS):
         return ""  # the message says what to do, and nothing is wrong with the way to the run
-    if isinstance(error, RemoteError):
-        return "Run `minga doctor LINK` to see which hop fails."
-    return ""
+    return "Run `minga doctor LINK` to see which hop fails."
 
 
 def report(error: BaseException, *, json_output: bool) -> int:
@@ -114,11 +111,6 @@ def report(error: BaseException, *, json_output: bool) -> int:
             fields |= {"peer": error.peer, "round": error.round, "phase": error.phase}
         _print_last_line({**fields, "exit_code": code})
     return code
-
-
-def is_expected(error: BaseException) -> bool:
-    """Whether an error is one of minga's own, which is told in words, without a traceback."""
-    return isinstance(error, MingaError)
 
 
 def is_usage_error(error: Any) -> bool:

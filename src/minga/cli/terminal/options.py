@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from minga.recipes.running.run import Work
     from minga.training.join import PeerOptions
     from minga.training.organiser import Organiser
+    from minga.training.peer import Peer
+    from minga.training.prospect import Consider
 
 RUN_ID: Final = re.compile("[0-9a-f]{4,64}")
 """How the id of a run may begin."""
@@ -73,6 +75,12 @@ def own_run(named: str, directory: Path | None = None) -> str:
     return str(run_with_id(named, runs_folder(directory)).directory)
 
 
+def check_empty(out: Path) -> None:
+    """Raise `ConfigurationError` unless --out is a folder that is empty, or not there yet."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """What all commands have."""
@@ -110,6 +118,18 @@ class LookingOptions(NetworkOptions):
         return PeerOptions(
             role="monitor", ephemeral=True, voucher=self.identity, directory=self.directory, host=self.bind
         )
+
+    @contextmanager
+    def looking_into(
+        self, link: str, context: Context, *, with_files: bool = True, consider: Consider | None = None
+    ) -> Iterator[Peer]:
+        """Such a monitor in the run of a link."""
+        from minga.training.join import join
+
+        context.output.say("Looking for the run …")
+        with join(link, self.peer_options(), with_files=with_files, consider=consider) as joined:
+            context.wire(joined)
+            yield joined
 
 
 @dataclass(frozen=True, kw_only=True)

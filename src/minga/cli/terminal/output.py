@@ -130,6 +130,11 @@ class Output:
             threading.Thread(target=self._write_forever, name="minga-output", daemon=True).start()
             exit_codes.before_last_line.append(self.stop)
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether a person is at the terminal who reads a question and can answer it."""
+        return self.interactive and sys.stdin.isatty()
+
     def event(self, kind: str, **fields: Any) -> None:
         """A line of JSON; nothing for people."""
         if self.json_output and not self._ended and kind not in QUIET_EVENTS:

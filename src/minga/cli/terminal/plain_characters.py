@@ -8,11 +8,10 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
-_PREFIX = "minga.plain."
-"""Of the names of our error handlers, as in `open(errors=…)`; the rest is that of the handler that was there before."""
+_NAME = "minga.plain"
+"""That of our error handler, as in `open(errors=…)`."""
 
 _NEAREST = {
     "…": "...",
@@ -38,19 +37,16 @@ _NEAREST = {
 
 
 def use_plain_characters(streams: Iterable[Any]) -> None:
-    """Let each of these text streams write what its encoding lacks by the nearest characters.
-
-    Where there are none it does what it did before, which in the locale C gives the bytes of a file's name back; and
-    instead of an error it writes an escape, so that a path still names one file only.
+    """Let each of these text streams write what its encoding lacks by the nearest characters; where there are none, as
+    an escape, so that a path still names one file only.
     """
+    codecs.register_error(_NAME, _replaced)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            former = (stream.errors or "strict").removeprefix(_PREFIX)
-            codecs.register_error(_PREFIX + former, partial(_replaced, former))
-            stream.reconfigure(errors=_PREFIX + former)
+            stream.reconfigure(errors=_NAME)
 
 
-def _replaced(former: str, error: UnicodeError) -> tuple[str | bytes, int]:
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
     """What is written in place of the first character that is lacking, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -58,7 +54,4 @@ def _replaced(former: str, error: UnicodeError) -> tuple[str | bytes, int]:
     if nearest := _NEAREST.get(error.object[start]):
         return nearest, start + 1
     one = UnicodeEncodeError(error.encoding, error.object, start, start + 1, error.reason)
-    try:
-        return codecs.lookup_error(former)(one)
-    except UnicodeError:
-        return codecs.backslashreplace_errors(one)
+    return codecs.backslashreplace_errors(one)

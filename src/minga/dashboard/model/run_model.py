@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minga.dashboard.model.series import Journal, Series, numbers
-from minga.dashboard.model.speed_by_peer import SpeedByPeer
+from minga.dashboard.model.series import Journal, Series, SpeedByPeer, numbers
 from minga.monitor.history import Entry, number_in, samples_of
 
 MARK_EVENTS: Final = ("joined", "left", "lost", "banned", "amended", "paused", "resumed", "regrouped")

@@ -1,12 +1,10 @@
 """The web server of the dashboard: pages, API, events and metrics, on a thread of its own.
 
-    request ─▶ guard (Host, token, headers) ────────┬─▶ pages (files of this package)
-                                                    ├─▶ answers (the API) ◀── live_run
+    request ─▶ guard (Host, token, headers) ────────┬─▶ files of the pages
+                                                    ├─▶ answers (the API, what changes) ◀── live_run
                                                     ├─▶ join_answers (page for newcomers, notebook, wheel)
-                                                    ├─▶ live_feed (Server-Sent Events)
                                                     └─▶ metrics (Prometheus)
 
-Read: guard (who may ask), answers (the API), join_answers (for newcomers), live_feed (what changes, to all viewers),
-pages (HTML, style, scripts), metrics, web_server (what is where; uvicorn on its thread, with bounds of what strangers
-may hold open).
+Read: guard (who may ask), answers (the API; what changes, to all viewers), join_answers (for newcomers), metrics,
+web_server (what is where; HTML, style and scripts; uvicorn on its thread, with bounds of what strangers may hold open).
 """

@@ -1,8 +1,15 @@
-"""The API, version 1: `GET /api/v1/…` answers in JSON; docs/dashboard.md describes it."""
+"""The API, version 1: `GET /api/v1/…` answers in JSON; docs/dashboard.md describes it.
+
+What changed goes to all viewers at once, as Server-Sent Events. Every message repeats the ends of all curves and
+journals, so a viewer that was slow takes the newest message only, and sees by the numbers in it whether it has to fetch
+the whole again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Final
 
@@ -14,9 +21,10 @@ from starlette.responses import Response, StreamingResponse
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.model.documents import VERSION
 from minga.dashboard.server.guard import refusal
-from minga.dashboard.server.live_feed import LiveFeed
 from minga.dashboard.server.metrics import CONTENT_TYPE, metrics_text, registry_of
 
+MOST_VIEWERS: Final = 200
+HEARTBEAT_S: Final = 15.0
 WHAT: Final = {
     "run": "the page of the run: figures, curves, journals",
     "peers": "the living peers",
@@ -78,3 +86,50 @@ def _known(data: bytes | None) -> Response:
 def json_answer(data: bytes) -> Response:
     """JSON that is good for this moment."""
     return Response(data, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})
+
+
+class LiveFeed:
+    """On one event loop. `viewers` counts the open streams."""
+
+    def __init__(self) -> None:
+        self.viewers = 0
+        self._message: bytes | None = None
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more viewers can follow."""
+        return self.viewers >= MOST_VIEWERS
+
+    def publish(self, message: bytes) -> None:
+        """Send one JSON document, which has no line breaks, to all viewers."""
+        self._message = b"data: " + message + b"\n\n"
+        self._wake()
+
+    def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closed = True
+        self._wake()
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """The messages from now on."""
+        self.viewers += 1
+        try:
+            yield b"retry: 2000\n\n"
+            while not self._closed:
+                news = self._news
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if not self._closed and self._message is not None:
+                    yield self._message
+        finally:
+            self.viewers -= 1
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

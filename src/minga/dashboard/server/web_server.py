@@ -1,12 +1,15 @@
-"""The web server: what is where, and uvicorn on a thread with an event loop of its own."""
+"""The web server: what is where, the files of the pages, and uvicorn on a thread with an event loop of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -22,7 +25,6 @@ from minga.core.urls import reachable_hosts
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.guard import JOIN, STATIC, Guard, refusal
 from minga.dashboard.server.join_answers import NOTEBOOK, JoinAnswers
-from minga.dashboard.server.pages import PAGES, Pages
 from minga.dashboard.settings import DashboardSettings
 
 API: Final = "/api/v1"
@@ -35,6 +37,17 @@ SEND_BUFFER_BYTES: Final = 256 << 10
 """What the system holds for each viewer: with its usual megabytes a slow reader seems not to read for a long time."""
 GOODBYE_S: Final = 1
 """Seconds that open requests have once the server ends."""
+
+FOLDER: Final = Path(__file__).parent.parent / "static"
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+PAGES: Final = ("/", "/peers", "/peers/{peer}", "/leaderboard")
+"""The addresses of pages; all are one file, whose scripts look at the address."""
 
 
 class WebServer:
@@ -168,8 +181,9 @@ class BoundedConnection(H11Protocol):
         self._looking = self.loop.call_later(LOOK_S, self._look)
 
 
-def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers, pages: Pages) -> ASGIApp:
+def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers) -> ASGIApp:
     """The application; nothing of it answers before `Guard` let the request in."""
+    pages = Pages()
     routes = [
         *(Route(path, pages.page) for path in PAGES),
         Route(JOIN, joining.page),
@@ -192,3 +206,43 @@ def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers
 async def _peer_closed(_: Request, __: Exception) -> Response:
     """The answer once the peer that had to be asked is gone."""
     return refusal(503, "the peer behind this dashboard was closed")
+
+
+# ---- the files of the pages: HTML, style, scripts and the vendored uPlot, read once
+
+
+@dataclass(frozen=True)
+class _File:
+    data: bytes
+    type: str
+    etag: str
+
+
+class Pages:
+    """Answers requests for files; only files that were there at the start are served."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in TYPES)
+        self._files = {path.relative_to(folder).as_posix(): _read(path) for path in found}
+
+    async def page(self, request: Request) -> Response:
+        """The page, whichever its address is."""
+        return self._answer(request, "index.html")
+
+    async def file(self, request: Request) -> Response:
+        """A file that the page loads."""
+        return self._answer(request, request.path_params["name"])
+
+    def _answer(self, request: Request, name: str) -> Response:
+        file = self._files.get(name)
+        if file is None:
+            return refusal(404, "no such file")
+        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.data, headers={**headers, "Content-Type": file.type})
+
+
+def _read(path: Path) -> _File:
+    data = path.read_bytes()
+    return _File(data, TYPES[path.suffix], f'"{hashlib.sha256(data).hexdigest()[:20]}"')

@@ -379,12 +379,12 @@ class Link(str):
         """The link as people get it: behind the address of the run's page, if it has one."""
         return str(self) if landing_url is None else f"{landing_url}#{self}"
 
-    def qr(self, landing_url: str | None = None, *, colour: bool = True, quiet_zone: int = 2) -> str:
+    def qr(self, landing_url: str | None = None) -> str:
         """A QR code for a terminal, see `in_terminal`.
 
         It holds the link at the run's page, if there is one and the code has room for both, else the bare link.
         """
-        return in_terminal(self._code(landing_url), colour=colour, quiet_zone=quiet_zone)
+        return in_terminal(self._code(landing_url))
 
     def _code(self, landing_url: str | None) -> segno.QRCode:
         if landing_url is not None:

@@ -152,7 +152,7 @@ class SimulatedPeer:
 
     async def finish_step(self, limit_s: float) -> None:
         """Wait until the present step is taken, if others count on this peer in it: in a run whose members check each
-        other, to go in the middle of one costs the key its place (`minga.cli.taking_part.leaving`).
+        other, to go in the middle of one costs the key its place (`minga.cli.taking_part.session`).
         """
         life, loop = self.session.member, asyncio.get_running_loop()
         step, until_s = self.replica.step, loop.time() + limit_s

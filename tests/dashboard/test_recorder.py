@@ -21,7 +21,7 @@ from minga.core.events.bus import Event, EventData
 from minga.core.events.network import LinksProbed, PeerOffence
 from minga.core.events.security import SecureBanned
 from minga.core.events.training import RunAmended, RunRegrouped, StateDonorDropped, StepApplied
-from minga.dashboard.recording.recorder import PERIOD_S, RoundClock, RunRecorder
+from minga.dashboard.recorder import PERIOD_S, RoundClock, RunRecorder
 from minga.monitor.history import History
 from minga.training.status.run_status import AmendmentStatus, SplitRunStatus, with_split
 

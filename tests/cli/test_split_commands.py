@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
+from minga.cli import splitting
 from minga.cli.commands import SplitJoinCommand
-from minga.cli.splitting import join as split_join
 from minga.cli.terminal.context import make_context
 from minga.core.errors import UnreachableError
 from minga.recipes.split import taking_part  # noqa: F401
@@ -165,9 +165,9 @@ def test_a_client_logs_in_as_its_command_says(tmp_path: Path, monkeypatch: pytes
         asked.extend([person.name("codes"), person.secret("code", "https://login.example.org")])
         raise UnreachableError("nobody is there")
 
-    monkeypatch.setattr(split_join, "join", join)
+    monkeypatch.setattr(splitting, "join", join)
     monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
     command = SplitJoinCommand(link=str(invitation_link()), login="alice", secret=secret)
     with pytest.raises(UnreachableError):
-        split_join.run_split_join(command, make_context(json_output=False))
+        splitting.run_split_join(command, make_context(json_output=False))
     assert asked == ["alice", "open sesame"]

@@ -7,19 +7,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import ClosedError, LinkError, StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback, is_public
+from minga.core.wheel import own_wheel
+from minga.dashboard.joining import JoinFacts, JoinPage, Source
 from minga.identity.links.links import Link, Reach, reach_of
 from minga.network.interface import Address
 from minga.network.rpc.node import Node
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.peer import Peer
 from minga.training.status.run_status import RunStatus
+
+if TYPE_CHECKING:
+    from minga.network.lan import LanAnnouncement
 
 _WHO = {
     Reach.INTERNET: "Anyone who has this link can join the run:",
@@ -32,6 +42,8 @@ _NOT_REACHED = (
     "A peer that joined could not reach this machine at its public address. Let router and firewall pass its UDP port. "
     "If that peer is in your own local network, this may be a false alarm."
 )
+KEY_DIGITS = 16
+"""Of the organiser's key, for people to compare."""
 HOST_GONE_S = 15.0
 """How long the host is not to be seen, in seconds, before it is said to be gone."""
 _HOST_GONE = "The host of this run is gone. The run goes on with the peers that are here"
@@ -93,16 +105,80 @@ def seen_line(endpoint: str, *, port: str) -> str:
     )
 
 
-class LinkWatch:
-    """Tells of the link of `peer`; `show` shows one that took the place of the one that was printed."""
+class HostLink:
+    """The link of `peer`, a host: shows it, and tells what becomes known of it later.
 
-    def __init__(self, peer: Peer, output: Output, show: Callable[[Link], None]) -> None:
-        self._peer, self._output, self._show = peer, output, show
+    `landing_page` is where the page goes that it is published on, `bound_to` the address that this host was told to
+    use; `lan` announces the run in the local network.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        output: Output,
+        *,
+        show_qr: bool = False,
+        landing_page: Path | None = None,
+        bound_to: str | None = None,
+        lan: LanAnnouncement | None = None,
+    ) -> None:
+        self._peer, self._output = peer, output
+        self._shows_qr, self._landing_page, self._bound_to, self._lan = show_qr, landing_page, bound_to, lan
         self._printed: Address | None = None
         self._asked = False
         peer.subscribe(self._on_event)
 
-    def begin(self) -> None:
+    def announce(self) -> None:
+        """Print the link, what it is good for and what to do with it; from now on tell of changes."""
+        peer, output, link = self._peer, self._output, self._peer.link
+        fields = {"url": link.at(peer.spec.network.landing_url), "reach": reach_of(link.entries).name.lower()}
+        output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory), **fields)
+        if others := peer.on_loop(peer.session.node.connected):
+            output.event("under_way", peers=len(others))
+            output.say("This run is under way: this machine takes part in it again.")
+        if peer.spec.founder == "first":
+            output.say(
+                "This run begins with the weights of the first peer that trains: start the one that has them first."
+            )
+        if peer.spec.security.admission == "members":
+            output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
+        else:
+            output.say(f"{who_can_join(link)}\n")
+        self.show(link)
+        for line in reach_lines(link, peer.spec, self._bound_to):
+            output.say(escape(line))
+        output.say(f"Files, checkpoints and history: {peer.directory}")
+        if self._lan is not None:
+            key = link.organiser
+            output.event("announced", organiser=key)
+            output.say(
+                "Announced in this local network, where `minga join` without a link lists it. Organiser's key for "
+                f"comparison: {key[:KEY_DIGITS]}"
+            )
+        self.watch()
+
+    def show(self, link: Link) -> None:
+        """Print the command with the link, perhaps as a QR code, too, and write the page that it is published on."""
+        peer, output, page = self._peer, self._output, self._peer.spec.network.landing_url
+        for_members = peer.spec.security.admission == "members"
+        if self._shows_qr and output.interactive and not for_members:
+            output.console.file.write(link.qr(page) + "\n")
+        is_own_program = peer.spec.model.recipe == "custom"
+        typed = "minga admit" if for_members else "python PROGRAM.py" if is_own_program else "minga join"
+        output.say_whole(f"{typed} {link.at(page)}")
+        if is_own_program:
+            output.say(
+                "\nPROGRAM.py stands for the program that trains the model: it gives the link to minga.join, or to an "
+                "adapter of docs/trainers.md."
+            )
+        output.say("")
+        if self._landing_page is not None:
+            beside = write_landing_page(self._landing_page, peer.spec, link)
+            output.say(f"The page with the link: {self._landing_page}. It goes to a web server together with {beside}")
+        if self._lan is not None:
+            self._lan.show(link)
+
+    def watch(self) -> None:
         """The link was printed: tell of changes from now on, and try it through the relay if there is one."""
 
         def note() -> None:
@@ -155,13 +231,36 @@ class LinkWatch:
         self._output.event("link_updated", link=str(link), reach=reach.name.lower())
         self._output.say(f"\nMore is known of this machine's address: the link below is good for {reach}.\n")
         try:
-            await asyncio.to_thread(self._show, link)  # which writes files, and tells the local network
+            await asyncio.to_thread(self.show, link)  # which writes files, and tells the local network
         except StorageError as error:  # of the page with the link; the run goes on
             self._output.say(str(error))
         if address.relay is not None and before.relay != address.relay:
             await self._check_relay()
         if any(map(is_public, set(address.direct) - set(before.direct))):
             await self._check_public()
+
+
+def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
+    """Write the page, and beside it what it hands out: minga, and a notebook; what that is, in words.
+
+    The commands in it name the place that the run spec has for the page, or else this folder, until the page is opened
+    on a web server, when it puts in its own address. Raises `StorageError`.
+    """
+    place = spec.network.landing_url
+    base = f"{path.resolve().parent.as_uri()}/" if place is None else place.rpartition("/")[0] + "/"
+    wheel = own_wheel() if spec.network.source_url is None else None
+    facts, source = JoinFacts.of(spec, link), Source.of(spec, base, wheel)
+    files = {} if wheel is None else {wheel.name: wheel.data}
+    get = spec.network.source_url or wheel
+    notebook = None
+    if get is not None and facts.notebook_link is not None:
+        notebook = f"{path.stem}.ipynb"
+        files[notebook] = joining_notebook(facts.notebook_link, get).encode()
+    is_as_signed = wheel is not None and wheel.reference == spec.wheel
+    page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
+    for name, data in {**files, path.name: page.html().encode()}.items():
+        store(path.with_name(name), data)
+    return " and ".join(files) or "nothing else"
 
 
 class HostWatch:

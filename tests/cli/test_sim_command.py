@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import minga.cli
-from minga.cli.simulating.sim_view import BAR_CHARACTERS, bar
+from minga.cli.simulating import BAR_CHARACTERS, bar
 from minga.cli.terminal.output import Output
 from tests.worlds import forked
 from tests.worlds.cli_run import GUARDED_MINGA, last_json

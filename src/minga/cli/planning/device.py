@@ -1,21 +1,36 @@
-"""`minga plan --model … --memory …`: whether a model fits into a device, and with which micro-batch."""
+"""`minga plan --memory` and `--measure`: whether a model fits into a device, and how fast this machine trains."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+import msgspec
+import torch
+
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
 from minga.cli.commands import PlanCommand
 from minga.cli.planning.forecast import one_of, planned_model
-from minga.cli.terminal.context import Context
+from minga.cli.terminal.context import Context, apply_threads
 from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration, format_size, parse_size
-
-if TYPE_CHECKING:
-    from minga.planner.device_memory import DeviceMemory
-    from minga.planner.model_facts import ModelFacts
+from minga.core.units import format_duration, format_number, format_size, parse_size
+from minga.planner.device_memory import (
+    FILLED,
+    HOST_BYTES_PER_S,
+    DeviceMemory,
+    counted_passes,
+    device_memory,
+    estimated_passes,
+)
+from minga.planner.devices import Measurement, Precision, keep_measurements
+from minga.planner.model_facts import ModelFacts, facts_of_recipe, named_spec, recipe_spec
+from minga.recipes.registry import USUAL_MODEL, load_recipe
+from minga.recipes.running.devices import choose_device, devices, hardware
+from minga.recipes.running.micro_batch import measure_speed
+from minga.recipes.running.precision import choose_precision
 
 
 def run_memory(options: PlanCommand, context: Context) -> None:
@@ -39,14 +54,6 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
     """The model, what it needs, and the micro-batch of all peers where samples are coupled. `precision` "auto" is half,
     as accelerators compute that are fast in it.
     """
-    import torch
-
-    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
-    from minga.planner.device_memory import counted_passes, device_memory, estimated_passes
-    from minga.planner.devices import Precision
-    from minga.planner.model_facts import facts_of_recipe, named_spec
-    from minga.recipes.registry import load_recipe
-
     one_of("--precision", options.precision, get_args(Precision))
     name, half = str(options.model), options.precision != "single"
     spec = None if options.fine_tune else named_spec(name, options.tokens)
@@ -91,7 +98,6 @@ def _sides(size: int, *, away: bool) -> tuple[str, str]:
 
 
 def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> Iterator[str]:
-    from minga.planner.device_memory import FILLED, HOST_BYTES_PER_S
 
     yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
     if largest is None:
@@ -110,7 +116,6 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
 
 
 def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
-    from minga.planner.device_memory import HOST_BYTES_PER_S
 
     return {
         "model": model.name,
@@ -130,3 +135,49 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "transfer_bytes_per_step": found.transfer_per_step,
         "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6),
     }
+
+
+def run_measure(options: PlanCommand, context: Context) -> None:
+    """Measure a model on the wanted devices (all of them by default) and keep the result.
+
+    Raises `ConfigurationError` for models without a recipe and devices that are not there.
+    """
+    model, tokens = options.model or USUAL_MODEL, options.tokens
+    spec = recipe_spec(model, tokens)
+
+    apply_threads(options.threads)
+    chosen = [choose_device(name) for name in options.device or devices()]
+    recipe = load_recipe(spec, model)
+    facts = recipe.facts()
+    found: list[Measurement] = []
+    for device in chosen:
+        context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")
+        precision = choose_precision("auto", device, spec)
+        speed = measure_speed(recipe, spec, device, options.seconds, precision)
+        one = Measurement(
+            device=str(device),
+            model=facts.name,
+            parameters=sum(facts.tensors),
+            operations=facts.operations,
+            tokens=facts.tokens,
+            micro_batch=speed.micro_batch,
+            samples_per_s=speed.samples_per_s,
+            update_s=speed.update_s,
+            peak_bytes=speed.peak_bytes,
+            hardware=hardware(device),
+        )
+        found.append(one)
+        context.output.event("device.measured", **msgspec.to_builtins(one))
+        context.output.say(_line(one))
+    path = keep_measurements(found)
+    asked = shlex.quote(model) + ("" if tokens is None else f" --tokens {tokens}")
+    context.output.say(f'Kept in {path}; `minga plan --model {asked} --peers "(this, 100Mbit); …"` uses it.')
+    context.output.summary(ok=True, devices=[msgspec.to_builtins(each) for each in found], path=str(path))
+
+
+def _line(one: Measurement) -> str:
+    memory = f", {format_size(one.peak_bytes)} at most" if one.peak_bytes is not None else ""
+    return (
+        f"  {one.hardware}: {format_number(one.samples_per_s)} samples/s in micro-batches of "
+        f"{one.micro_batch}{memory}; an update takes {format_duration(one.update_s)}"
+    )
