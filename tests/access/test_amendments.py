@@ -303,6 +303,22 @@ def test_an_amended_rate_is_not_undone_by_loops_that_set_their_own(caplog: pytes
     assert round_by_loop(0.2) == [0.2, 0.2]
 
 
+def test_a_peer_that_comes_to_a_state_with_an_amended_rate_lets_no_loop_set_another_one() -> None:
+    spec = make_spec(16, model={"recipe": "custom"})
+    order, replica = amendment(spec, 1, 0, optimizer__learning_rate="0.03"), small_replica(spec)
+    (group,) = replica.optimizer.param_groups
+    amends = Amended(standing(spec, order), replica)
+    amends.enter((order.id,), 2)
+    amends.apply()
+    for step in (3, 4):
+        amends.stand_at(step)
+        amends.apply()
+        for rate in (0.09, 0.08, 0.07):
+            group["lr"] = rate
+            replica.look_at_loop()
+            assert group["lr"] == 0.03
+
+
 def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
     changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
     spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})

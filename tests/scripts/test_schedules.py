@@ -109,6 +109,13 @@ def test_a_schedule_that_was_made_for_another_number_of_steps_is_told(
     assert [words in each.getMessage() for each in caplog.records] == [True] * bool(words)
 
 
+def test_schedules_one_after_the_other_are_as_long_as_all_together(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    parts = [lr_scheduler.CosineAnnealingLR(optimizer, 40) for _ in range(3)]
+    Schedule(lr_scheduler.SequentialLR(optimizer, parts, [40, 80]), optimizer, 110)
+    assert not caplog.records
+
+
 class OfItsOwn(torch.optim.Optimizer):
     """Finds the rate itself, as Adafactor does with `relative_step`."""
 

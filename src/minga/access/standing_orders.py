@@ -56,6 +56,7 @@ PAUSED: Final = "paused"
 STOP: Final = "training.stop_after_steps"
 STRATEGY: Final = "training.strategy"
 OPTIMIZER: Final = "optimizer."
+RATE: Final = "optimizer.learning_rate"
 NORM: Final = "optimizer.max_grad_norm"
 EARLY: Final = (STRATEGY,)
 """What the plan of the round before its step has to say already."""

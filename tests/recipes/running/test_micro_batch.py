@@ -139,7 +139,7 @@ def test_a_speed_is_that_of_the_micro_batches_that_a_run_takes(peer: Any, monkey
     monkeypatch.setattr(run.recipe, "loss", limited)
     assert measure_speed(run.recipe, peer.spec, run.device, 0.0, run.precision).micro_batch == 4
     monkeypatch.setattr(type(run.recipe), "fixed_micro_batch_size", 8)
-    with pytest.raises(minga.ConfigurationError, match="too little memory for the run's 8 samples"):
+    with pytest.raises(minga.ConfigurationError, match="too little memory to train with 8 samples"):
         measure_speed(run.recipe, peer.spec, run.device, 0.0, run.precision)
 
 
@@ -218,7 +218,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
 
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
     monkeypatch.setattr(run, "device", torch.device("cuda"))
-    monkeypatch.setattr("minga.recipes.running.run.passes", passes)
+    monkeypatch.setattr("minga.recipes.running.micro_batch.passes", passes)
     assert run._choose_micro_batch(Work()) == found
     size = sum(parameter.numel() for parameter in run.model.parameters())
     assert sums == ([] if role == "auxiliary" else [size, 0])

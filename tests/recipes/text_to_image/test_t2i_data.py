@@ -116,6 +116,9 @@ def test_a_folder_of_pictures_becomes_a_run(tmp_path: Path) -> None:
     figures = recipe.evaluate(recipe.build_model(), files)
     assert set(figures) == {"heldout_image_loss", "heldout_text_loss"}  # such captions say no colour
     assert set(recipe.inputs()) == {folder / "metadata.csv", *folder.glob("*.png")}
+    (own / "tokenizer.json").touch()
+    given = picture_recipe(data=data, tokenizer=f"from:{own}")
+    assert set(given.inputs()) == {own / "tokenizer.json", *recipe.inputs()}
 
 
 def test_captions_may_lie_in_text_files_beside_their_pictures(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Handler
@@ -18,11 +19,12 @@ from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
 from minga.security.accountability.log import verify_log
 from minga.security.messaging.gradient_samples import SUBMISSION
-from minga.security.messaging.past_steps import LOOK, TAKE, WATCH
+from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
+from minga.security.messaging.spread import PROVE
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour
 from minga.security.protocol.members import FIRST_SUSPENSION_STEPS
 from minga.security.protocol.rules import SecureSettings
-from minga.security.protocol.statements import Candidacy, Slot
+from minga.security.protocol.statements import Candidacy, EquivocationProof, Phase, Slot, state
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.joining_attacks import (
     LyingGuide,
@@ -347,3 +349,33 @@ async def test_members_that_do_not_answer_newcomers_do_not_keep_them_out() -> No
     assert set(ends.values()) == {None}
     assert swarm.peers["new"].member.is_member
     assert asked == {WATCH, LOOK, TAKE}
+
+
+@virtually
+async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() -> None:
+    swarm = make_swarm()
+    stranger = swarm.join("stranger", SilentCandidate())
+    known = swarm.peers["p0"]
+    watching = set[asyncio.Task[Seen]]()
+
+    async def flood() -> None:
+        await asyncio.sleep(1.0)
+        for index in range(100):
+            identity, slot = Identity.from_seed(index.to_bytes(32, "big")), Slot(10**6, 0, Phase.CANDIDACY)
+            one, other = (state(identity, RUN_ID, slot, Candidacy(bytes([which]) * 32)) for which in range(2))
+            await stranger.node.call(known.peer_id, PROVE, EquivocationProof(one, other), Done, timeout_s=5.0)
+        while True:
+            for peer in swarm.founders:
+                call = stranger.node.call(peer, WATCH, AwaitStep(10**9), Seen, timeout_s=60.0)
+                watching.update(asyncio.ensure_future(call) for _ in range(250))
+            await asyncio.gather(*watching, return_exceptions=True)
+            watching.clear()
+
+    flooding = stranger.network.process.run(flood())
+    later(3.0, lambda: swarm.join("new"))
+    ends = await swarm.run(16)
+    flooding.cancel()
+    await asyncio.gather(flooding, *watching, return_exceptions=True)
+    assert ends["new"] is None
+    assert swarm.peers["new"].member.is_member
+    assert not known.member._gossip.proofs

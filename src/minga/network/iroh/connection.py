@@ -446,7 +446,8 @@ class IrohConnection(Connection):
         return stream
 
     async def _watch(self, lane: Any) -> None:
-        await lane.closed()
+        with contextlib.suppress(*BINDING_ERRORS):
+            await lane.closed()
         self._lose("the connection was lost")
 
     async def _accept_forever(self, lane: Any) -> None:

@@ -372,8 +372,8 @@ class MessageStream:
             self._send_receipt(self.counter.came(size))
 
     def _send_receipt(self, receipt: bytes | None) -> None:
-        """Send a receipt at once, or with the next frame where frames go this way often."""
-        if receipt is None or len(self._receipts) >= MAX_RECEIPT_BYTES:
+        """Send a receipt at once, or with the next frame if this side sends bulk bytes, too."""
+        if receipt is None or self._finished or len(self._receipts) >= MAX_RECEIPT_BYTES:
             return
         if not self._receipts:
             self._receipt_tick = self._clockwork.tick

@@ -23,7 +23,7 @@ class PictureSource(Section):
     source: str = "folder"
     folder: Annotated[Printable, Field(max_length=4096)] = described(
         "",
-        "(source folder) a folder here; peers get what is made of its pictures, not its path",
+        "(source folder) a folder here; peers get its pictures or what is made of them, not its path",
         "a path",
         private=True,
     )

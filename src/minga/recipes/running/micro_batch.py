@@ -81,6 +81,29 @@ def largest_fit(try_out: TryOut, start: int, most: int) -> int:
     return size
 
 
+def fit(
+    recipe: Recipe[Any],
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    start: int,
+    most: int,
+    *,
+    beside: int = 0,
+) -> int:
+    """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves room
+    for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
+    """
+    try:
+        return largest_fit(passes(recipe, model, device, precision, beside=beside), start, most)
+    except ConfigurationError:
+        if not beside:
+            raise
+    finally:
+        release()
+    return fit(recipe, model, device, precision, start, most)
+
+
 def _seconds(try_out: TryOut, size: int) -> float | None:
     """How long a micro-batch of this size takes; None if there is too little memory for it."""
     try:
@@ -203,13 +226,32 @@ def measure_speed(
             "a base in 8 or 4 bits is quantised from the files of a run, which a measurement has not, and with more "
             "bits it has another speed: measure with base_bits = 16 or 32"
         )
-    model = model.to(device)
-    try_out, of_run, most = passes(recipe, model, device, precision), size_of_all(recipe), smallest_round(spec)
-    if of_run is not None and _seconds(try_out, of_run) is None:
-        raise ConfigurationError(f"{device} has too little memory for the run's {of_run} samples at once")
+    model, most = model.to(device), smallest_round(spec)
     start = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
-    size = of_run or largest_fit(try_out, start, min(start, most) if device.type == "cpu" else most)
-    release()
+    if (size := size_of_all(recipe) or 0) == 0:
+        total = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        limit = min(start, most) if device.type == "cpu" else most
+        size = fit(recipe, model, device, precision, start, limit, beside=total)
+    try:
+        return _measure(recipe, spec, model, device, seconds, precision, size)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigurationError(f"{device} has too little memory to train with {size} samples at once") from error
+
+
+def _measure(
+    recipe: Recipe[Any],
+    spec: RunSpec,
+    model: nn.Module,
+    device: torch.device,
+    seconds: float,
+    precision: Precision,
+    size: int,
+) -> DeviceSpeed:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of the search
+    try_out = passes(recipe, model, device, precision)
     begun, taken = time.perf_counter(), [try_out(size)]
     while time.perf_counter() - begun < seconds:
         taken.append(try_out(size))

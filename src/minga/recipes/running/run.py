@@ -26,8 +26,7 @@ from minga.recipes.running.micro_batch import (
     CPU_MICRO_BATCH,
     RememberedSizes,
     check_wished,
-    largest_fit,
-    passes,
+    fit,
     release,
     size_of_all,
 )
@@ -215,24 +214,11 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = self._largest_fit(start, most, sums_here=not work.offload)
+        total = 0 if work.offload else sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+        share = -(-total // self._ranks)  # of the sum, in one of several processes
+        size = fit(self.recipe, self.model, self.device, self.precision, start, most, beside=share)
         self._remembered.keep(str(self.device), size)
         return size
-
-    def _largest_fit(self, start: int, most: int, *, sums_here: bool) -> int:
-        """The size that suits the device, beside the sum of the gradients (of several processes this one's share) if
-        that is there and leaves room for one.
-        """
-        total = sum(each.numel() for each in self.model.parameters() if each.requires_grad) if sums_here else 0
-        try_out = passes(self.recipe, self.model, self.device, self.precision, beside=-(-total // self._ranks))
-        try:
-            return largest_fit(try_out, start, most)
-        except ConfigurationError:
-            if not sums_here:
-                raise
-        finally:
-            release()
-        return self._largest_fit(start, most, sums_here=False)
 
     def _compile(self) -> None:
         if self._is_public:

@@ -182,10 +182,10 @@ def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[E
 
 
 def _folder_rows(folder: str) -> Iterator[Mapping[str, Any]]:
-    what = f"data.folder = {folder!r}"
-    if not (folder and Path(folder).is_dir()):
+    what, place = f"data.folder = {folder!r}", Path(folder).expanduser()
+    if not (folder and place.is_dir()):
         raise ConfigurationError(f"{what}: no such folder")
-    for row in rows_of(opened(what, "imagefolder", data_dir=folder, split="train"), what):
+    for row in rows_of(opened(what, "imagefolder", data_dir=str(place), split="train"), what):
         found = row.get("image")
         path = found.get("path") if isinstance(found, dict) and found.get("bytes") is None else None
         yield row if path is None else {**row, "image": {"path": path, "bytes": _content(path)}}

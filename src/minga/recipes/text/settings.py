@@ -28,15 +28,17 @@ class TextSource(Section):
         "a list of at most 256 paths",
         private=True,
     )
-    name: HubName = described("", "(hub) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"')
+    name: HubName = described(
+        "", "(hub, datasets) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"'
+    )
     config: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(hub) its configuration", "a text of at most 100 printable characters"
+        "", "(hub, datasets) its configuration", "a text of at most 100 printable characters"
     )
     revision: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(hub) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
+        "", "(hub, datasets) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
     )
     split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(hub) its split", "a text of 1 to 100 printable characters"
+        "train", "(hub, datasets) its split", "a text of 1 to 100 printable characters"
     )
     text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
         "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"

@@ -38,7 +38,7 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
-from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
+from minga.recipes.text.tokenizer import TOKENIZER_FILE, given_file, read_tokenizer
 from minga.recipes.text_to_image.data import coded_rows, is_held_out, own_rows
 from minga.recipes.text_to_image.decoder import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import heldout_losses, part_losses, sample_figures, unpack_captions
@@ -90,8 +90,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return prepare_files(self.settings, self.context.seed)
 
     def inputs(self) -> Sequence[Path]:
-        """The pictures and captions in the organiser's folder."""
-        return files_below(self.settings.data.folder)
+        """The pictures and captions in the organiser's folder, and a tokenizer of this machine."""
+        how, _, what = self.settings.tokenizer.partition(":")
+        given = [given_file(what, TOKENIZER_FILE, "tokenizer")] if how == "from" else []
+        return [*files_below(self.settings.data.folder), *given]
 
     def build_model(self) -> TextToImageDecoder:
         """The decoder of the settings."""

@@ -4,14 +4,14 @@ parameters are averaged, and another strategy goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from minga.access.standing_orders import NORM, OPTIMIZER, PAUSED, StandingOrders
+from minga.access.standing_orders import NORM, OPTIMIZER, PAUSED, RATE, StandingOrders
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import RoundVectors
@@ -55,9 +55,10 @@ class Amended:
         """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
         self._has_taken_step = False
         self.now = self._spec(step)
-        # The state has the rate. How gradients are clipped stands in no state, and own steps come before the next plan.
-        changes = self._read(self._orders.due(step), step)
-        self._due = {key: value for key, value in changes.items() if key == NORM}
+        # How gradients are clipped stands in no state, and own steps come before the next plan.
+        self._due = _of_optimizer(self._read(self._orders.due(step), step))
+        if RATE in self._due:
+            self._due[RATE] = None  # as the state has it
 
     def enter(self, plan_orders: Sequence[str], step: int) -> str:
         """The round of `step`, of a plan with these orders, counts. Returns what they change, in words, if that or they
@@ -70,7 +71,7 @@ class Amended:
         if ids == self.in_force and changes == before and not first:
             return ""
         self.in_force, self._changes, self.now = ids, changes, self._orders.spec(ids, step)
-        self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
+        self._due = _of_optimizer(changes)
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
 
     def _read(self, orders: Sequence[str], step: int) -> dict[str, Any]:
@@ -87,6 +88,10 @@ class Amended:
         due, self._due = self._due, None
         if due is not None:
             self._replica.amend(due)
+
+
+def _of_optimizer(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
 
 
 # ---- Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits.

@@ -350,7 +350,7 @@ class Member:
             return None, samples, 0
         size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
         sent = await offload(size, project, vector, weight, self.step, plan.round_id)
-        if sent is None and vector is not None:  # nor in any further attempt at the step
+        if sent is None and vector is not None:  # it would be the same in any further attempt at the step
             await self._port.request("drop", self._port.begin_anew)
         return (None, 0, 0) if sent is None else (sent, samples, weight)
 

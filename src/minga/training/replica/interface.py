@@ -116,9 +116,9 @@ class ReplicaInterface(Protocol):
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by these settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
-        those of the others change in proportion), and `optimizer.max_grad_norm`, which without a word is the program's
-        own; or by `loop_rates`, the learning rates of all groups in the next update, with all else as it is. To say the
-        same twice changes nothing.
+        those of the others change in proportion; None if the state has the amended one already), and
+        `optimizer.max_grad_norm`, which without a word is the program's own; or by `loop_rates`, the learning rates of
+        all groups in the next update, with all else as it is. To say the same twice changes nothing.
         """
 
     @property

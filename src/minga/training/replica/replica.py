@@ -313,8 +313,8 @@ class Replica:
             norm = changes.get("optimizer.max_grad_norm", self._own_max_grad_norm)
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
             self.loop_rates.go_by_order(is_ordered="optimizer.learning_rate" in changes)
-        if "optimizer.learning_rate" in changes:
-            set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
+        if (rate := changes.get("optimizer.learning_rate")) is not None:
+            set_learning_rate(self.optimizer, self.scheduler, float(rate))
             self.loop_rates.keep()
         if LOOP_RATES in changes:
             self.loop_rates.give(changes[LOOP_RATES])

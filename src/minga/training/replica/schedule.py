@@ -159,6 +159,8 @@ def _stand_in(optimizer: torch.optim.Optimizer) -> SimpleNamespace:
 def length_of(scheduler: LRScheduler) -> int:
     """The steps that a scheduler of torch, or of `transformers.get_scheduler`, was made for; 0 if it does not say."""
     inner = [length_of(each) for each in getattr(scheduler, "_schedulers", ())]
+    if milestones := getattr(scheduler, "_milestones", None):  # one after the other
+        return milestones[-1] + inner[-1] if inner[-1] else 0
     named = [getattr(scheduler, name, None) for name in ("total_steps", "T_max")]
     named += [function.keywords.get(_LENGTH) for function in _partials(scheduler)]
     return max([int(each) for each in named if isinstance(each, int)] + inner, default=0)
