@@ -66,7 +66,9 @@ def test_the_path_of_a_gradient_on_an_accelerator_crosses_the_bus_once_a_round_e
 @pytest.mark.soak
 def test_a_peer_on_a_card_is_compared_with_bare_pytorch() -> None:
     words = ("--device", "cpu", "--turns", "1", "--micro-batches", "1", "--seconds", "0.3")
-    _, figures = summary("gpu", *words)
+    code, figures = summary("gpu", *words)
+    assert code == 0
+    assert set(figures["pairs"]) == {"synchronous", "delayed", "local"}
     assert all(found["samples_per_s"] > 0 for found in figures["pairs"].values())
     assert all(found["micro_batch_s"] > 0 and found["state"]["digest_s"] > 0 for found in figures["alone"].values())
 

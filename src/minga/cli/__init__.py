@@ -11,12 +11,12 @@ Called by the user's shell; nothing in the library imports it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.plain_characters import use_plain_characters
@@ -38,21 +38,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read the output is gone, as with `| head`. Threads of the transport may be in the middle of a call:
         # an interpreter that is torn down around them aborts.
         os._exit(exit_codes.OK)
+    if not (_flush(sys.stdout) and _flush(sys.stderr)):
+        os._exit(code)  # the interpreter would try once more, and end with a code of its own
     if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
         # All goodbyes are said by now. An interpreter that is torn down in the middle of an import takes seconds.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
         os._exit(code)
     # The interpreter collects garbage several times while it ends; with torch loaded that takes seconds for nothing.
     gc.freeze()
     sys.exit(code)
 
 
+def _flush(stream: TextIO | None) -> bool:
+    """Write what waits; whether that was possible. A program without a console has no streams."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _run(arguments: list[str]) -> int:
     json_output = "--json" in arguments
     try:
-        return _invoke(arguments)
+        code = _invoke(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while what went wrong can still be told
+        return code
     except KeyboardInterrupt:
         return exit_codes.report_interrupt(json_output=json_output)
     except BrokenPipeError:

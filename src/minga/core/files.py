@@ -154,7 +154,7 @@ def read_secret(path: Path, option: str, most: int) -> str:
             secret = decode_text(file.read(4 * (most + 3)))[: most + 3].strip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{option} {path}: cannot be read as text: {type(error).__name__}") from error
-    if not 0 < len(secret) <= most:
+    if not secret.strip() or len(secret) > most:
         raise ConfigurationError(f"{option} {path}: it holds one line of 1 to {most} characters")
     return secret
 

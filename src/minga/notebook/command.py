@@ -99,19 +99,21 @@ class Command:
     def hang_up(self) -> None:
         """Close its standard input, upon which it ends at once."""
         if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # another thread may be doing so
                 self.process.stdin.close()
 
     def _read(self) -> None:
-        for line in _lines(self.process.stdout, self._log):
-            with contextlib.suppress(json.JSONDecodeError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    self._on_event(event)
-        self.process.wait()
-        self._error_reader.join()
-        self.hang_up()
-        self._on_event(None)
+        try:
+            for line in _lines(self.process.stdout, self._log):
+                with contextlib.suppress(json.JSONDecodeError):
+                    event = json.loads(line)
+                    if isinstance(event, dict):
+                        self._on_event(event)
+        finally:  # a log that cannot be written leaves nobody waiting
+            self.process.wait()
+            self._error_reader.join()
+            self.hang_up()
+            self._on_event(None)
 
     def _read_errors(self) -> None:
         log = None if self._log is None else self._log.with_suffix(".err")

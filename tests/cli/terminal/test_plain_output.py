@@ -126,4 +126,6 @@ def test_last_words_and_errors_break_at_spaces_and_a_command_stays_one_line(monk
     exit_codes.report_interrupt(json_output=False)
     exit_codes.report(ConfigurationError("--micro-batch 100: it must be from 1 to 64"), json_output=False)
     assert out.getvalue().splitlines() == ["This host has left at step 7.", "To go on:", command]
-    assert errors.getvalue().splitlines() == ["minga: --micro-batch 100: it", "must be from 1 to 64"]
+    exit_codes.report(ConfigurationError("no such run\nno such file"), json_output=False)
+    told = ["minga: --micro-batch 100: it", "must be from 1 to 64", "minga: no such run", "minga: no such file"]
+    assert errors.getvalue().splitlines() == told

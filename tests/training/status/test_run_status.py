@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console, RenderableType
 
-from minga.cli.taking_part import status as status_view
+from minga.cli.taking_part import status as status_module
 from minga.cli.taking_part.join import OwnPart
 from minga.cli.taking_part.status import (
     MAX_ROWS,
@@ -225,7 +225,7 @@ def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = list[Callable[[], dict[str, int]]]()
-    monkeypatch.setattr(status_view, "done_so_far", done)
+    monkeypatch.setattr(status_module, "done_so_far", done)
 
     async def main() -> None:
         swarm = Swarm()

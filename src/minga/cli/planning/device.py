@@ -98,7 +98,6 @@ def _sides(size: int, *, away: bool) -> tuple[str, str]:
 
 
 def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> Iterator[str]:
-
     yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
     if largest is None:
         yield "What activations take is not known, since no recipe says how the model computes."
@@ -116,7 +115,6 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
 
 
 def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
-
     return {
         "model": model.name,
         "parameters": model.parameters,

@@ -139,7 +139,6 @@ def _of(spec: RunSpec | None, section: str, key: str) -> str | None:
 
 
 def _codec_choice(text: str | None) -> str | None:
-
     try:
         return None if text is None else canonical_codec(text)
     except ConfigurationError as error:

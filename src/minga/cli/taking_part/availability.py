@@ -1,5 +1,5 @@
 """When this machine takes part: by its owner's rules, and by `minga join LINK --pause` and `--unpause` from another
-terminal, which work at once, without what training imports.
+terminal; these two import nothing of training, so they work at once.
 """
 
 from __future__ import annotations

@@ -121,8 +121,6 @@ def run_host(options: HostCommand, context: Context) -> None:
             _lan(hosted, options) as lan,
             _watched(hosted, shown, output, is_new=known is None, show_qr=options.qr) as watcher,
         ):
-            log.begin(hosted.spec, hosted.directory)
-            watcher.history.listeners.append(log)
             link = HostLink(
                 hosted,
                 output,
@@ -132,6 +130,8 @@ def run_host(options: HostCommand, context: Context) -> None:
                 bound_to=options.bind,
                 lan=lan,
             )
+            log.begin(hosted.spec, hosted.directory)
+            watcher.history.listeners.append(log)
             _Hosting(hosted, options, context, watcher, keep, link).run()
 
 
@@ -258,7 +258,6 @@ class _Hosting:
             time.sleep(0.2)
 
     def _run_replica(self) -> None:
-
         run = RecipeRun(self.peer, self.work.work())
         self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})

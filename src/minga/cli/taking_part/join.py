@@ -188,7 +188,6 @@ class _Joining:
         done: SessionsDone,
         log: RunLog,
     ) -> None:
-
         self.peer, self.options, self.context, self.output = peer, options, context, context.output
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
@@ -217,7 +216,6 @@ class _Joining:
             self._availability.end_session()
 
     def _share_in(self) -> bool:
-
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
         is_alone = not self.peer.on_loop(self.peer.session.node.connected)

@@ -108,7 +108,7 @@ def seen_line(endpoint: str, *, port: str) -> str:
 class HostLink:
     """The link of `peer`, a host: shows it, and tells what becomes known of it later.
 
-    `landing_page` is where the page goes that it is published on, `bound_to` the address that this host was told to
+    `landing_page` is the file for the page that publishes it, `bound_to` the address that this host was told to
     use; `lan` announces the run in the local network.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from minga.cli.taking_part import link as link_view
+from minga.cli.taking_part import link as link_module
 from minga.cli.taking_part.link import (
     HOST_GONE_S,
     HostLink,
@@ -147,7 +147,7 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
     admission: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, printed = [0.0], list[str]()
-    monkeypatch.setattr(link_view, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     joined: Any = Hosted("192.168.1.7:4433")
     joined.spec = RunSpec.from_mapping({"name": "x", "security": {"admission": admission}})
     output: Any = Said()
