@@ -22,6 +22,7 @@ def test_a_line_comes_whole_out_of_a_pipe_which_can_be_read_once(tmp_path: Path)
         writer.start()
         assert read_secret(pipe, "--secret", 20) == said
         writer.join(10.0)
-    (tmp_path / "long").write_text("x" * 10_000)
-    with pytest.raises(ConfigurationError, match=r"--secret .*long: it holds one line of 1 to 20 characters"):
-        read_secret(tmp_path / "long", "--secret", 20)
+    for name, text in (("long", "x" * 10_000), ("blank", " \n")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigurationError, match=f"--secret .*{name}: it holds one line of 1 to 20 characters"):
+            read_secret(tmp_path / name, "--secret", 20)
