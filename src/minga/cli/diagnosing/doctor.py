@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.markup import escape
+from rich.text import Text
 
 from minga.cli.commands import DoctorCommand
 from minga.cli.diagnosing.hops import OwnAccess, check_authority, check_entries
@@ -37,11 +37,11 @@ def run_doctor(options: DoctorCommand, context: Context) -> int:
     async def run() -> None:
         async for check in _all_checks(link, options.identity, options.directory, options.bind):
             checks.append(check)
-            mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
+            mark = ("FAILED", "red") if not check.ok else ("note  ", "yellow") if check.advice else ("ok    ", "green")
             output.event("check", **check._asdict())
-            output.say(f"{mark} {check.name}: {escape(check.detail)}")
+            output.say(Text.assemble(mark, f" {check.name}: {check.detail}"))
             if check.advice:
-                output.say(f"       → {escape(check.advice)}")
+                output.say(f"       → {check.advice}")
 
     asyncio.run(run())
     failed = next((check for check in checks if not check.ok), None)

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import typer
-from rich.markup import escape
 
 from minga.averaging.solver.division import PeerRates
 from minga.averaging.strategy_choice import facts_of, largest_strategy
@@ -199,7 +198,7 @@ def show_and_ask(
     costs = costs_of(prospect, peer, options, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
-        output.say(escape(line))
+        output.say(line)
     if costs.files_bytes > max_files:
         raise ConfigurationError(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "

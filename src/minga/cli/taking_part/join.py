@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.availability import POLL_S, present, rules_of, wait_until_available
@@ -143,7 +143,7 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     """Say that there is nothing left to take part in, and how to get the model."""
     ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
     left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
-    output.say(escape(thanks(ended, done.contributed, done.samples) if done.contributed else left))
+    output.say(thanks(ended, done.contributed, done.samples) if done.contributed else left)
     if prospect.spec.model.recipe != CUSTOM:
         output.say("While a peer that has its state is there, this gets the model:")
         output.say_whole(f"minga export {link} --out model")
@@ -217,7 +217,8 @@ class _Joining:
 
     def _share_in(self) -> bool:
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
-        self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
+        joined = f" as {self.peer.peer_id[:10]}, {self.peer.role}."
+        self.output.say(Text.assemble("Joined ", (self.peer.spec.name, "bold"), joined))
         is_alone = not self.peer.on_loop(self.peer.session.node.connected)
         if is_alone:
             link = self.peer.link
@@ -341,7 +342,7 @@ class _Joining:
                 case SecureAdmitted(peer=self.peer.peer_id):
                     self._phase = "training"
                 case AccessNotRenewed() as refused:
-                    self.output.say(f"The access to this run was not renewed: {escape(refused.why)}")
+                    self.output.say(f"The access to this run was not renewed: {refused.why}")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
@@ -56,7 +55,7 @@ def run_status(options: StatusCommand, context: Context) -> None:
         watcher = Watcher(joined, History(None))
         chosen = ChosenStrategy.read(runs_folder(options.directory) / joined.run_id[:FOLDER_DIGITS])
         if chosen is not None:  # this run is hosted from this machine
-            context.output.say(escape(f"Auto: {chosen.reason}."))
+            context.output.say(f"Auto: {chosen.reason}.")
         try:
             told = [] if options.watch or context.output.json_output else told_since(joined, 0.0)
             status = _watch(watcher, options, context.output, told)
