@@ -280,6 +280,17 @@ def test_damaged_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert str(key) in capsys.readouterr().err
 
 
+def test_the_home_folder_is_meant_where_a_shell_leaves_its_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "key.json").write_text("{}")
+    (tmp_path / "key.json").chmod(0o600)
+    assert call("join", LINK, "--identity=~/key.json", "--directory=~/runs") == exit_codes.STORAGE
+    assert str(tmp_path / "key.json") in capsys.readouterr().err
+    assert [str(each) for each in Path().glob("~*")] == []
+
+
 def test_exit_codes_by_kind_of_error() -> None:
     expected = {
         ConfigurationError("x"): exit_codes.USAGE,

@@ -75,7 +75,7 @@ def present(folder: Path) -> Iterator[Path]:
 
 
 def wait_until_available(availability: Availability, context: Context) -> None:
-    """Block while the rules of this machine's owner keep it out of the run."""
+    """Block while the rules of this machine's owner keep it out of the run, unless this command is told to end."""
     said = ""
     while (pause := availability.pause()) is not None:
         if pause.why != said:

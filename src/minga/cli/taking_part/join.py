@@ -114,6 +114,9 @@ def run_join(options: JoinCommand, context: Context) -> None:
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
+            if context.is_told_to_end:
+                done.tell(context.output)
+                break
             with (
                 contextlib.suppress(_LaterError),
                 join(parsed, peer, person, consider=consider, probes=probes) as joined,
@@ -137,6 +140,11 @@ class SessionsDone:
     steps: int = 0
     """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
+
+    def tell(self, output: Output) -> None:
+        """Say what there was of it, to one who ends the command during a pause."""
+        output.say(thanks("Stopped during a pause", self.contributed, self.samples))
+        output.summary(ok=True, finished=False, steps_contributed=self.contributed, samples=self.samples)
 
 
 def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Output) -> None:

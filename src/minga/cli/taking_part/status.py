@@ -107,6 +107,8 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
 def _how_few(status: RunStatus) -> str:
     """What a run lacks to be a healthy one; nothing if it has it."""
     if not any(peer.doing in ("training", "averaging", "paused") for peer in status.peers if peer.role != "auxiliary"):
+        if status.step:
+            return "Nobody computes gradients: the run goes on with the next peer that joins by the link."
         return "Nobody computes gradients yet: the run begins with the first peer that joins by the link."
     return "" if status.averages else "One peer trains alone: a healthy run averages with at least one other."
 
