@@ -164,6 +164,12 @@ def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
         ["demo", "--minutes", "soon"],
         ["demo", "--peers", "1"],
         ["export"],
+        ["plan", "peers.toml", "--precision", "nonsense"],
+        ["plan", "--measure", "--precision", "half"],
+        ["plan", "--model", "gpt2", "--peers", "2x(t4)", "--seconds", "9"],
+        ["plan", "--model", "swav-tiny", "--memory", "8GB", "--tokens", "7"],
+        ["sample", "x", "a cat", "--temperature", "1e-40"],
+        ["sample", "x", "a cat", "--temperature", "0", "--n", "3"],
     ],
 )
 def test_bad_options_are_usage_errors(
