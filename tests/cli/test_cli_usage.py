@@ -164,6 +164,12 @@ def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
         ["demo", "--minutes", "soon"],
         ["demo", "--peers", "1"],
         ["export"],
+        ["plan", "peers.toml", "--precision", "nonsense"],
+        ["plan", "--measure", "--precision", "half"],
+        ["plan", "--model", "gpt2", "--peers", "2x(t4)", "--seconds", "9"],
+        ["plan", "--model", "swav-tiny", "--memory", "8GB", "--tokens", "7"],
+        ["sample", "x", "a cat", "--temperature", "1e-40"],
+        ["sample", "x", "a cat", "--temperature", "0", "--n", "3"],
     ],
 )
 def test_bad_options_are_usage_errors(
@@ -278,6 +284,17 @@ def test_damaged_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     link = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),))
     assert call("join", str(link), "--identity", str(key), "--directory", str(tmp_path)) == exit_codes.STORAGE
     assert str(key) in capsys.readouterr().err
+
+
+def test_the_home_folder_is_meant_where_a_shell_leaves_its_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "key.json").write_text("{}")
+    (tmp_path / "key.json").chmod(0o600)
+    assert call("join", LINK, "--identity=~/key.json", "--directory=~/runs") == exit_codes.STORAGE
+    assert str(tmp_path / "key.json") in capsys.readouterr().err
+    assert [str(each) for each in Path().glob("~*")] == []
 
 
 def test_exit_codes_by_kind_of_error() -> None:

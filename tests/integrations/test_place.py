@@ -37,6 +37,12 @@ def test_a_peer_of_the_program_stays_when_the_place_is_left(tmp_path: Path) -> N
         assert peer.status().step == 0
 
 
+def test_a_schedule_over_a_run_without_an_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    spec = minga.RunSpec.from_mapping({**SPEC, "optimizer": {"total_steps": 500, "warmup_steps": 0}})
+    assert RunPlace(None, spec, owned=False).schedule_steps == 500
+    assert "goes over optimizer.total_steps = 500 steps" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("norm", "own", "told"), [(1.0, 1.0, False), (1.0, 0.5, True), (1.0, None, True), ("off", 0.0, False)]
 )

@@ -62,7 +62,7 @@ EARLY: Final = (STRATEGY,)
 """What the plan of the round before its step has to say already."""
 BATCH: Final = "training.target_batch_size"
 AMENDABLE: Final = (
-    "optimizer.learning_rate",
+    RATE,
     NORM,
     STRATEGY,
     BATCH,

@@ -7,6 +7,7 @@ import inspect
 import platform
 from dataclasses import MISSING, Field
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import typer
@@ -125,7 +126,7 @@ def _add(command: Declaration, place: typer.Typer, *, is_parent: bool) -> None:
         if is_parent and values["context"].invoked_subcommand is not None:
             return
         filled = {each.name: values[each.name] for each in given}
-        options = command.options(**{k: tuple(v) if isinstance(v, list) else v for k, v in filled.items()})
+        options = command.options(**{name: _as_meant(value) for name, value in filled.items()})
         way = options.way(command.run)
         context = make_context(
             json_output=options.json_output,
@@ -143,6 +144,16 @@ def _add(command: Declaration, place: typer.Typer, *, is_parent: bool) -> None:
         place.callback(invoke_without_command=True, **told)(call)
     else:
         place.command(command.name.rpartition(" ")[2], rich_help_panel=command.group, **told)(call)
+
+
+def _as_meant(value: Any) -> Any:
+    """A value as commands take it: with the home folder for `~`, which a shell leaves in `--directory=~/runs`."""
+    match value:
+        case Path():
+            return value.expanduser()
+        case list():
+            return tuple(map(_as_meant, value))
+    return value
 
 
 def _is_rare(each: Field[Any]) -> bool:

@@ -177,6 +177,9 @@ class SampleCommand(LookingOptions):
     out: Path | None = option("(images) The file for them (default: samples.png).", default=None, metavar="GRID.PNG")
 
 
+USUAL_REPEAT = 3
+
+
 @command(
     TAKE_PART,
     "minga.cli.keeping.models:run_evaluate",
@@ -195,7 +198,9 @@ class EvaluateCommand(OutputOptions, ThreadsOptions):
         default=None,
     )
     data: str | None = option("The examples of the task: a file, a folder or hub:OWNER/NAME[:CONFIG].", default=None)
-    repeat: int = option("Train and measure N times, each time with another seed.", default=3, least=1, most=100)
+    repeat: int = option(
+        "Train and measure N times, each time with another seed.", default=USUAL_REPEAT, least=1, most=100
+    )
     examples: int | None = option(
         "Train on so many examples only (default: on all of the training part).", default=None, least=1
     )
@@ -510,6 +515,9 @@ class RunsVerifyCommand(OutputOptions):
 # ---- plan and simulate
 
 
+USUAL_PRECISION, MEASURED_S = "auto", 5.0
+
+
 @command(
     PLAN,
     "minga.cli.planning.plan:run_plan",
@@ -548,7 +556,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     base_bits: int | None = option("(--fine-tune) The frozen model in 16, 8 or 4 bits (default: 4).", default=None)
     rank: int | None = option("(--fine-tune) Rank of the adapters (default: 16).", default=None, least=1, most=4096)
     tokens: int | None = option("Tokens of a sample (default: by model).", default=None, least=1, most=1 << 20)
-    precision: str = option("single, half, or auto: half where `minga join` computes in it.", default="auto")
+    precision: str = option("single, half, or auto: half where `minga join` computes in it.", default=USUAL_PRECISION)
     state_bits: int | None = option("(--memory) 8 or 32 bits for each moment.", default=None, rare=True)
     offload: bool = option(
         "(--memory) The optimizer works in RAM, as with `minga join`.", "--offload", default=False, rare=True
@@ -560,7 +568,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         "(--measure) Only this device; may be repeated (default: all).", default=(), rare=True
     )
     seconds: float = option(
-        "(--measure) How long to measure each micro-batch.", default=5.0, least=0.1, most=600.0, rare=True
+        "(--measure) How long to measure each micro-batch.", default=MEASURED_S, least=0.1, most=600.0, rare=True
     )
 
     def __post_init__(self) -> None:
@@ -597,6 +605,8 @@ class PlanCommand(LookingOptions, ThreadsOptions):
             "--base-bits": (self.base_bits, (planned, memory)),
             "--rank": (self.rank, (planned, memory)),
             "--tokens": (self.tokens, (planned, memory, measured)),
+            "--precision": (self.precision != USUAL_PRECISION, (planned, memory)),
+            "--seconds": (self.seconds != MEASURED_S, (measured,)),
             "--state-bits": (self.state_bits, (memory,)),
             "--offload": (self.offload, (memory,)),
             "--checkpoint-activations": (self.checkpoint_activations, (memory,)),

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from minga.cli.commands import SimCommand
@@ -88,7 +87,7 @@ def _run_one(scenario: Scenario, options: SimCommand, context: Context) -> int:
     def tell(outcome: Outcome) -> None:
         # Before the world is taken down, because after Ctrl-C there is little time left.
         for line in summary_text(outcome):
-            context.output.say(escape(line))
+            context.output.say(line)
         interrupted = outcome.ended_by == "interrupt"
         if not interrupted:
             _draw(outcome, options.plot, context)
@@ -113,7 +112,7 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimCommand,
 
     for point, scenario in runs:
         words = ", ".join(f"{key} = {value}" for key, value in point)
-        context.output.say(escape(f"{scenario.name}: {words}"))
+        context.output.say(f"{scenario.name}: {words}")
         outcome, code = _simulate(Simulation(scenario), context, tell)
         if code != exit_codes.OK:
             return code
@@ -184,7 +183,7 @@ def _draw(outcome: Outcome, folder: Path | None, context: Context) -> None:
     if folder is None:
         return
     for path in draw(outcome, folder):
-        context.output.say(escape(f"Drawn: {path}"))
+        context.output.say(f"Drawn: {path}")
         context.output.event("drawn", path=str(path))
 
 
@@ -208,7 +207,7 @@ def scenario_table(scenarios: Mapping[str, str]) -> Table:
     """Names of the shipped scenarios and what they model."""
     table = plain_table("scenario", "what it models", left=("what it models",), wraps="what it models")
     for name, text in scenarios.items():
-        table.add_row(name, escape(text))
+        table.add_row(name, text)
     return table
 
 
@@ -352,12 +351,12 @@ def bar(phases_s: Mapping[str, float]) -> str:
 
 def sweep_table(runs: Sequence[tuple[list[Change], Outcome]]) -> Table:
     """One row for each run of a sweep."""
-    keys = [escape(key) for key, _ in runs[0][0]] if runs else []
+    keys = [key for key, _ in runs[0][0]] if runs else []
     table = plain_table(*keys, "steps", "steps/h", *PHASES, "computing", "took part", "loss", left=keys)
     for point, outcome in runs:
         phases, losses = outcome.phases_s, outcome.losses()
         table.add_row(
-            *(escape(value) for _, value in point),
+            *(value for _, value in point),
             str(outcome.timeline.last_step),
             "-" if outcome.steps_per_hour is None else f"{outcome.steps_per_hour:.4g}",
             *(format_duration(phases[phase]) for phase in PHASES),
@@ -419,10 +418,10 @@ def _page(lines: Sequence[str], context: Context) -> None:
     if context.output.interactive:
         with context.output.console.pager(styles=True):
             for line in lines:
-                context.output.say(escape(line))
+                context.output.say(line)
     else:
         for line in lines:
-            context.output.say(escape(line))
+            context.output.say(line)
 
 
 def _replayed(step: StepRecord, *, whole: bool) -> Iterator[str]:

@@ -6,8 +6,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
-
 from minga.cli.commands import SplitJoinCommand, SplitServeCommand
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.taking_part.status import run_view
@@ -57,7 +55,7 @@ def run_serve(options: SplitServeCommand, context: Context) -> None:
         finally:
             run.close()
     served = f"Served {counted(done.steps, 'batch', 'batches')} of {counted(done.clients, 'client')}."
-    output.say(escape(f"{served} The server's part: {run.path}"))
+    output.say(f"{served} The server's part: {run.path}")
     output.summary(ok=True, batches=done.steps, samples=done.samples, clients=done.clients, file=str(run.path))
 
 
@@ -75,7 +73,7 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
         output.event(
             "split.joined", peer=joined.peer_id, samples=len(run.samples.labels), variant=joined.spec.split.variant
         )
-        output.say(escape(_first_words(run)))
+        output.say(_first_words(run))
         collect_again()
         reader = StatusReader(joined)
 
@@ -98,7 +96,7 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
             run.save()
     told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
     trained = f"Trained on {counted(run.batches, 'batch', 'batches')}{f': {told}' if told else ''}."
-    output.say(escape(f"{trained} This client's parts: {run.folder}"))
+    output.say(f"{trained} This client's parts: {run.folder}")
     output.summary(
         ok=True, batches=run.batches, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
     )

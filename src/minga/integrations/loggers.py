@@ -146,7 +146,7 @@ def _is_figure(name: str, value: object) -> bool:
 
 def _open(choice: LoggerChoice, spec: RunSpec, directory: Path) -> Sink:
     if choice.name == "tensorboard":
-        return _TensorBoard(Path(choice.project) if choice.project else directory / "tensorboard")
+        return _TensorBoard(Path(choice.project).expanduser() if choice.project else directory / "tensorboard")
     return _Tracker(choice, spec)
 
 

@@ -27,7 +27,15 @@ class RunPlace(NamedTuple):
     @property
     def schedule_steps(self) -> int:
         """Global steps over which a learning-rate schedule goes: to the run's last one, if it has one."""
-        return self.spec.training.stop_after_steps or self.spec.optimizer.total_steps
+        if (last := self.spec.training.stop_after_steps) is not None:
+            return last
+        steps = self.spec.optimizer.total_steps
+        logger.warning(
+            "this run has no last step (training.stop_after_steps), so the script's learning-rate schedule goes over "
+            "optimizer.total_steps = %d steps, and not over those that the script names",
+            steps,
+        )
+        return steps
 
     @property
     def last_step(self) -> int | None:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
@@ -87,6 +87,10 @@ class Loss:
     parts: Mapping[str, Tensor]
 
 
+LEAST_TEMPERATURE: Final = 0.001
+"""Scores are divided by it, and have to stay numbers."""
+
+
 @dataclass(frozen=True)
 class SampleOptions:
     """How samples are drawn from a trained model.
@@ -118,6 +122,10 @@ class SampleOptions:
         ):
             if not low <= value <= high:
                 raise ConfigurationError(f"--{name} {value}: must be from {low:g} to {high:g}")
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigurationError(f"--temperature {self.temperature}: must be 0, or at least {LEAST_TEMPERATURE:g}")
+        if self.temperature == 0.0 and self.count > 1:
+            raise ConfigurationError(f"--n {self.count}: with --temperature 0 all samples of a prompt are the same")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from minga.cli.diagnosing.machine import PYTORCH_BYTES, Accelerators, Needs, accelerator, from_outside, model_of, room
+from minga.cli.diagnosing.doctor import _machine
+from minga.cli.diagnosing.machine import (
+    PYTORCH_BYTES,
+    Accelerators,
+    Needs,
+    accelerator,
+    from_outside,
+    model_of,
+    room,
+    room_for,
+)
 from minga.core.spec.run_spec import RunSpec
 
 
@@ -67,3 +79,16 @@ def test_what_a_run_needs_is_that_of_its_largest_strategy_and_of_moments_as_they
     coded = needs_of(RunSpec.from_mapping({**model, "optimizer": {"state_bits": 8}}))
     assert later.memory > plain.memory > coded.memory
     assert later.state == plain.state > coded.state
+
+
+def test_the_disk_that_is_looked_at_is_that_of_the_folder_which_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000 if folder == tmp_path else 1e12))
+    disk = {check.name: check for check in _machine(None, tmp_path / "runs")}["disk"]
+    assert disk.detail.endswith(f"free in {tmp_path}")
+    assert disk.advice
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "albert"}})
+    short = room_for(spec, tmp_path / "runs")
+    assert short is not None
+    assert not short[0]

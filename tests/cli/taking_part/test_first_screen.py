@@ -233,6 +233,20 @@ def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they
     show_and_ask(large, minga.PeerOptions(role="monitor"), AGREED, output, max_files=11e9)
 
 
+def test_files_that_are_here_already_are_no_cost(tmp_path: Path) -> None:
+    entry = {"blake3": "0" * 64, "size_bytes": 1 << 20, "pieces": "1" * 64}
+    spec = RunSpec.from_mapping({**RunSpec.from_toml(SPEC).model_dump(mode="json"), "files": {"a": entry, "b": entry}})
+    peer = minga.PeerOptions(directory=tmp_path / "runs")
+    first = costs_of(replace(prospect(), spec=spec), peer, WORK)
+    kept = peer.run_directory("ab" * 32) / "files"
+    kept.mkdir(parents=True)
+    (kept / "a").write_bytes(bytes(1 << 20))
+    back = costs_of(replace(prospect(), spec=spec), peer, WORK)
+    assert (first.files_bytes, back.files_bytes) == (2 << 20, 1 << 20)
+    assert first.download_bytes is not None is not first.disk_bytes
+    assert (back.download_bytes, back.disk_bytes) == (first.download_bytes - (1 << 20), first.disk_bytes - (1 << 20))
+
+
 def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:
     seen: list[Prospect] = []
 

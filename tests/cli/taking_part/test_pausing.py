@@ -16,6 +16,7 @@ import minga.training.join
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _Joining
+from minga.cli.terminal.output import Output
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
 from minga.identity.links.links import EntryPoint, Link
@@ -88,6 +89,18 @@ def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(
     assert json.loads((tmp_path / "traffic.json").read_bytes())["used_bytes"] == 501_000
 
 
+def test_who_is_told_to_end_during_a_pause_does_not_join_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Availability, "pause", lambda _: Pause("outside of the hours of --only", 3600.0))
+    monkeypatch.setattr(minga.training.join, "join", None)
+    context = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=True))
+    joining.run_join(JoinCommand(link=str(LINK), yes=True, directory=tmp_path), context)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Stopped during a pause. This machine took part in 0 steps with 0 samples. Thank you!"
+    )
+
+
 @pytest.mark.parametrize("yes", [False, True])
 def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     yes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +136,7 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     monkeypatch.setattr(RunLog, "begin", lambda *_: None)
     lines: list[str] = []
     output = SimpleNamespace(can_ask=True, say=lines.append)
-    context = cast(Any, SimpleNamespace(output=output, wire=lambda _: None))
+    context = cast(Any, SimpleNamespace(output=output, wire=lambda _: None, is_told_to_end=False))
     folder = tmp_path / LINK.run_id[:FOLDER_DIGITS]
     folder.mkdir()
     (folder / "joined-1").touch()

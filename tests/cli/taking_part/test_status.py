@@ -35,7 +35,8 @@ def test_a_fresh_run_is_no_sick_one_and_its_host_trains_nothing() -> None:
         status = run.status()
         host, trainer = replace(status.peers[0], role="auxiliary"), status.peers[1]
         fresh = replace(status, peers=(host,), averages=False)
-        assert "begins with the first peer that joins" in _how_few(fresh)
+        assert "begins with the first peer that joins" in _how_few(replace(fresh, step=0))
+        assert "goes on with the next peer that joins" in _how_few(replace(fresh, step=3))
         assert "One peer trains alone" in _how_few(replace(status, peers=(trainer,), averages=False))
         assert _how_few(replace(status, peers=(host, trainer), averages=True)) == ""
         assert [peer["status"] for peer in replace(status, peers=(host, trainer)).to_json()["peers"]] == [

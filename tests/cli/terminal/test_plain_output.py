@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal import output as output_module
-from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Display, Output, Ticker
+from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Display, Output, Ticker, plain_table
 from minga.core.errors import ConfigurationError
 
 
@@ -63,7 +64,21 @@ def test_a_notice_is_said_once_for_each_of_its_states(monkeypatch: pytest.Monkey
         return Display([], lines=["step 0"], notices=notices)
 
     said = printed(IDLE_PERIOD_S, view, monkeypatch)
-    assert said == ["step 0", r"\[b]trouble 1", "rests", r"\[b]trouble 2", "no longer"], "a bracket is no markup"
+    assert said == ["step 0", "[b]trouble 1", "rests", "[b]trouble 2", "no longer"]
+
+
+def test_names_mean_themselves_wherever_they_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a [/b] run [bold] :smile:"
+    output, table = Output(json_output=False), plain_table(name)
+    table.add_row(name)
+    view = Display([name, table], title=name, subtitle=name)
+    for part in (name, Text.assemble("Joined ", (name, "bold")), table, view.framed()):
+        output.say(part)
+        assert name in capsys.readouterr().out
+    output.show(view)
+    assert capsys.readouterr().out.count(name) == 3
+    output.say(Text(f"{name} " * 20))
+    assert capsys.readouterr().out.count("\n") == 1, "a line that programs may read is whole"
 
 
 def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +111,7 @@ def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
 ) -> None:
     output = Output(json_output=False)
     output.interactive = True
-    output.console = Console(width=width, force_terminal=True, color_system=None)
+    output.console = Console(width=width, force_terminal=True, color_system=None, markup=False)
     costs = "Memory at least 29.1 MB of 135 GB; disk 41.8 MB, with 75.4 GB free; 16.4 MB to download at the start"
     command = f"minga admit {'x' * 200}"
     short = f"minga split join {'[b]' * 16}"

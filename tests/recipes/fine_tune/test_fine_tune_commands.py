@@ -32,6 +32,8 @@ def test_commands_show_the_tuned_model_beside_its_base(base: Path, run_of: RunOf
         folder = str(peer.directory)
     figures = json.loads(run("evaluate", folder, "--json").stdout.splitlines()[-1])
     assert figures["heldout_loss"] < figures["heldout_loss_of_base"]
+    refused = run("evaluate", folder, "--task", "ner", "--repeat", "7")
+    assert "the recipe fine-tune has no tasks" in " ".join(refused.stderr.split())
     said = run("sample", folder, "where is the cow number 3", "--temperature", "0", "--length", "6").stdout
     assert "  base:  " in said
     assert "  tuned: " in said

@@ -14,7 +14,7 @@ import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.arithmetic import forbid_rounded_products
 from minga.recipes import load_recipe, new_model
-from minga.recipes.running.micro_batch import passes
+from minga.recipes.running.micro_batch import MadeUpPasses
 from minga.recipes.running.precision import choose_precision
 from minga.recipes.running.run import RecipeRun, Work
 from minga.security.protocol.rules import HONEST_ERROR
@@ -93,10 +93,10 @@ def test_the_micro_batch_is_as_large_as_the_gpu_has_memory_for(tmp_path: Path) -
         limit_memory(96)
         run = RecipeRun(peer, Work("cuda"))
         assert run.precision.name == "bfloat16"
-        try_out = passes(run.recipe, run.model, run.device, run.precision)
-        assert try_out(run.micro_batch_size) > 0.0
+        passes = MadeUpPasses(run.recipe, run.model, run.device, run.precision)
+        assert passes.seconds(run.micro_batch_size) > 0.0
         with pytest.raises(torch.OutOfMemoryError):
-            try_out(1 << 16)
+            passes.seconds(1 << 16)
         assert 1 <= run.micro_batch_size < 1 << 16
 
 
@@ -106,7 +106,7 @@ def test_a_gpu_that_runs_out_of_memory_goes_on_with_half_the_micro_batch(tmp_pat
         before = run.micro_batch_size
         torch.cuda.reset_peak_memory_stats()
         own = torch.cuda.memory_allocated()
-        passes(run.recipe, run.model, run.device, run.precision)(before)
+        MadeUpPasses(run.recipe, run.model, run.device, run.precision).seconds(before)
         limit_memory((torch.cuda.max_memory_allocated() - own) >> 21)  # half of what a micro-batch takes
         losses: list[float] = []
         run.train(lambda _: False, lambda step, samples, loss: losses.append(loss))

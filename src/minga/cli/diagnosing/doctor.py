@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.markup import escape
+from rich.text import Text
 
 from minga.cli.commands import DoctorCommand
 from minga.cli.diagnosing.hops import OwnAccess, check_authority, check_entries
@@ -37,11 +37,11 @@ def run_doctor(options: DoctorCommand, context: Context) -> int:
     async def run() -> None:
         async for check in _all_checks(link, options.identity, options.directory, options.bind):
             checks.append(check)
-            mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
+            mark = ("FAILED", "red") if not check.ok else ("note  ", "yellow") if check.advice else ("ok    ", "green")
             output.event("check", **check._asdict())
-            output.say(f"{mark} {check.name}: {escape(check.detail)}")
+            output.say(Text.assemble(mark, f" {check.name}: {check.detail}"))
             if check.advice:
-                output.say(f"       → {escape(check.advice)}")
+                output.say(f"       → {check.advice}")
 
     asyncio.run(run())
     failed = next((check for check in checks if not check.ok), None)
@@ -64,7 +64,7 @@ def run_doctor(options: DoctorCommand, context: Context) -> int:
 async def _all_checks(
     link: str | None, identity: Path | None, directory: Path | None, host: str | None
 ) -> AsyncIterator[Check]:
-    for check in _machine(identity):
+    for check in _machine(identity, directory):
         yield check
     yield Check("accelerator", *accelerator(Accelerators.of_this_machine()))
     network, direct = await _network(host)
@@ -84,14 +84,14 @@ async def _all_checks(
         yield check
     if network.ok:
         works = True
-        async for check in check_entries(parsed, host, own):
+        async for check in check_entries(parsed, host, own, directory):
             works = works and check.ok
             yield check
         if works and (found := await asyncio.to_thread(check_line, parsed, host)) is not None:
             yield Check("line against what the run needs", *found)
 
 
-def _machine(identity: Path | None) -> Iterator[Check]:
+def _machine(identity: Path | None, directory: Path | None) -> Iterator[Check]:
     """Versions, key file and disk."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in ("minga", "torch", "iroh")}
     yield Check("versions", True, ", ".join(f"{name} {number}" for name, number in versions.items()))
@@ -103,7 +103,7 @@ def _machine(identity: Path | None) -> Iterator[Check]:
         )
     except IdentityError as error:
         yield Check("key file", False, str(error), "follow the hint, or use --ephemeral")
-    folder = data_folder()
+    folder = data_folder(directory)
     free = shutil.disk_usage(folder).free
     low = free < LOW_DISK_BYTES
     yield Check(

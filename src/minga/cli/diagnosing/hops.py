@@ -68,8 +68,10 @@ _OTHER_REFUSALS = {
 }
 
 
-async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIterator[Check]:
-    """Try every entry at once, then say what that means for joining with the key and addresses of this machine."""
+async def check_entries(link: Link, host: str | None, own: OwnAccess, directory: Path | None) -> AsyncIterator[Check]:
+    """Try every entry at once, then say what that means for joining with the key and addresses of this machine, where
+    runs lie in `directory`.
+    """
     doctor = Identity.ephemeral()
     relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
     network = await IrohNetwork.open(doctor.seed, NetworkSettings(relay=relays or "none", host=host, dialable=False))
@@ -105,7 +107,7 @@ async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIt
         yield Check("access", *await own.check(node, admission, ledger, reached))
         if spec.plugins:
             yield await asyncio.to_thread(packages, spec)
-        if (found := await asyncio.to_thread(room_for, spec)) is not None:
+        if (found := await asyncio.to_thread(room_for, spec, directory)) is not None:
             yield Check("memory and disk for the run", *found)
     finally:
         with contextlib.suppress(MingaError):

@@ -146,12 +146,12 @@ def data_folder(directory: Path | None = None) -> Path:
     return folder
 
 
-def room_for(spec: RunSpec) -> Finding | None:
-    """Whether this machine has room for the run; None if nobody can tell."""
+def room_for(spec: RunSpec, directory: Path | None) -> Finding | None:
+    """Whether this machine has room for the run, whose folder is in `directory`; None if nobody can tell."""
     model = model_of(spec)
     if model is None:
         return None
-    return room(Needs.of(spec, model), total_memory(), shutil.disk_usage(data_folder()).free)
+    return room(Needs.of(spec, model), total_memory(), shutil.disk_usage(data_folder(directory)).free)
 
 
 def total_memory(device: torch.device | None = None) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from minga.cli.commands import EvaluateCommand, ExportCommand, SampleCommand
+from minga.cli.commands import USUAL_REPEAT, EvaluateCommand, ExportCommand, SampleCommand
 from minga.cli.terminal.context import Context, apply_threads
 from minga.cli.terminal.options import LookingOptions, check_empty, folder_or_link
 from minga.cli.terminal.output import Display, plain_table
@@ -175,6 +175,11 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)
     recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
     if of_run is not None and recipe is not None and not recipe.tasks:
+        if task or options.data or options.examples or options.repeat != USUAL_REPEAT:
+            raise ConfigurationError(
+                f"--task, --data, --repeat and --examples: the recipe {name} has no tasks; without them this measures "
+                "the run on its held-out data"
+            )
         _show_figures(from_run_folder(folder) if trained is None else trained, context)
         return
     if recipe is None or not recipe.tasks:

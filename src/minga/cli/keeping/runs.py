@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.markup import escape
 
 from minga.cli.commands import RunsBackupCommand, RunsCommand, RunsRemoveCommand, RunsRestoreCommand
 from minga.cli.terminal.context import Context
@@ -40,7 +39,7 @@ def run_runs(options: RunsCommand, context: Context) -> None:
     if listed:  # on lines of their own: in a narrow terminal a column would break them
         output.say("\nTheir folders; where a command takes such a FOLDER, it takes the word under run as well:\n")
         for run in listed:
-            output.say(escape(str(run.directory)))
+            output.say(str(run.directory))
     if not all(isinstance(run, KnownRun) for run in listed):
         output.say(
             "\nA folder without a run spec is of a peer that cannot come back. minga runs remove RUN deletes it."
@@ -77,7 +76,7 @@ def run_remove(options: RunsRemoveCommand, context: Context) -> None:
         raise typer.Exit
     for each in chosen:
         each.remove()
-    output.say(escape(f"Deleted: {what}."))
+    output.say(f"Deleted: {what}.")
     output.summary(ok=True, removed=[each.id for each in chosen])
 
 

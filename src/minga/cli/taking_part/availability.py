@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.markup import escape
-
 from minga.cli.commands import JoinCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
@@ -77,13 +75,13 @@ def present(folder: Path) -> Iterator[Path]:
 
 
 def wait_until_available(availability: Availability, context: Context) -> None:
-    """Block while the rules of this machine's owner keep it out of the run."""
+    """Block while the rules of this machine's owner keep it out of the run, unless this command is told to end."""
     said = ""
     while (pause := availability.pause()) is not None:
         if pause.why != said:
             said = pause.why
             back = "" if pause.seconds is None else f", back in {format_duration(pause.seconds)}"
-            context.output.say(f"This machine pauses: {escape(pause.why)}{back}.")
+            context.output.say(f"This machine pauses: {pause.why}{back}.")
             context.output.event("paused", why=pause.why, seconds=pause.seconds)
         if context.is_told_to_end:
             return

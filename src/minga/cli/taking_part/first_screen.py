@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import typer
-from rich.markup import escape
 
 from minga.averaging.solver.division import PeerRates
 from minga.averaging.strategy_choice import facts_of, largest_strategy
@@ -117,10 +116,11 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     task = _task(prospect, own) if plans else None
     is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
     first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
+    places = [peer.run_directory(prospect.run_id) / "files", *([] if work.base is None else [work.base])]
     files = sum(
         entry.size_bytes
         for name, entry in spec.files.items()
-        if work.base is None or lies_in(work.base, name, entry.size_bytes) is None
+        if all(lies_in(folder, name, entry.size_bytes) is None for folder in places)
     )
     at_start = None if needs is None else needs.state + files
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
@@ -136,7 +136,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         device=machine_name(devices) if devices else "none",
         memory_bytes=None if needs is None else needs.memory,
         memory_here=here,
-        disk_bytes=None if needs is None else needs.disk,
+        disk_bytes=None if needs is None else needs.disk + files,
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
         download_bytes=at_start,
@@ -199,7 +199,7 @@ def show_and_ask(
     costs = costs_of(prospect, peer, options, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
-        output.say(escape(line))
+        output.say(line)
     if costs.files_bytes > max_files:
         raise ConfigurationError(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
@@ -242,7 +242,7 @@ def lines(costs: Costs) -> list[str]:
             f"{format_size(costs.probe_upload_bytes)} up and {format_size(costs.probe_download_bytes)} down each time, "
             f"and at most {format_size(costs.probes_day_bytes)} a day"
         )
-    if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
+    if costs.disk_bytes is not None and costs.disk_bytes > costs.disk_free:
         told.append(
             "That disk has too little room: files of the run may not come, and checkpoints will fail. Free some, or "
             "name a folder on another disk with --directory"

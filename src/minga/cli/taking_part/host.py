@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
@@ -70,7 +70,7 @@ def run_host(options: HostCommand, context: Context) -> None:
         spec = known.spec
     if chosen is not None:
         output.event("chosen_strategy", strategy=chosen.strategy, reason=chosen.reason)
-        output.say(escape(f"Auto: {chosen.reason}."))
+        output.say(f"Auto: {chosen.reason}.")
     if known is None and (phases := phases_in_words(spec)):
         output.say(f"Phases of this run: {phases}.")
     if options.begin_from is not None:
@@ -89,13 +89,13 @@ def run_host(options: HostCommand, context: Context) -> None:
     apply_threads(options.threads)
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
-        output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
+        output.say(Text.assemble("Going on with ", (spec.name, "bold"), f": {known.progress}."))
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
         output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path, gives_state=True)
     else:
-        output.say(f"Preparing [bold]{spec.name}[/] …")
+        output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
         _name_earlier_run(spec.name, peer, output)
         files = prepared_files(spec, peer.runs_directory)
         hosting = host(spelled_out(spec), peer, files=files, gives_state=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.availability import POLL_S, present, rules_of, wait_until_available
@@ -114,6 +114,9 @@ def run_join(options: JoinCommand, context: Context) -> None:
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
+            if context.is_told_to_end:
+                done.tell(context.output)
+                break
             with (
                 contextlib.suppress(_LaterError),
                 join(parsed, peer, person, consider=consider, probes=probes) as joined,
@@ -138,12 +141,17 @@ class SessionsDone:
     """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
 
+    def tell(self, output: Output) -> None:
+        """Say what there was of it, to one who ends the command during a pause."""
+        output.say(thanks("Stopped during a pause", self.contributed, self.samples))
+        output.summary(ok=True, finished=False, steps_contributed=self.contributed, samples=self.samples)
+
 
 def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Output) -> None:
     """Say that there is nothing left to take part in, and how to get the model."""
     ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
     left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
-    output.say(escape(thanks(ended, done.contributed, done.samples) if done.contributed else left))
+    output.say(thanks(ended, done.contributed, done.samples) if done.contributed else left)
     if prospect.spec.model.recipe != CUSTOM:
         output.say("While a peer that has its state is there, this gets the model:")
         output.say_whole(f"minga export {link} --out model")
@@ -217,7 +225,8 @@ class _Joining:
 
     def _share_in(self) -> bool:
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
-        self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
+        joined = f" as {self.peer.peer_id[:10]}, {self.peer.role}."
+        self.output.say(Text.assemble("Joined ", (self.peer.spec.name, "bold"), joined))
         is_alone = not self.peer.on_loop(self.peer.session.node.connected)
         if is_alone:
             link = self.peer.link
@@ -341,7 +350,7 @@ class _Joining:
                 case SecureAdmitted(peer=self.peer.peer_id):
                     self._phase = "training"
                 case AccessNotRenewed() as refused:
-                    self.output.say(f"The access to this run was not renewed: {escape(refused.why)}")
+                    self.output.say(f"The access to this run was not renewed: {refused.why}")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from minga.cli.terminal.output import Output
 from minga.core.errors import ClosedError, LinkError, StorageError
 from minga.core.events.bus import Event
@@ -146,7 +144,7 @@ class HostLink:
             output.say(f"{who_can_join(link)}\n")
         self.show(link)
         for line in reach_lines(link, peer.spec, self._bound_to):
-            output.say(escape(line))
+            output.say(line)
         output.say(f"Files, checkpoints and history: {peer.directory}")
         if self._lan is not None:
             key = link.organiser

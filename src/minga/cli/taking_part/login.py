@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.markup import escape
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
@@ -55,13 +54,13 @@ class PersonAtTerminal:
         """See `LoginUser`."""
         self._output.event("login.waits", why=why, seconds=seconds)
         said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
-        self._output.say(escape(said))
+        self._output.say(said)
 
     def welcome(self, name: str, until_s: int) -> None:
         """See `LoginUser`."""
         until = dt.datetime.fromtimestamp(until_s, dt.UTC).strftime("%Y-%m-%d")
         self._output.event("login", name=name, until=until_s)
-        self._output.say(f"Logged in as {escape(name)}; this machine does not ask again before {until}.")
+        self._output.say(f"Logged in as {name}; this machine does not ask again before {until}.")
 
 
 def _check_terminal(otherwise: str) -> None:

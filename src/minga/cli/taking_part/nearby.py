@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typer
-from rich.markup import escape
 
 from minga.cli.taking_part.link import KEY_DIGITS
 from minga.cli.terminal.output import Output
@@ -46,7 +45,7 @@ def choose_run(host: str | None, output: Output) -> str:
             "organiser for --announce-lan"
         )
     for number, run in enumerate(runs, 1):
-        output.say(f"{number:3}  {escape(run.name)}   organiser's key {run.link.organiser[:KEY_DIGITS]}")
+        output.say(f"{number:3}  {run.name}   organiser's key {run.link.organiser[:KEY_DIGITS]}")
     output.say(_CARE)
     if output.can_ask:
         return str(runs[_asked(len(runs)) - 1].link)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
@@ -56,7 +55,7 @@ def run_status(options: StatusCommand, context: Context) -> None:
         watcher = Watcher(joined, History(None))
         chosen = ChosenStrategy.read(runs_folder(options.directory) / joined.run_id[:FOLDER_DIGITS])
         if chosen is not None:  # this run is hosted from this machine
-            context.output.say(escape(f"Auto: {chosen.reason}."))
+            context.output.say(f"Auto: {chosen.reason}.")
         try:
             told = [] if options.watch or context.output.json_output else told_since(joined, 0.0)
             status = _watch(watcher, options, context.output, told)
@@ -108,6 +107,8 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
 def _how_few(status: RunStatus) -> str:
     """What a run lacks to be a healthy one; nothing if it has it."""
     if not any(peer.doing in ("training", "averaging", "paused") for peer in status.peers if peer.role != "auxiliary"):
+        if status.step:
+            return "Nobody computes gradients: the run goes on with the next peer that joins by the link."
         return "Nobody computes gradients yet: the run begins with the first peer that joins by the link."
     return "" if status.averages else "One peer trains alone: a healthy run averages with at least one other."
 

@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from minga.cli.terminal.interrupt import Interruption, ParentWatch
 from minga.cli.terminal.output import Output
 from minga.core.events.bus import Event
@@ -47,7 +45,7 @@ class Context:
 
     def _tell_amendments(self, event: Event) -> None:
         if isinstance(event.data, RunAmended):
-            self.output.say(f"Amended by the organiser, at step {event.data.step}: {escape(event.data.changes)}.")
+            self.output.say(f"Amended by the organiser, at step {event.data.step}: {event.data.changes}.")
 
 
 def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports: bool = False) -> Context:
@@ -85,5 +83,5 @@ def tell_cautions(spec: RunSpec, output: Output) -> None:
     from minga.combinations import cautions
 
     for each in cautions(spec):
-        output.say(escape(f"! {each.reason}."))
+        output.say(f"! {each.reason}.")
         output.event("run.caution", code=each.code, why=each.reason)

@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
@@ -97,11 +96,18 @@ class Display:
         """All parts together."""
         texts = Group(*(Text(part) if isinstance(part, str) else part for part in self.parts))
         title = Text(self.title)
-        return Panel(texts, title=title, subtitle=self.subtitle, title_align="left") if self.title else texts
+        subtitle = None if self.subtitle is None else Text(self.subtitle)
+        return Panel(texts, title=title, subtitle=subtitle, title_align="left") if self.title else texts
 
 
-class _PipedConsole(Console):
-    """Leaves it to `main` what to do when whoever read the output is gone."""
+class _PlainConsole(Console):
+    """Texts mean themselves: brackets are no markup and colons no emoji, since names of runs and folders have them.
+
+    It leaves it to `main` what to do when whoever read the output is gone.
+    """
+
+    def __init__(self, *, width: int | None = None) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, width=width)
 
     def on_broken_pipe(self) -> None:
         """Called while the error is handled."""
@@ -118,9 +124,9 @@ class Output:
 
     def __init__(self, *, json_output: bool) -> None:
         self.json_output = json_output
-        self.console = _PipedConsole(highlight=False)
+        self.console = _PlainConsole()
         if not self.console.is_terminal:
-            self.console = _PipedConsole(highlight=False, width=PLAIN_WIDTH)
+            self.console = _PlainConsole(width=PLAIN_WIDTH)
         self.interactive = self.console.is_terminal and not json_output
         self._lock = threading.Lock()
         self._ended = False
@@ -144,26 +150,25 @@ class Output:
                 self._left_out += 1
 
     def say_whole(self, text: str) -> None:
-        """Lines to copy, such as a command or a link: they stay whole, and brackets are no markup. Nothing in JSON."""
+        """Lines to copy, such as a command or a link: they stay whole. Nothing in JSON."""
         if not self.json_output:
             with self._lock:
-                self.console.print(text, markup=False, soft_wrap=True)
+                self.console.print(text, soft_wrap=True)
 
     def say(self, text: RenderableType) -> None:
         """A line for people; nothing in JSON. A terminal that is too narrow for it gets it broken at spaces, unless it
         holds a word of more than a line, such as a link: people copy that with what stands before it.
         """
         if not self.json_output:
-            is_whole = isinstance(text, str) and (
-                not self.interactive or max(map(len, text.split()), default=0) > self.console.width
-            )
+            words = str(text).split() if isinstance(text, str | Text) else []
+            is_whole = bool(words) and (not self.interactive or max(map(len, words)) > self.console.width)
             with self._lock:
                 self.console.print(text, soft_wrap=is_whole)
 
     def show(self, view: Display) -> None:
         """What a command found: its parts for people, its values as the last line of JSON."""
         for part in view.parts:
-            self.say(escape(part) if isinstance(part, str) else part)
+            self.say(part)
         self.summary(ok=True, **view.values)
 
     def summary(self, **fields: Any) -> None:
@@ -261,8 +266,8 @@ class Ticker:
         if news != self._told or time.monotonic() - self._told_at >= IDLE_PERIOD_S:
             self._told, self._told_at = news, time.monotonic()
             for line in view.lines:
-                self._output.say(escape(line))
+                self._output.say(line)
         for name, (state, text) in view.notices.items():
             if state != self._noticed.get(name, False):
-                self._output.say(escape(text))
+                self._output.say(text)
             self._noticed[name] = state

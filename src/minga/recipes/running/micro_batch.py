@@ -81,29 +81,6 @@ def largest_fit(try_out: TryOut, start: int, most: int) -> int:
     return size
 
 
-def fit(
-    recipe: Recipe[Any],
-    model: nn.Module,
-    device: torch.device,
-    precision: Precision,
-    start: int,
-    most: int,
-    *,
-    beside: int = 0,
-) -> int:
-    """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves room
-    for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
-    """
-    try:
-        return largest_fit(passes(recipe, model, device, precision, beside=beside), start, most)
-    except ConfigurationError:
-        if not beside:
-            raise
-    finally:
-        release()
-    return fit(recipe, model, device, precision, start, most)
-
-
 def _seconds(try_out: TryOut, size: int) -> float | None:
     """How long a micro-batch of this size takes; None if there is too little memory for it."""
     try:
@@ -124,39 +101,54 @@ def release() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def passes(
-    recipe: Recipe[Any], model: nn.Module, device: torch.device, precision: Precision, *, beside: int = 0
-) -> TryOut:
-    """Forward and backward passes on made-up samples, which leave model and random numbers as they were. They take
-    place beside a float32 vector of so many elements on the device: the sum of the gradients.
-    """
+@dataclass(frozen=True)
+class MadeUpPasses:
+    """Forward and backward passes of a model on made-up samples, which leave it and random numbers as they were."""
 
-    def once(batch: Batch) -> None:
-        with precision.autocast():
-            loss = recipe.total_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        _wait_for(device)
+    recipe: Recipe[Any]
+    model: nn.Module
+    device: torch.device
+    precision: Precision
 
-    def try_out(size: int) -> float:
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        devices = [device] if device.type == "cuda" else []
-        total = torch.zeros(beside, dtype=torch.float32, device=device)
+    def fit(self, start: int, most: int, *, beside: int = 0) -> int:
+        """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves
+        room for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
+        """
+        try:
+            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most)
+        except ConfigurationError:
+            if not beside:
+                raise
+        finally:
+            release()
+        return self.fit(start, most)
+
+    def seconds(self, size: int, *, beside: int = 0) -> float:
+        """How long a pass of `size` samples takes, beside a float32 vector of so many elements on the device."""
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        devices = [self.device] if self.device.type == "cuda" else []
+        total = torch.zeros(beside, dtype=torch.float32, device=self.device)
         try:
             with torch.random.fork_rng(devices):
-                batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(size).items()}
-                once(batch)  # the first pass of a size chooses kernels
-                model.zero_grad(set_to_none=True)
+                made_up = self.recipe.synthetic_batch(size)
+                batch = {name: tensor.to(self.device) for name, tensor in made_up.items()}
+                self._once(batch)  # the first pass of a size chooses kernels
+                self.model.zero_grad(set_to_none=True)
                 begun = time.perf_counter()
-                once(batch)
+                self._once(batch)
                 return time.perf_counter() - begun
         finally:
             del total
-            model.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for name, buffer in model.named_buffers():
+                for name, buffer in self.model.named_buffers():
                     buffer.copy_(buffers[name])
 
-    return try_out
+    def _once(self, batch: Batch) -> None:
+        with self.precision.autocast():
+            loss = self.recipe.total_loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        _wait_for(self.device)
 
 
 def _wait_for(device: torch.device) -> None:
@@ -226,35 +218,27 @@ def measure_speed(
             "a base in 8 or 4 bits is quantised from the files of a run, which a measurement has not, and with more "
             "bits it has another speed: measure with base_bits = 16 or 32"
         )
-    model, most = model.to(device), smallest_round(spec)
+    passes, most = MadeUpPasses(recipe, model.to(device), device, precision), smallest_round(spec)
     start = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
     if (size := size_of_all(recipe) or 0) == 0:
         total = sum(each.numel() for each in model.parameters() if each.requires_grad)
         limit = min(start, most) if device.type == "cpu" else most
-        size = fit(recipe, model, device, precision, start, limit, beside=total)
+        size = passes.fit(start, limit, beside=total)
     try:
-        return _measure(recipe, spec, model, device, seconds, precision, size)
+        return _measure(passes, spec, seconds, size)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise ConfigurationError(f"{device} has too little memory to train with {size} samples at once") from error
 
 
-def _measure(
-    recipe: Recipe[Any],
-    spec: RunSpec,
-    model: nn.Module,
-    device: torch.device,
-    seconds: float,
-    precision: Precision,
-    size: int,
-) -> DeviceSpeed:
+def _measure(passes: MadeUpPasses, spec: RunSpec, seconds: float, size: int) -> DeviceSpeed:
+    recipe, model, device = passes.recipe, passes.model, passes.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of the search
-    try_out = passes(recipe, model, device, precision)
-    begun, taken = time.perf_counter(), [try_out(size)]
+    begun, taken = time.perf_counter(), [passes.seconds(size)]
     while time.perf_counter() - begun < seconds:
-        taken.append(try_out(size))
+        taken.append(passes.seconds(size))
     optimizer, _ = build_optimizer(spec.optimizer, model, recipe.decayed)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

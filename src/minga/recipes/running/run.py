@@ -24,9 +24,9 @@ from minga.recipes.running.devices import choose_device
 from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
     CPU_MICRO_BATCH,
+    MadeUpPasses,
     RememberedSizes,
     check_wished,
-    fit,
     release,
     size_of_all,
 )
@@ -216,7 +216,8 @@ class RecipeRun:
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
         total = 0 if work.offload else sum(each.numel() for each in self.model.parameters() if each.requires_grad)
         share = -(-total // self._ranks)  # of the sum, in one of several processes
-        size = fit(self.recipe, self.model, self.device, self.precision, start, most, beside=share)
+        passes = MadeUpPasses(self.recipe, self.model, self.device, self.precision)
+        size = passes.fit(start, most, beside=share)
         self._remembered.keep(str(self.device), size)
         return size
 

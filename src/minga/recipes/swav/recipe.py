@@ -75,8 +75,10 @@ class SwavRecipe(Recipe[SwavSettings]):
         self._collapsed = 0
 
     @classmethod
-    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:  # noqa: ARG003  (pictures have none)
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """The presets, which hold everything."""
+        if tokens is not None:
+            raise ConfigurationError("--tokens: pictures have none")
         return {"size": size}
 
     @classmethod

@@ -10,6 +10,7 @@ import ast
 import glob
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, product
@@ -162,14 +163,15 @@ def named_files(patterns: Iterable[str]) -> Iterator[Path]:
     """The files that paths and globs name, in their order. Raises `ConfigurationError` for one that names none."""
     for pattern in patterns:
         if not (paths := matching_files([pattern])):
-            searched = "" if Path(pattern).is_absolute() else f" in {Path.cwd()}, where this command was typed"
+            is_absolute = Path(pattern).expanduser().is_absolute()
+            searched = "" if is_absolute else f" in {Path.cwd()}, where this command was typed"
             raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
         yield from paths
 
 
 def matching_files(patterns: Iterable[str]) -> list[Path]:
     """The files that paths and globs name, in their order, and by name within one."""
-    found = (sorted(glob.glob(pattern, recursive=True)) for pattern in patterns)
+    found = (sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) for pattern in patterns)
     return [path for names in found for path in map(Path, names) if path.is_file()]
 
 

@@ -12,6 +12,7 @@ import torch
 from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
+from minga.access.standing_orders import NORM, RATE
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residuals
 from minga.averaging.codecs.tensor_bytes import as_bytes
@@ -310,10 +311,10 @@ class Replica:
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
         if LOOP_RATES not in changes:  # what was amended before may be void now
-            norm = changes.get("optimizer.max_grad_norm", self._own_max_grad_norm)
+            norm = changes.get(NORM, self._own_max_grad_norm)
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
-            self.loop_rates.go_by_order(is_ordered="optimizer.learning_rate" in changes)
-        if (rate := changes.get("optimizer.learning_rate")) is not None:
+            self.loop_rates.go_by_order(is_ordered=RATE in changes)
+        if (rate := changes.get(RATE)) is not None:
             set_learning_rate(self.optimizer, self.scheduler, float(rate))
             self.loop_rates.keep()
         if LOOP_RATES in changes:
