@@ -1,20 +1,40 @@
-"""What one peer may send of the organisers' orders: no more than a ledger can hold."""
+"""The exchange of the organisers' orders: what one peer may send, and what peers that disagree make of each other."""
 
 from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import pytest
 
-from minga.access.standing_orders import MAX_ORDERS, OrderExchange, Orders
-from minga.core.errors import ProtocolError
+from minga.access.admission import Admission
+from minga.access.standing_orders import (
+    MAX_ORDERS,
+    METHOD,
+    TIMEOUT_S,
+    OrderExchange,
+    Orders,
+    OrdersCompared,
+    OrdersHeld,
+)
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.events.bus import Event, EventBus
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Transfer
-from minga.network.interface import PeerId
+from minga.identity.access.ledger import AccessLedger, Organisers, PublicOrder, draft_revocation
+from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Revocation, Transfer
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
+from minga.network.rpc.run_clock import RunClock
+from minga.network.virtual.internet import HostSettings, VirtualInternet
+from tests.worlds.swarm_tools import virtually
 
 PAGES = 40
+RUN = bytes([0xAB] * 32)
+FIRST, SECOND, THIRD, GUEST = (Identity.from_seed(bytes([i]) * 32) for i in (220, 221, 222, 223))
 
 
 class Stream:
@@ -34,11 +54,64 @@ class Stream:
         return msgspec.msgpack.decode(self.page, type=kind)
 
 
+def key(identity: Identity) -> bytes:
+    return bytes.fromhex(identity.peer_id)
+
+
+class Peer:
+    """One that goes by a ledger of three organisers, of whom `needed` have to sign."""
+
+    def __init__(self, internet: VirtualInternet, addresses: dict[PeerId, Address], needed: int) -> None:
+        host = internet.host(HostSettings(latency_s=0.01))
+        addresses[host.peer_id] = host.address
+        self.address, self.peer_id, self.log = host.address, host.peer_id, list[Event]()
+        events = EventBus(asyncio.get_running_loop().time)
+        events.subscribe(self.log.append)
+        admission = Admission(host.peer_id, RunClock.of(host))
+        organisers = Organisers(frozenset(each.peer_id for each in (FIRST, SECOND, THIRD)), needed)
+        self.ledger = AccessLedger(RUN.hex(), organisers, FIRST.peer_id, is_open=True)
+        admission.enforce(self.ledger)
+        self.node = Node(
+            host, run_id=RUN.hex(), role="trainer", lookup=addresses.get, events=events, authorizer=admission
+        )
+        self.exchange = OrderExchange(self.node, admission, self.ledger)
+        admission.on_orders = self.exchange.spread
+        host.process.context.run(self.node.start)
+        self.take = admission.take
+
+    @property
+    def offences(self) -> list[str]:
+        return [str(event.data) for event in self.log if event.kind == "peer.offence"]
+
+
+async def two(one: Iterable[PublicOrder], other: Iterable[PublicOrder], needed: int = 1) -> tuple[Peer, Peer]:
+    """Two peers that heard of these orders, and meet."""
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    first, second = Peer(internet, addresses, needed), Peer(internet, addresses, needed)
+    assert not first.take(one)
+    assert not second.take(other)
+    await first.node.dial(second.address)
+    await asyncio.sleep(5.0)
+    return first, second
+
+
+async def close(*peers: Peer) -> None:
+    for peer in peers:
+        await peer.node.close()
+
+
+def bar(subject: int, version: int = 1, signer: Identity = THIRD) -> Revocation:
+    return Revocation(RUN, 0, 1, (), subject.to_bytes(32, "big"), version, "").signed_by(signer)
+
+
 def test_no_more_transfers_are_taken_in_than_a_ledger_can_hold() -> None:
     stream = Stream()
+    exchange = object.__new__(OrderExchange)
+    exchange._ledger = AccessLedger(RUN.hex(), Organisers(frozenset({FIRST.peer_id}), 1), FIRST.peer_id)
+    exchange._take = lambda *_, **__: None  # type: ignore[method-assign]
     tracemalloc.start()
     try:
-        asyncio.run(OrderExchange._receive(object.__new__(OrderExchange), stream))  # type: ignore[arg-type]
+        asyncio.run(exchange._receive(stream))  # type: ignore[arg-type]
     except ProtocolError:
         pass
     except AssertionError as error:
@@ -47,3 +120,70 @@ def test_no_more_transfers_are_taken_in_than_a_ledger_can_hold() -> None:
     finally:
         tracemalloc.stop()
     assert stream.sent <= MAX_TERMS + 1
+
+
+@virtually
+async def test_who_stops_in_the_middle_has_one_exchange_and_only_for_a_while() -> None:
+    victim, guest = await two([], [])
+    ended = list[RemoteError]()
+
+    async def stop_in_the_middle() -> None:
+        try:
+            async with guest.node.open(victim.peer_id, METHOD) as stream:
+                await stream.send(OrdersHeld(bytes(32)))
+                assert not (await stream.receive(OrdersCompared)).same
+                await stream.receive(Orders)
+                await stream.receive_end()
+        except RemoteError as error:
+            ended.append(error)
+
+    tasks = [asyncio.get_running_loop().create_task(stop_in_the_middle()) for _ in range(3)]
+    await asyncio.sleep(5.0)
+    assert [type(error) for error in ended] == [RejectedError] * 2, "one at a time"
+    await asyncio.sleep(TIMEOUT_S)
+    assert len(ended) == 3
+    victim.take([bar(1)])
+    await guest.exchange.exchange(victim.peer_id)
+    assert guest.ledger.barred() == victim.ledger.barred() != {}
+    await asyncio.gather(*tasks)
+    await close(victim, guest)
+
+
+@virtually
+async def test_all_come_to_the_same_keys_where_one_organiser_bars_more_than_it_may() -> None:
+    """It gave others to each of two members: each held a full list, and the other's orders for an offence."""
+    one, other = await two(map(bar, range(5, 5 + MAX_BARRED)), map(bar, range(MAX_BARRED)), needed=2)
+    assert list(one.ledger.orders()) == list(other.ledger.orders())
+    assert len(one.ledger.proposed()) == MAX_BARRED
+    assert one.ledger.barred() == {}
+    assert one.node.is_connected(other.peer_id)
+    assert one.offences == other.offences == []
+    await close(one, other)
+
+
+@virtually
+async def test_two_transfers_of_one_term_part_the_organisers_and_cut_nobody_off() -> None:
+    def hand_over(heir: Identity, signer: Identity) -> Transfer:
+        return Transfer(RUN, 0, 1, (), (key(heir),), 1).signed_by(signer)
+
+    one, other = await two([hand_over(FIRST, SECOND)], [hand_over(GUEST, THIRD)])
+    one.take([draft_revocation(one.ledger, "1" * 64, "", 2).signed_by(FIRST)])
+    other.take([draft_revocation(other.ledger, "2" * 64, "", 2).signed_by(GUEST)])
+    await asyncio.sleep(30.0)
+    assert (list(one.ledger.barred()), list(other.ledger.barred())) == (["1" * 64], ["2" * 64])
+    assert one.node.is_connected(other.peer_id)
+    assert one.offences == other.offences == []
+    assert "access.invalid_order" in {event.kind for event in one.log}
+    await close(one, other)
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+def test_one_organiser_alone_moves_nobodys_versions(needed: int) -> None:
+    """A version near the bound of what may be sent made the next order one that nobody can read."""
+    organisers = Organisers(frozenset(each.peer_id for each in (FIRST, SECOND, THIRD)), needed)
+    ledger = AccessLedger(RUN.hex(), organisers, FIRST.peer_id, is_open=True)
+    assert ledger.take(bar(1, version=5))
+    assert ledger.next_version == (6 if needed == 1 else 1)
+    for signer in (FIRST, SECOND):
+        ledger.take(draft_revocation(ledger, "1" * 64, "", 2).signed_by(signer))
+    assert "1" * 64 in ledger.barred()

@@ -140,6 +140,25 @@ def test_the_smallest_budget_that_makes_sense() -> None:
     assert TrafficLimit.parse("1GB/month").least_for(9.9e8) == "2GB/month"
 
 
+def test_what_was_used_counts_again_once_a_wrong_clock_is_right(tmp_path: Path) -> None:
+    """A machine without a battery for its clock boots in 2000, until a time server answers; another jumps ahead."""
+    limit, now = TrafficLimit.parse("50GB/month"), at("2026-11-20T12:00")
+    for wrong in (at("2000-01-01T00:00"), now + 40 * DAY_S):
+        path = tmp_path / f"{wrong:.0f}"
+        first = TrafficBudget(limit, path, now - 15 * DAY_S)
+        first.begin_session()
+        first.note(24e9, now)
+        first.end_session()
+        for day in range(3):
+            booted = TrafficBudget(limit, path, wrong + day * DAY_S)
+            booted.begin_session()
+            booted.note(1e6, wrong + day * DAY_S + 20.0)
+            booted.note(2e6, now + day * DAY_S + 60.0)
+            assert booted.used_bytes >= 24e9
+            booted.end_session()
+    assert booted.wait_s(at("2026-12-01T00:00"), is_paused=False) == 0.0, "a new month begins anew"
+
+
 def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path: Path) -> None:
     limit, begun = TrafficLimit.parse("10GB/week"), at("2026-06-03T12:00")
     first = TrafficBudget(limit, tmp_path / "traffic", begun)

@@ -189,13 +189,19 @@ class AccessWatch:
             guests = {key: list(peers) for key, peers in self._admission.guests().items()}
             self._disk.do(self._files.keep_guests, guests)
         now = asyncio.get_running_loop().time()
-        for peer, why in self._admission.ended().items():
-            if peer not in self._leaving:
-                telling = None if peer == self._node.peer_id else self._node.spawn(self.exchange.exchange(peer))
-                self._leaving[peer] = _Leaving(now, why, telling)
+        self._note_ended(now)
         overdue = any(now - leaving.since_s > MOST_GRACE_S for leaving in self._leaving.values())
         if self._leaving and (overdue or not self._in_step()):
             self._see_off()
+
+    def _note_ended(self, now: float) -> None:
+        """Who is to leave; not those any more who showed a new token meanwhile, or were admitted anew."""
+        ended = self._admission.ended()
+        self._leaving = {peer: leaving for peer, leaving in self._leaving.items() if peer in ended}
+        for peer, why in ended.items():
+            if peer not in self._leaving:
+                telling = None if peer == self._node.peer_id else self._node.spawn(self.exchange.exchange(peer))
+                self._leaving[peer] = _Leaving(now, why, telling)
 
     def _orders_came(self) -> None:
         """Something new: keep it, tell the others, and look at once who it concerns."""
@@ -211,6 +217,7 @@ class AccessWatch:
             asyncio.get_running_loop().call_soon(self._see_off)
 
     def _see_off(self) -> None:
+        self._note_ended(asyncio.get_running_loop().time())
         leaving, self._leaving = self._leaving, {}
         for peer, (_, why, telling) in leaving.items():
             if telling is None:

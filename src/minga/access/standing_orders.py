@@ -17,18 +17,21 @@ says `paused`; a peer that hears later is alone with its wish for a round.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from blake3 import blake3
 
 from minga.access.admission import Admission
 from minga.averaging.strategy_choice import facts_of, round_batch_range
-from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, UnreachableError
 from minga.core.events.training import AccessInvalidOrder
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import MAX_ORGANISERS
@@ -277,13 +280,13 @@ class StandingOrders:
 #     access.orders   OrdersHeld -> OrdersCompared; unless they are the same also pages of Orders, and pages back
 #
 # The caller tells a digest of the orders that it holds. If the other side holds others, both send what they have, and
-# each enters what is new to it. That happens on every new connection, with one random neighbour every `EXCHANGE_S`
-# seconds, and at once with all neighbours when an order is new. Orders are rare, and every peer verifies them itself,
-# so they flood the swarm within a few round trips.
+# each enters what is new to it, page by page. A peer begins one exchange at a time with each other one. That happens on
+# every new connection, with one random neighbour every `EXCHANGE_S` seconds, and at once with all neighbours when an
+# order is new. Orders are rare, and every peer verifies them itself, so they flood the swarm within a few round trips.
 
 
 METHOD = "access.orders"
-EXCHANGE_S = 20.0
+EXCHANGE_S, TIMEOUT_S = 20.0, 120.0
 MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS + MAX_REGROUPS
 ORDERS_A_PAGE = 200
 """A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
@@ -346,6 +349,9 @@ class OrderExchange:
     def __init__(self, node: Node, admission: Admission, ledger: AccessLedger) -> None:
         self._node, self._admission, self._ledger = node, admission, ledger
         self._random = random.Random(f"minga orders {node.peer_id}")
+        self._asking: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
+        self._next = set[PeerId]()  # those with whom an exchange waits for the one that is under way
+        self._serving = set[PeerId]()
         node.serve(METHOD, self._serve)
         node.on_connected.add(self._meet)
 
@@ -366,50 +372,79 @@ class OrderExchange:
         self._node.spawn(self.exchange(peer))
 
     async def exchange(self, peer: PeerId) -> None:
-        """Make the orders here and at `peer` the same. Raises `RemoteError`."""
-        async with self._node.open(peer, METHOD) as stream:
+        """Make the orders here and at `peer` the same, after the exchange that is under way. Raises `RemoteError`."""
+        if (lock := self._asking.get(peer)) is None:
+            lock = self._asking[peer] = asyncio.Lock()
+        is_said = lock.locked() and peer in self._next  # the one that waits will tell all that is known by then
+        waits = lock.locked() and not is_said
+        if waits:
+            self._next.add(peer)
+        try:
+            async with lock:
+                if waits:
+                    self._next.discard(peer)
+                if not is_said:
+                    await self._ask(peer)
+        finally:
+            if waits:
+                self._next.discard(peer)
+
+    async def _ask(self, peer: PeerId) -> None:
+        async with _in_time(peer), self._node.open(peer, METHOD) as stream:
             await stream.send(OrdersHeld(self._digest()))
             compared = await stream.receive(OrdersCompared)
-            theirs = [] if compared.same else await self._receive(stream)
             if not compared.same:
-                await self._send(stream)
+                mine = self._pages()
+                await self._receive(stream)
+                await _send(stream, mine)
             await stream.finish()
             await stream.receive_end()
-            self._take(theirs, peer)
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
-        held = await stream.receive(OrdersHeld)
-        same = held.digest == self._digest()
-        await stream.send(OrdersCompared(same))
-        if not same:
-            await self._send(stream)
-            self._take(await self._receive(stream), peer)
+        if peer in self._serving:
+            raise RejectedError("this peer is in an exchange of orders already", code=RefusalCode.BUSY)
+        self._serving.add(peer)
+        try:
+            async with _in_time(peer):
+                held = await stream.receive(OrdersHeld)
+                same = held.digest == self._digest()
+                await stream.send(OrdersCompared(same))
+                if not same:
+                    await _send(stream, self._pages())
+                    await self._receive(stream)
+        finally:
+            self._serving.discard(peer)
 
-    async def _send(self, stream: MessageStream) -> None:
-        for page in Orders.of(self._ledger.orders()).pages():
-            await stream.send(page)
+    def _pages(self) -> list[Orders]:
+        return list(Orders.of(self._ledger.orders()).pages())
 
-    async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
-        orders: list[PublicOrder] = []
-        changes = transfers = 0
+    async def _receive(self, stream: MessageStream) -> None:
+        """Enter what comes, page by page, so that who stops in the middle has little of this peer's memory."""
+        orders = changes = transfers = 0
+        is_blamed = True
         while True:
             page = await stream.receive(Orders)
             found = page.all()
-            orders += found
+            orders += len(found)
             transfers += len(page.transfers)
             changes += len(page.amendments) + len(page.regroups)
             empty = page.more and not found
             is_over = transfers > MAX_TERMS or changes > MAX_AMENDMENTS + MAX_REGROUPS
-            if empty or len(orders) > MAX_ORDERS or is_over:
+            if empty or orders > MAX_ORDERS or is_over:
                 raise ProtocolError("orders without end", peer=stream.peer)
+            is_blamed = is_blamed and not any(map(self._ledger.is_of_other_heirs, found))
+            self._take(found, stream.peer, is_blamed=is_blamed)
             if not page.more:
-                return orders
+                return
 
-    def _take(self, orders: list[PublicOrder], peer: PeerId) -> None:
+    def _take(self, orders: list[PublicOrder], peer: PeerId, *, is_blamed: bool) -> None:
+        """`is_blamed`: who passes on an order that is none commits an offence. Who goes by other organisers, since of
+        two transfers another one came there first, cannot know better.
+        """
         term = self._ledger.term
         if invalid := self._admission.take(orders):
             self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))
-            if term == self._ledger.term:
+            if is_blamed and term == self._ledger.term:
                 raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
 
     def _digest(self) -> bytes:
@@ -419,3 +454,18 @@ class OrderExchange:
     def _meet(self, peer: PeerId) -> None:
         if peer > self._node.peer_id:  # the other side begins otherwise
             self.begin(peer)
+
+
+async def _send(stream: MessageStream, pages: Iterable[Orders]) -> None:
+    for page in pages:
+        await stream.send(page)
+
+
+@contextlib.asynccontextmanager
+async def _in_time(peer: PeerId) -> AsyncIterator[None]:
+    """Raises `UnreachableError` after `TIMEOUT_S`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield
+    except TimeoutError as error:
+        raise UnreachableError("the exchange of orders took too long", peer=peer) from error

@@ -150,8 +150,8 @@ def listeners(directory: Path) -> int:
 # and for as many bytes of steps, and no start is made that what is left is not enough for.
 #
 # Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
-# one: nothing is forgotten by setting a clock, and a clock that was wrong once keeps no machine out for long. Several
-# peers of one machine share the file, and each adds what it used.
+# one, and also again once the clock is right: nothing is forgotten by setting a clock, and a clock that was wrong once
+# keeps no machine out for long. Several peers of one machine share the file, and each adds what it used.
 
 
 Period = Literal["day", "week", "month"]
@@ -160,6 +160,9 @@ ADVANCE = 1 / 30
 KEEP_PERIOD_S = 10.0
 STARTS = 2
 """A budget has to be enough for so many times what a start takes, and so has its advance."""
+
+OTHERS = 4
+"""So many other periods are remembered: a machine without a battery for its clock begins each day in 1970 or 2000."""
 
 _MAX_FILE_BYTES = 4096
 
@@ -208,13 +211,22 @@ class TrafficLimit:
         return begin, end
 
 
+class _Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was used in the period that ends at `ends`, in which traffic began at `since` (Unix times)."""
+
+    ends: float
+    since: float
+    used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """The period that ends at `ends`, in which traffic began at `since` (Unix times)."""
+    """The present period, as in `_Spent`, and those in which the clock stood before, the last one last."""
 
     period: Period
     ends: float
     since: float
     used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    others: Annotated[tuple[_Spent, ...], msgspec.Meta(max_length=OTHERS)] = ()
 
 
 class TrafficBudget:
@@ -290,11 +302,17 @@ class TrafficBudget:
         self._unwritten = 0.0
 
     def _renew(self, wall_time: float) -> None:
-        begin, ends = self.limit.bounds(wall_time)
-        if wall_time >= self._kept.ends:
-            self._kept, self._unwritten = self._begin(wall_time), 0.0
-        elif ends < self._kept.ends:  # the clock has gone back
-            self._kept = _Kept(self.limit.period, ends, max(begin, min(self._kept.since, wall_time)), self.used_bytes)
+        (begin, ends), kept = self.limit.bounds(wall_time), self._kept
+        is_over, is_back = wall_time >= kept.ends, ends < kept.ends
+        if not (is_over or is_back):
+            return
+        spent = {each.ends: each for each in kept.others} | {kept.ends: _Spent(kept.ends, kept.since, kept.used_bytes)}
+        there = spent.pop(ends, None)  # the clock has been in this period before
+        since, used = (wall_time, 0.0) if there is None else (there.since, there.used_bytes)
+        if is_back:
+            since, used = max(begin, min(kept.since, since)), max(kept.used_bytes, used)
+        self._kept = _Kept(self.limit.period, ends, since, used, tuple(spent.values())[-OTHERS:])
+        self._unwritten = 0.0 if is_over else self._unwritten
 
     def _begin(self, wall_time: float) -> _Kept:
         return _Kept(self.limit.period, self.limit.bounds(wall_time)[1], wall_time)

@@ -145,3 +145,22 @@ def test_a_transfer_that_was_signed_before_transfers_listed_changes_is_good() ->
     book = ledger()
     assert book.take(msgspec.msgpack.decode(old, type=Transfer))
     assert book.organisers.keys == {NEXT.peer_id}
+
+
+def test_what_counts_does_not_depend_on_what_was_heard_first() -> None:
+    """One bars another; a third one, who has not heard of it, hands over and lets the other's orders stand."""
+    barred, change, again = bar(SECOND, signer=NEXT), amendment(1, signer=SECOND), regroup(1, signer=SECOND)
+    books = [ledger(FIRST, SECOND, NEXT) for _ in range(2)]
+    for book in books:
+        assert book.take(change)
+        assert book.take(again)
+    hand = Transfer(RUN, 0, NOW, (), (key(FIRST),), 1, books[0].all_barred(), books[0].standing()).signed_by(FIRST)
+    for book, order in zip(books, ((barred, hand), (hand, barred)), strict=True):
+        for each in order:
+            book.take(each)
+    newcomer = ledger(FIRST, SECOND, NEXT)
+    for each in books[0].orders():
+        newcomer.take(each)
+    for book in (*books, newcomer):
+        assert [each.id for each in book.amendments] == [change.id]
+        assert [each.epoch for each in book.regroups] == [again.epoch]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -82,17 +83,31 @@ def test_moments_are_averaged_by_samples_and_counts_are_those_of_the_copy_with_m
     assert served.steps == 3
 
 
-def test_a_round_that_a_client_makes_up_ends_no_more_than_the_present_one() -> None:
+def test_a_round_that_a_client_makes_up_keeps_no_other_from_ending_one() -> None:
+    """Not even in the first batch that a server gets."""
     served = copies(OPTIMIZERS["sgd"])
-    served.apply(work("a", 0, 4, 5))
-    before = values(*served.part.modules)
-    served.apply(work("b", 1, 4, 2**40))
+    served.apply(work("b", 0, 4, 2**53))
+    seen = [values(*served.part.modules)]
+    for round in range(5, 9):
+        for client in "ac":
+            served.apply(work(client, round, 4, round))
+        seen.append(values(*served.part.modules))
+    changed = [not torch.equal(one, other) for one, other in itertools.pairwise(seen)]
+    assert changed == [False, True, True, True], "a round ends with the next one of who was in it"
+    assert served.steps == 9
+
+
+def test_a_batch_that_is_late_ends_no_round_and_neither_does_the_next_of_its_client() -> None:
+    served = copies(OPTIMIZERS["sgd"])
+    for client in "ab":
+        served.apply(work(client, 0, 4, 0))
+    served.apply(work("a", 1, 4, 1))
     ended = values(*served.part.modules)
-    assert not torch.equal(before, ended)
-    served.apply(work("a", 2, 4, 6))
-    assert torch.equal(values(*served.part.modules), ended), "it is in the round that was begun"
-    served.apply(work("a", 3, 4, 7))
-    assert not torch.equal(values(*served.part.modules), ended), "others still end rounds"
+    for round in (0, 1):
+        served.apply(work("b", round, 4, round))
+        assert torch.equal(values(*served.part.modules), ended)
+    served.apply(work("b", 2, 4, 2))
+    assert not torch.equal(values(*served.part.modules), ended)
 
 
 def test_clients_beyond_the_copies_that_there_are_come_again_in_the_next_round() -> None:

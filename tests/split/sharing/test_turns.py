@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from minga.simulation.virtual_time import run_virtual
-from minga.split.computing.halves import converse
+from minga.split.computing.halves import Question, converse
 from minga.split.computing.parts import cross_entropy
 from minga.split.server.service import SplitService
 from minga.split.sharing.round_robin import TurnHalf, WrongPartError, pack, unpack
+from minga.split.wire.tensors import EncodedTensors
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec, two_parts
 from tests.worlds.split_world import SplitPeer, SplitWorld, batch, values
@@ -128,6 +129,27 @@ def test_a_client_that_pauses_for_too_long_loses_its_turn_is_told_and_comes_agai
         await case.world.close()
 
     run_virtual(scene(), limit_s=1000.0)
+
+
+def test_who_asks_for_its_turn_again_and_again_and_never_trains_loses_it() -> None:
+    async def ask_for_ever(client: SplitPeer) -> None:
+        while True:
+            await client.exchange.ask(Question("turn", EncodedTensors()))
+            await asyncio.sleep(WAIT_S / 5)
+
+    async def play() -> list[int]:
+        round = Round(2)
+        await round.start()
+        hog = round.clients[0]
+        asking = hog.network.process.run(ask_for_ever(hog))
+        await asyncio.sleep(1.0)
+        async with asyncio.timeout(20 * WAIT_S):
+            await round.run(1, range(2 * TURN))
+        asking.cancel()
+        await round.world.close()
+        return round.applied
+
+    assert run_virtual(play()) == [1] * 2 * TURN
 
 
 def test_a_part_arrives_as_it_was_sent_or_not_at_all() -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError, RejectedError
+from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
+from minga.split.computing.applying import BatchWork
 from minga.split.computing.halves import converse
-from minga.split.computing.parts import cross_entropy
-from minga.split.sharing.vertical import BlockHalf
+from minga.split.computing.parts import ModelPart, cross_entropy
+from minga.split.sharing.vertical import BlockHalf, Blocks
+from minga.split.wire.messages import BatchPlace
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec
 from tests.worlds.split_world import CLASSES, SplitPeer, SplitWorld, batch, values
@@ -174,6 +179,26 @@ def test_a_block_that_does_not_come_costs_its_set_and_the_others_are_told(seed: 
         await case.world.close()
 
     run_virtual(scene(), limit_s=2000.0)
+
+
+def test_sets_that_strangers_make_up_keep_nobody_from_training() -> None:
+    part = ModelPart([nn.Linear(8, CLASSES)], partial(torch.optim.SGD, lr=LEARNING_RATE), OptimizerSection())
+    blocks, tickets = Blocks(part, cross_entropy, 2), itertools.count()
+
+    def send(client: str, sample_set: int, block: int, *labels: torch.Tensor) -> list[bool]:
+        place = BatchPlace(0, sample_set, block)
+        work = BatchWork(next(tickets), client, "block", (torch.randn(5, 4),), labels, True, place)
+        return [each.refusal is None for each in blocks.apply(work)]
+
+    labels = torch.randint(0, CLASSES, (5,))
+    for start in (1, 10):
+        for sample_set in range(start, start + 3):
+            assert send("a", sample_set, 0, labels) == []
+            assert send("b", sample_set, 1) == [True, True]
+        assert send("x", 2**53, 0) == []
+        assert send("y", 2**53, 1) == [False, False], "nobody sent labels"
+        assert send("y", 2**53 - start, 1) == []
+    assert blocks.steps == 6
 
 
 def test_clients_that_do_not_agree_are_told_so() -> None:

@@ -9,8 +9,9 @@ Rules.
 * A grant counts if enough organisers of its term signed it. It stays good after a transfer, until it expires.
 * Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
   peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
-  version above all that their issuer knows. So when two organisers disagree at the same moment the revocation wins
-  everywhere, in whatever order the two arrive. A new grant, which has a higher version, restores access.
+  version above all at which keys are revoked as far as their issuer knows. So when two organisers disagree at the same
+  moment the revocation wins everywhere, in whatever order the two arrive. A new grant, which has a higher version,
+  restores access. A version at which too few organisers revoke a key moves nobody's.
 * Revoking an organiser's key voids all its signatures of grants and transfers, earlier ones included: a thief could
   backdate them. Revocations that it signed stay. Where one organiser is enough to sign, each can so remove any other;
   `organisers_needed` prevents that.
@@ -137,9 +138,8 @@ class AccessLedger:
 
     @property
     def next_version(self) -> int:
-        """Above every version that is known here."""
-        versions = (order.version for orders in self._revocations.values() for order in orders.values())
-        return max([*versions, *self._carried.values()], default=0) + 1
+        """Above every version at which a key is revoked."""
+        return max(self._barred.values(), default=0) + 1
 
     def orders(self) -> Iterator[PublicOrder]:
         """All that others have to know, in an order in which it can be taken."""
@@ -175,6 +175,14 @@ class AccessLedger:
         if isinstance(order, Amendment | Regroup):
             return self._take_change(order)
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
+
+    def is_of_other_heirs(self, order: PublicOrder) -> bool:
+        """Whether it hands over a term that was handed over otherwise here: who holds it goes by other organisers."""
+        return (
+            isinstance(order, Transfer)
+            and order.term < self.term
+            and order.statement() != self._transfers[order.term].statement()
+        )
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
         """Raises `AccessBannedError` if `peer` can be dialled at an address of a banned range."""
@@ -267,7 +275,9 @@ class AccessLedger:
         return is_standing and len(signers) >= self._terms[order.term].needed
 
     def _drop_void(self) -> None:
-        """Forget changes that a newcomer would not take from anybody: all peers are to go by the same ones."""
+        """Let changes rest that a newcomer would not take from anybody, and those count again that it would: all peers
+        are to go by the same ones, in whatever order they heard of them.
+        """
         self.amendments.keep(self._counts)
         self.regroups.keep(self._counts)
 
@@ -289,21 +299,39 @@ class AccessLedger:
         if claimed is not None and claimed.version >= order.version:  # nothing new, whether it is signed or not
             return False
         signer = self._signer(order)
-        known = by_signer.get(signer)
-        if known is None and self._barred_by[signer] >= MAX_BARRED:
-            raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
-        self._barred_by[signer] += known is None
+        if signer not in by_signer and not self._has_room(signer, subject):
+            return False
         self._revocations.setdefault(subject, {})[signer] = order
         self._count(subject)
+        return True
+
+    def _has_room(self, signer: str, subject: str) -> bool:
+        """Whether one more key that `signer` bars counts. Of too many those count that come first by their digits,
+        wherever they came from and in whatever order; so all peers come to the same ones.
+        """
+        if self._barred_by[signer] < MAX_BARRED:
+            self._barred_by[signer] += 1
+            return True
+        last = max(key for key, orders in self._revocations.items() if signer in orders)
+        if subject > last:
+            return False
+        del self._revocations[last][signer]
+        self._count(last)
         return True
 
     def _count(self, subject: str) -> None:
         """The highest version at which the needed number of organisers revoke a key."""
         versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
-        if len(versions) >= self.organisers.needed:
-            self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))
-            if any(subject in term.keys for term in self._terms):
-                self._drop_void()
+        carried, needed = self._carried.get(subject), self.organisers.needed
+        found = [] if carried is None else [carried]
+        found += versions[needed - 1 : needed]
+        before = self._barred.pop(subject, None)
+        if found:
+            self._barred[subject] = max(found)
+        if not versions:
+            del self._revocations[subject]
+        if self._barred.get(subject) != before and any(subject in term.keys for term in self._terms):
+            self._drop_void()
 
     def _check_term(self, order: Order) -> None:
         if order.term > self.term:
@@ -369,9 +397,11 @@ def draft_amendment(ledger: AccessLedger, changes: Mapping[str, Any], from_step:
 def draft_revocation(ledger: AccessLedger, key: str, reason: str, now: int) -> Revocation:
     """The key of a peer or of an invitation is barred.
 
-    Raises `ConfigurationError` for a reason that cannot be shown.
+    Raises `ConfigurationError` for a reason that cannot be shown, and where so many keys are barred already.
     """
     _check_reason(reason)
+    if len(ledger.barred()) >= MAX_BARRED and key not in ledger.barred():
+        raise ConfigurationError(f"{MAX_BARRED} keys are barred from this run, and no more can be")
     return Revocation(_run(ledger), ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
 
 

@@ -252,8 +252,9 @@ class Amendments:
 
     def keep(self, counts: Callable[[Amendment], bool]) -> None:
         """Let no round begin by those any more that do not count."""
-        self._void.update({name: each for name, each in self._known.items() if not counts(each)})
-        self._known = {name: each for name, each in self._known.items() if name not in self._void}
+        heard = {**self._void, **self._known}
+        self._known = {name: each for name, each in heard.items() if counts(each)}
+        self._void = {name: each for name, each in heard.items() if name not in self._known}
 
     def due(self, step: int, early: Collection[str] = ()) -> tuple[str, ...]:
         """The ids of those that may be in force in the round of `step` and are not overruled, by number. Settings that
@@ -305,6 +306,7 @@ class Regroups:
 
     def __init__(self) -> None:
         self._known: dict[int, Regroup] = {}
+        self._void: dict[int, Regroup] = {}
 
     def __iter__(self) -> Iterator[Regroup]:
         """The newest last."""
@@ -314,8 +316,10 @@ class Regroups:
         return epoch in self._known
 
     def keep(self, counts: Callable[[Regroup], bool]) -> None:
-        """Forget those that do not count any more."""
-        self._known = {epoch: each for epoch, each in self._known.items() if counts(each)}
+        """Let those rest that do not count."""
+        heard = {**self._void, **self._known}
+        self._known = {epoch: each for epoch, each in heard.items() if counts(each)}
+        self._void = {epoch: each for epoch, each in heard.items() if epoch not in self._known}
 
     @property
     def newest(self) -> Regroup | None:

@@ -219,8 +219,10 @@ class SplitService:
             self._resolve(each.work.ticket, each.reply)
 
     def _hear(self, peer: PeerId, request: BatchRequest) -> None:
-        """A client goes on with its batch. Predictions do not count: whoever holds others up could ask for some."""
-        if request.changes:
+        """A client goes on with its batch. Whoever holds others up could ask for predictions, and for the turn that it
+        has: these do not count.
+        """
+        if request.changes and request.kind != "turn":
             self._heard[peer] = asyncio.get_running_loop().time()
 
     def _resolve(self, ticket: int, reply: EncodedReply | RejectedError | ProtocolError) -> None:

@@ -5,8 +5,9 @@ client j that were applied in the round, and n their sum, the average is the sum
 of floating-point buffers, and of what the optimizers keep for each parameter. What is a count or a setting (steps,
 learning rates) is that of the copy that has taken most steps.
 
-A round ends when the first batch of a later one comes: clients say with each batch how many averagings their own part
-has seen. A batch that is late counts in the round of now, and so do the samples of a client that died in the round.
+A round ends when a client that took part in it sends the first batch of its next one: clients say with each batch how
+many averagings their own part has seen, and each client's number is compared with its own earlier ones only. A batch
+that is late counts in the round of now, and so do the samples of a client that died in the round.
 
 Paper: Thapa et al., "SplitFed: When Federated Learning Meets Split Learning" (arXiv 2004.12088), algorithm of v1.
 """
@@ -37,6 +38,8 @@ MAX_COPIES: Final = 64
 @dataclass
 class _Copy:
     top: OneTop
+    round: int
+    """That of its client, which the next one of it ends."""
     batches: int = 0
     samples: int = 0
 
@@ -50,7 +53,8 @@ class TopCopies(Applying):
         self.part, self._loss, self._max_copies = part, loss, max_copies
         self._average = OneTop(part, loss)
         self._copies: dict[str, _Copy] = {}
-        self._round = 0
+        self._before: dict[str, int] = {}
+        """The rounds of the clients when the last round ended."""
 
     @property
     def steps(self) -> int:
@@ -61,13 +65,17 @@ class TopCopies(Applying):
         """Always answers at once; predictions are those of the last round's average."""
         if work.kind == "predict":
             return self._average.apply(work)
-        self._follow(work.place.round)
-        mine = self._copies.get(work.client)
+        mine, round = self._copies.get(work.client), work.place.round
+        if mine is not None and round > mine.round:
+            self.settle()
+            mine = None
         if mine is None:
             if len(self._copies) >= self._max_copies:
                 why = f"{self._max_copies} clients have copies in this round already"
                 return [BatchOutcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
-            mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss))
+            # A batch of the round before, which another client ended, is one of this round; the next one ends nothing.
+            round = max(round, self._before.get(work.client, -1) + 1)
+            mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss), round)
         (outcome,) = mine.top.apply(work)
         if outcome.applied:
             mine.batches += 1
@@ -82,6 +90,7 @@ class TopCopies(Applying):
             states = {client: each.top.part.capture() for client, each in counted.items()}
             weights = {client: each.samples for client, each in counted.items()}
             self.part.restore(average(states, weights, first, self.steps))
+        self._before = {client: each.round for client, each in self._copies.items()}
         self._copies.clear()
 
     def half_done(self) -> Collection[str]:
@@ -91,16 +100,6 @@ class TopCopies(Applying):
     def drop(self, client: str) -> Sequence[BatchOutcome]:  # noqa: ARG002
         """Nothing waits for a client."""
         return []
-
-    def _follow(self, round: int) -> None:
-        """End the round if this one is later. Round by round, so that a client that names one in the far future does
-        not keep all others from ever ending one; only the first batch here may name any.
-        """
-        if not self._copies:
-            self._round = round
-        elif round > self._round:
-            self.settle()
-            self._round += 1
 
 
 def average(states: dict[str, StateSnapshot], weights: dict[str, int], first: str, steps: int) -> StateSnapshot:

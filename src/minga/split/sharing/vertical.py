@@ -30,6 +30,9 @@ from minga.split.wire.tensors import EncodedTensors
 REMEMBERED: Final = 1024
 """Sets that were given up."""
 
+MOST_CLIENTS: Final = 64
+"""Those whose places are known of each block."""
+
 SetKey = tuple[Kind, int]
 
 
@@ -41,8 +44,8 @@ class Blocks(Applying):
     def __init__(self, part: ModelPart, loss: LossFunction, blocks: int) -> None:
         self._top, self._blocks = OneTop(part, loss), blocks
         self._waiting: dict[SetKey, dict[int, BatchWork]] = {}
-        self._at: dict[tuple[Kind, int], int] = {}
-        """The set at which each block was last."""
+        self._at: dict[tuple[Kind, int], dict[str, int]] = {}
+        """The set at which each client was last that sent this block since a set of it was computed."""
         self._over = -1
         """The last set that was trained."""
         self._given_up: dict[SetKey, None] = {}
@@ -59,7 +62,7 @@ class Blocks(Applying):
         except RejectedError as error:
             return [BatchOutcome(work, refusal=error)]
         key, block = (work.kind, work.place.sample_set), work.place.block
-        self._at[work.kind, block] = work.place.sample_set
+        self._note_at(work)
         works = self._waiting.setdefault(key, {})
         outcomes = [_given_up(works[block], "it was sent once more")] if block in works else []
         works[block] = work
@@ -92,8 +95,6 @@ class Blocks(Applying):
     def _compute(self, works: dict[int, BatchWork]) -> Sequence[BatchOutcome]:
         in_order = [works[block] for block in range(self._blocks)]
         kind = in_order[0].kind
-        if kind == "block":
-            self._over = max(self._over, in_order[0].place.sample_set)
         labelled = [each for each in in_order if each.labels]
         shapes = {(each.tensors[0].shape[0], *each.tensors[0].shape[2:]) for each in in_order}
         why = None
@@ -112,6 +113,9 @@ class Blocks(Applying):
             any(each.wants_gradients for each in in_order),
         )
         (outcome,) = self._top.apply(whole)
+        if outcome.refusal is None:
+            self._at |= {(kind, each.place.block): {each.client: each.place.sample_set} for each in in_order}
+            self._over = max(self._over, in_order[0].place.sample_set if kind == "block" else -1)
         if kind == "predict_block" or outcome.refusal is not None:
             return [BatchOutcome(each, outcome.tensors, refusal=outcome.refusal) for each in in_order]
         return self._cut(in_order, outcome)
@@ -135,9 +139,20 @@ class Blocks(Applying):
         gone = [
             (kind, sample_set)
             for (kind, sample_set), works in self._waiting.items()
-            if any(block not in works and self._at.get((kind, block), -1) > sample_set for block in range(self._blocks))
+            if any(block not in works and self._is_past(kind, block, sample_set) for block in range(self._blocks))
         ]
         return [outcome for key in gone for outcome in self._give_up(key, "a client is at a later one already")]
+
+    def _note_at(self, work: BatchWork) -> None:
+        clients = self._at.setdefault((work.kind, work.place.block), {})
+        clients[work.client] = work.place.sample_set
+        while len(clients) > MOST_CLIENTS:
+            del clients[next(iter(clients))]
+
+    def _is_past(self, kind: Kind, block: int, sample_set: int) -> bool:
+        """Whether all who may have this block are at a later set; one who does not have it can only claim that."""
+        clients = self._at.get((kind, block), {})
+        return bool(clients) and all(at > sample_set for at in clients.values())
 
     def _give_up(self, key: SetKey, why: str) -> list[BatchOutcome]:
         self._given_up[key] = None
