@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks._worker import Channel
 from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
@@ -19,8 +21,9 @@ from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.interface import attack
+from minga.training.life.verified_member import VerifiedMember
 
-TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
+TOLD = ("secure.member_away", "step.applied", "member.out_of_sync", "member.failed")
 
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
@@ -61,22 +64,31 @@ def _train(channel: Channel, entered: Peer, behaviour: Behaviour, *, evaluate_ev
         flips = run.recipe = FlippingRecipe(run.recipe.settings, run.recipe.context)
         behaviour.labelled = lambda work: FlippedWork(work, flips)
     channel.send(event="ready")
-    seen = -1
+    models: dict[int, nn.Module] = {}
 
-    def evaluate(step: int, samples: int, loss: float) -> None:  # noqa: ARG001
-        nonlocal seen
-        if evaluate_every is not None and step != seen and step % evaluate_every == 0:
-            seen = step
-            channel.send(event="evaluated", step=step, figure=_headline(run))
+    def keep(step: int, samples: int, loss: float) -> None:  # noqa: ARG001
+        """For a figure that is computed when the run is over: a peer that did so now would let the others wait, and on
+        a busy machine be removed for its absence.
+        """
+        if evaluate_every is not None and step not in models and step % evaluate_every == 0:
+            models[step] = copy.deepcopy(run.model)
 
-    run.train(lambda _: False, evaluate)
-    members = entered.on_loop(lambda: entered.session.member.view if entered.session.member else ())
-    return {
-        "step": run.step,
-        "digest": run.optimizer.digest(),
-        "members": list(members),
-        "figure": _headline(run),
-    }
+    run.train(lambda _: False, keep)
+    if evaluate_every is not None:
+        for step, model in {**models, run.step: run.model}.items():
+            figure = run.recipe.evaluate(model, run.files)[run.recipe.headline.name]
+            channel.send(event="evaluated", step=step, figure=figure)
+    return {"step": run.step, "digest": run.optimizer.digest()} | entered.on_loop(lambda: _list_of_members(entered))
+
+
+def _list_of_members(entered: Peer) -> dict[str, Any]:
+    """The members at the end, and all bans, also those that were carried out while this peer was no member."""
+    life = entered.session.member
+    secure = life.secure if isinstance(life, VerifiedMember) else None
+    if secure is None:
+        return {"members": [], "bans": {}}
+    bans = {peer: (ban.step, ban.reason.name) for peer, ban in secure.membership.bans.items()}
+    return {"members": secure.membership.members, "bans": bans}
 
 
 class FlippingRecipe(FineTuneRecipe):
@@ -110,7 +122,3 @@ class FlippedWork:
             return await self._work.gradient(step, seed)
         finally:
             self._recipe.flips = False
-
-
-def _headline(run: RecipeRun) -> float:
-    return run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]

@@ -111,15 +111,27 @@ class RealExtent:
 
 @dataclass
 class RealTold:
-    """What became of one run: by honest peer its bans, (step, reason) by name; its last digest and list of members;
-    and the headline of the recipe on held-out data, by step.
+    """What became of one run: by honest peer the bans that it knows at the end, (step, reason) by name; its last step,
+    digest and list of members; at which steps it was `away`, so that the others removed it or it had to fetch their
+    state, and why; and the headline of the recipe on held-out data, by step.
     """
 
     bans: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict)
     ends: dict[str, tuple[int, str, tuple[str, ...]]] = field(default_factory=dict)
+    away: dict[str, dict[int, str]] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     figures: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def equal_states(self) -> bool:
+        """Whether the honest peers ended at the same step in the same state."""
+        return len({(step, digest) for step, digest, _ in self.ends.values()}) == 1
+
+    @property
+    def equal_lists(self) -> bool:
+        """Whether they ended with the same members, and bans of the same steps for the same reasons."""
+        return len({(end[2], frozenset(self.bans[name].items())) for name, end in self.ends.items()}) == 1
 
 
 def run_real(extent: RealExtent, attack: str | None) -> RealTold:
@@ -148,7 +160,7 @@ def run_real(extent: RealExtent, attack: str | None) -> RealTold:
         allies = [entered[name]["peer_id"] for name in hostile]
         for worker in workers.all:
             worker.send("begin", attack=attack if worker.name in hostile else None, allies=allies)
-        return _listen(heard, ids, extent, [name for name in names if name not in hostile])
+        return _listen(heard, ids, [name for name in names if name not in hostile])
 
 
 def _await(heard: queue.Queue[tuple[Worker, Message]], count: int) -> dict[str, Message]:
@@ -164,10 +176,8 @@ def _await(heard: queue.Queue[tuple[Worker, Message]], count: int) -> dict[str, 
     return entered
 
 
-def _listen(
-    heard: queue.Queue[tuple[Worker, Message]], ids: dict[str, str], extent: RealExtent, honest: list[str]
-) -> RealTold:
-    told, begun = RealTold(bans={name: {} for name in honest}), time.monotonic()
+def _listen(heard: queue.Queue[tuple[Worker, Message]], ids: dict[str, str], honest: list[str]) -> RealTold:
+    told, begun = RealTold(), time.monotonic()
     while len(told.ends) < len(honest):
         try:
             worker, message = heard.get(timeout=STEP_S)
@@ -176,8 +186,10 @@ def _listen(
         name, kind, fields = worker.name, message["event"], message.get("fields", {})
         if kind == "evaluated":
             told.figures[message["step"]] = message["figure"]
-        elif kind == "secure.banned" and name in honest:
-            told.bans[name][ids[fields["peer"]]] = (fields["step"], fields["reason"])
+        elif kind == "secure.member_away" and (who := ids[fields["peer"]]) in honest:
+            told.away.setdefault(who, {}).setdefault(fields["step"], "the others did not hear from it in time")
+        elif kind == "member.out_of_sync" and name in honest:
+            told.away.setdefault(name, {})[fields["step"]] = fields["why"]
         elif kind == "excluded":
             told.excluded[name] = message["why"]
             if name in honest:
@@ -185,7 +197,6 @@ def _listen(
         elif kind == "finished" and name in honest:
             members = tuple(sorted(ids[peer] for peer in message["members"]))
             told.ends[name] = (message["step"], message["digest"], members)
-            if name == honest[0]:
-                told.figures[extent.steps] = message["figure"]
+            told.bans[name] = {ids[peer]: (step, reason) for peer, (step, reason) in message["bans"].items()}
     told.seconds = time.monotonic() - begun
     return told

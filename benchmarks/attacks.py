@@ -28,10 +28,13 @@ metric_no_attack. In the table: the metric of the protocol is at most 0.01 below
 With --real: 8 processes, 3 of them hostile from step 15 on, train tiny ALBERT on text for 60 steps over iroh on this
 machine, as whoever installs minga does. With another `--recipe` 4 processes train that for 60 steps, and one of them is
 hostile from step 15 on. With `fine-tune` they train adapters of the small base, and the hostile one on flipped
-completions. The metric is the headline of the recipe on held-out data at the end. ok: all honest processes have carried
-out the same bans at the same steps and hold the same state; all attackers are banned and nobody else; and the loss is
-at most 2 % above that of the same run without hostile members. Where one member of four is hostile, its ban leaves a
-quarter less samples for each step, so there the metric has to keep half of what the run without hostile members gains.
+completions. The metric is the headline of the recipe on held-out data at the end. ok: all honest processes end at the
+same step in the same state (`equal_states`), with the same members and with the same bans of the same steps
+(`equal_lists`); all attackers are banned and nobody else; and the loss is at most 2 % above that of the same run
+without hostile members. Where one member of four is hostile, its ban leaves a quarter less samples for each step, so
+there the metric has to keep half of what the run without hostile members gains. `away` has the honest members that the
+others removed because they were late, as happens where the machine has too much to do: these come to know of later bans
+by the list of members alone.
 
 Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
 peer does, which has to end in the same state as the rest.
@@ -154,27 +157,29 @@ def aggregation(name: str) -> Aggregation:
 
 def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[str, Any]:
     """The figures of one attack on real processes."""
-    bans = next(iter(told.bans.values()))
-    hostile = [name for name in bans if name not in told.bans]
-    last = max((step for step, _ in bans.values()), default=None)
+    banned = {name for bans in told.bans.values() for name in bans}
+    known_to_all = set.intersection(*(set(bans.items()) for bans in told.bans.values()))
+    hostile = {name: step for name, (step, _) in known_to_all if name not in told.ends}
+    last = max(hostile.values(), default=None)
     metric, clean = (run.figures[extent.steps] for run in (told, no_attack))
-    all_equal = len(set(told.ends.values())) == 1 and all(other == bans for other in told.bans.values())
     untrained = no_attack.figures[0]
     kept = (metric - untrained) / (clean - untrained) if clean != untrained else 0.0
     is_back = metric <= clean * (1 + REAL_EXCESS) if extent.least_kept is None else kept >= extent.least_kept
     return {
         "attackers": extent.hostile,
         "attackers_banned": len(hostile),
-        "honest_banned": len(bans) - len(hostile),
+        "honest_banned": len(banned.intersection(told.ends)),
         "steps_to_ban_all": None if last is None or len(hostile) < extent.hostile else last - extent.attack_from + 1,
         "metric": round(metric, 4),
         "metric_no_attack": round(clean, 4),
-        "reasons": sorted({reason for _, reason in bans.values()}),
-        "all_equal": all_equal,
+        "reasons": sorted({reason for bans in told.bans.values() for _, reason in bans.values()}),
+        "equal_states": told.equal_states,
+        "equal_lists": told.equal_lists,
+        "away": told.away,
         "kept": round(kept, 3),
         "figures": {step: round(figure, 3) for step, figure in sorted(told.figures.items())},
         "seconds": round(told.seconds, 1),
-        "ok": all_equal and is_back and len(hostile) == len(bans) == extent.hostile,
+        "ok": told.equal_states and told.equal_lists and is_back and len(hostile) == len(banned) == extent.hostile,
     }
 
 
@@ -190,14 +195,24 @@ def main_real(names: list[str], recipe: str, *, json: bool) -> int:
     extent = real_extent(recipe)
     note("no attack")
     no_attack = run_real(extent, None)
-    emit(attack=None, figures=no_attack.figures, seconds=round(no_attack.seconds, 1))
+    clean = no_attack.equal_states and no_attack.equal_lists and not any(no_attack.bans.values())
+    emit(attack=None, ok=clean, away=no_attack.away, figures=no_attack.figures, seconds=round(no_attack.seconds, 1))
+    _explain(no_attack)
     judged = {}
     for name in names:
         note(name)
-        judged[name] = judge_real(run_real(extent, name), no_attack, extent)
+        told = run_real(extent, name)
+        judged[name] = judge_real(told, no_attack, extent)
         emit(attack=name, **judged[name])
-    clean = len(set(no_attack.ends.values())) == 1 and not any(no_attack.bans.values())
+        _explain(told)
     return finish("attacks", clean and all(figures["ok"] for figures in judged.values()), json, attacks=judged)
+
+
+def _explain(told: RealTold) -> None:
+    """Where honest members ended apart: how each of them did."""
+    if not (told.equal_states and told.equal_lists):
+        for name, (step, digest, members) in sorted(told.ends.items()):
+            emit(ended=name, step=step, digest=digest, members=members, bans=told.bans[name], away=told.away.get(name))
 
 
 def main() -> int:

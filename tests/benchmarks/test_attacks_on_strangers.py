@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks._attack_real import RECIPES, RealTold, run_real
+from benchmarks._attack_real import RECIPES, RealTold, _listen, run_real
 from benchmarks.attacks import judge_real, real_extent
 from minga import RunSpec
 from minga.recipes import load_recipe
@@ -40,9 +43,37 @@ def test_an_attack_has_failed_if_the_liar_alone_is_banned_and_the_run_has_learne
     assert not judge_real(told(0.59, BANS), clean, extent)["ok"], "it lost too much"
     assert not judge_real(told(0.7, {}), clean, extent)["ok"], "nobody was banned"
     assert not judge_real(told(0.7, {**BANS, "p1": (20, "SILENT")}), clean, extent)["ok"], "an honest one was banned"
-    apart = told(0.7, BANS)
-    apart.ends["p1"] = (60, "another digest", HONEST)
-    assert not judge_real(apart, clean, extent)["ok"], "states differ"
+
+
+def test_states_that_differ_are_told_apart_from_lists_that_differ() -> None:
+    extent, clean, states, lists = real_extent("swav"), told(0.7, {}), told(0.7, BANS), told(0.7, BANS)
+    states.ends["p1"] = (60, "another digest", HONEST)
+    lists.bans["p0"] = {}
+    for apart, equal in ((states, (False, True)), (lists, (True, False))):
+        judged = judge_real(apart, clean, extent)
+        assert (judged["equal_states"], judged["equal_lists"], judged["ok"]) == (*equal, False)
+
+
+def test_who_was_away_when_the_liar_was_banned_knows_of_it_from_the_list_of_members() -> None:
+    """And that it was away is told with the result."""
+    heard: queue.Queue[Any] = queue.Queue()
+    away = {"event": "secure.member_away", "fields": {"step": 17, "peer": "id of p0"}}
+    out_of_sync = {"event": "member.out_of_sync", "fields": {"step": 17, "why": "this peer was away for too long"}}
+    end = {
+        "event": "finished",
+        "step": 60,
+        "digest": "digest",
+        "members": [f"id of {name}" for name in HONEST],
+        "bans": {"id of p3": [18, "WRONG_GRADIENT"]},
+    }
+    for name in HONEST:
+        for message in (away, out_of_sync, end) if name == "p0" else (away, end):
+            heard.put((SimpleNamespace(name=name), message))
+    found = _listen(heard, {f"id of {name}": name for name in (*HONEST, "p3")}, list(HONEST))
+    found.figures |= {0: 0.5, 60: 0.7}
+    judged = judge_real(found, told(0.7, {}), real_extent("swav"))
+    assert (judged["attackers_banned"], judged["honest_banned"], judged["ok"]) == (1, 0, True)
+    assert judged["away"] == {"p0": {17: "this peer was away for too long"}}
 
 
 def test_a_loss_that_rose_by_more_than_two_per_cent_is_an_attack_that_succeeded() -> None:

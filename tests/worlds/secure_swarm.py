@@ -33,6 +33,7 @@ from minga.simulation.attacks.joining_attacks import PoisonedDonor
 
 RUN_ID = "5ec0" * 16
 LATENCY_S = 0.02
+SETTLES_S = 30.0
 MAX_ENTRANCES = 8
 """So often a peer that cannot follow begins anew."""
 DONATE = "lab.donate"
@@ -123,7 +124,8 @@ class SecurePeer:
 class SecureSwarm:
     """`count` founders p0, p1, …, of which those named in `hostile` conduct themselves in another way.
 
-    With `returns`, whoever is excluded without blame enters again. Who is `absent` is no founder, but may `join`.
+    With `returns`, whoever is excluded without blame enters again, also if it finds after its last step that most are
+    elsewhere. Who is `absent` is no founder, but may `join`.
     """
 
     def __init__(
@@ -220,6 +222,8 @@ class SecureSwarm:
             try:
                 while peer.member.step < self._steps:
                     await peer.member.take_step()
+                if self._returns:
+                    await peer.member.settle(SETTLES_S)
                 return
             except BannedError:
                 raise

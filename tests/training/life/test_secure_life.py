@@ -36,6 +36,10 @@ class Member:
     async def take_step(self) -> None:
         self._step()
 
+    async def settle(self, _: float) -> bool:
+        self._step()
+        return False
+
 
 async def make_life(
     monkeypatch: pytest.MonkeyPatch,
@@ -143,5 +147,31 @@ def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
         life = await make_life(monkeypatch, lambda: None, membership, vouched_for)
         await go_on(life, 1)
         assert life._known == known
+
+    main()
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_peer_that_most_do_not_confirm_at_the_end_takes_their_state_or_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, enters: bool
+) -> None:
+    @virtually
+    async def main() -> None:
+        def be_outvoted() -> None:
+            raise OutvotedError("most others went on without this peer")
+
+        def enter() -> None:
+            if not enters:
+                raise UnreachableError("nobody")
+
+        life = await make_life(monkeypatch, be_outvoted, Members([]), enter=enter)
+        told = list[str]()
+        life._node.events.subscribe(lambda event: told.append(event.kind))
+        life.secure = Member(be_outvoted, Members([]))  # type: ignore[assignment]
+        assert await life._settle() is not enters
+        assert (life.secure is not None) == enters
+        assert told[0] == "member.out_of_sync"
+        assert told[-1] == ("sync.finished" if enters else "sync.failed")
+        assert ("the run ended" in caplog.text) is not enters
 
     main()

@@ -25,7 +25,7 @@ from minga.security.protocol.behaviour import Behaviour, Seeds
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.attacks.gradient_attacks import SignFlip
 from minga.training.life.founding import Genesis
-from minga.training.life.verified_member import evidence_file, genesis_file
+from minga.training.life.verified_member import VerifiedBackend, evidence_file, genesis_file
 from tests.worlds.cli_run import run
 
 SAMPLES = 64
@@ -146,6 +146,27 @@ def test_founders_train_together_and_end_in_the_same_bits(start: Callable[..., T
     assert all(number != other for number, other in pairwise(ready)), "each number is told once"
     seeds = [seed for trainer in trainers for seed in trainer.seeds]
     assert len(set(seeds)) < len(seeds)  # somebody computed again what somebody else had
+
+
+def test_a_founder_whose_last_step_went_wrong_ends_in_the_bits_of_the_others(
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commitment follows that would show it."""
+    wrong, apply = set[PeerId](), VerifiedBackend.apply
+
+    async def miscount(work: VerifiedBackend, step: int, mean: torch.Tensor) -> None:
+        is_wrong = step == STEPS - 1 and work._node.peer_id in wrong
+        await apply(work, step, mean + 1.0 if is_wrong else mean)
+
+    monkeypatch.setattr(VerifiedBackend, "apply", miscount)
+    spec = make_spec()
+    trainers = [start(spec) for _ in range(2)]
+    wrong.add(trainers[1].peer.peer_id)
+    trainers.append(start(spec))
+    join_all(trainers)
+    assert [trainer.error for trainer in trainers] == [None] * 3
+    assert [len(trainer.of("member.diverged")) for trainer in trainers] == [0, 1, 0]
+    assert len({trainer.digest for trainer in trainers}) == 1
 
 
 def _ends(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,7 @@ from minga.security.accountability.log import EvidenceLog, MembershipChanges
 from minga.security.accountability.rulings import judge
 from minga.security.messaging.past_steps import PastStep, PastSteps
 from minga.security.messaging.spread import Deliveries, StatementGossip
-from minga.security.messaging.voting import ContradictionError, ReliableBroadcast
+from minga.security.messaging.voting import ContradictionError, OutvotedError, ReliableBroadcast
 from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
@@ -53,6 +53,7 @@ from minga.security.protocol.statements import (
     Slot,
     StateClaim,
     Statement,
+    read,
 )
 from minga.security.protocol.statements import state as sign
 from minga.security.protocol.step_math import StepMath
@@ -129,6 +130,8 @@ class SecureMember:
         )
         self._state: bytes | None = None
         """The digest of the present state."""
+        self._said: Statement | None = None
+        """Where this peer said that it stands, if it is a member."""
         self._found: tuple[Accusation, ...] = ()
         self._judgements: tuple[Judgement, ...] = ()
         self._leaves = False
@@ -163,6 +166,24 @@ class SecureMember:
         if ban is not None and ban.until is None:
             raise BannedError.of(ban)
         await (self._take_part() if self.is_member else self._follow())
+
+    async def settle(self, limit_s: float) -> bool:
+        """After the last step of a run, on which no commitments follow that would show who stands elsewhere: wait until
+        most members say where they stand. Whether they came to another state than this one, which has theirs then.
+
+        Raises `OutvotedError` if most went on without this member, or stand here and there, `SilentError` if most say
+        nothing in `limit_s` seconds, and another `RemoteError` if their state cannot be had.
+        """
+        if self._said is None:  # who is no member has its state from most of them
+            return False
+        own = read(self._said, StateClaim)
+        place, signers = await self._observer.place_of_most(self._said, self.membership.members, limit_s)
+        if place.standing != own.standing:
+            raise OutvotedError("most others went on without this peer", round=self.step)
+        if place.state != own.state:
+            await _adopt(self._work, self.step, place, signers)
+            self._state = place.state
+        return place.state != own.state
 
     async def see_off(self) -> None:
         """Before this peer leaves: end the attempt under way, and commit to no other one. Who is silent after it has
@@ -282,12 +303,11 @@ class SecureMember:
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
         """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
-        standing, self._state = self._progress.standing, state
-        statement = None
+        standing, self._state, self._said = self._progress.standing, state, None
         if self.is_member:
             slot, place = Slot(self.step, 0, Phase.STANDING), StateClaim(standing.digest, state)
-            statement = sign(self._identity, self._node.run_id, slot, self._behaviour.stands(place))
-        self._past_steps.keep(PastStep(standing, dict(values), statement))
+            self._said = sign(self._identity, self._node.run_id, slot, self._behaviour.stands(place))
+        self._past_steps.keep(PastStep(standing, dict(values), self._said))
         self._math.history = self._progress.history
         self._coins[self.step - 1] = self._progress.coin
         self._gossip.forget_before(self.step - KEPT_STEPS)
@@ -359,7 +379,11 @@ class Joiner:
         ban = standing.membership.bans.get(node.peer_id)
         if ban is not None and ban.until is None:
             raise BannedError.of(ban)
-        await work.adopt(standing.step, place.state, signers)
-        if await work.digest() != place.state:
-            raise StateMismatchError("the state that came is not that of most members", round=standing.step)
+        await _adopt(work, standing.step, place, signers)
         return SecureMember(self._setup, standing)
+
+
+async def _adopt(work: TrainingBackend, step: int, place: StateClaim, signers: Sequence[PeerId]) -> None:
+    await work.adopt(step, place.state, signers)
+    if await work.digest() != place.state:
+        raise StateMismatchError("the state that came is not that of most members", round=step)

@@ -53,7 +53,9 @@ from minga.security.verification.norm_bound import StepBound
 RETRY_S = 1.0
 """Before a member is asked again that answered nothing of use."""
 OVERTAKEN_S = 15.0
-"""How often a member that waits for others asks them whether they still wait for it."""
+"""How often a member that waits for others asks them whether they still wait for it; who has taken the same step by two
+such moments did so without it.
+"""
 MAX_TAKES = 8
 """Aggregates that are fetched at once."""
 
@@ -101,7 +103,7 @@ class Observer:
         candidacy, slot = Candidacy(await self._commit(progress)), Slot(step, 0, Phase.CANDIDACY)
         for words, receivers in self._behaviour.candidacy(slot, candidacy, members):
             self._gossip.say(slot, words, receivers)
-        place, signers = await self._watch_all(step + 1, members)
+        place, signers = await self._watch_all(step + 1, members, self._patience.longest_s)
         standing = await self._look(place.standing, signers)
         if standing.step != step + 1:
             raise OutvotedError("most members signed the standing of another step", round=step)
@@ -112,6 +114,17 @@ class Observer:
         progress.take(standing)
         signed = self._said.get(step + 1, {})
         return Observed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))
+
+    async def place_of_most(
+        self, own: Statement, members: Sequence[PeerId], limit_s: float
+    ) -> tuple[StateClaim, list[PeerId]]:
+        """Where more than half of the members stand at the step of which one of them, this peer, said its `own`; and
+        who says so.
+
+        Raises `OutvotedError` if they stand here and there, and `SilentError` if most say nothing in `limit_s` seconds.
+        """
+        self._said.setdefault(own.slot.step, {})[own.author] = own
+        return await self._watch_all(own.slot.step, members, limit_s)
 
     # ---- inner workings
 
@@ -126,15 +139,15 @@ class Observer:
             self._samples.keep(step, me, submission)
         return submission.root
 
-    async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[StateClaim, list[PeerId]]:
+    async def _watch_all(self, step: int, members: Sequence[PeerId], limit_s: float) -> tuple[StateClaim, list[PeerId]]:
         """Where most members stand at the beginning of a step, and who says so."""
         for old in [old for old in self._said if old < step]:
             del self._said[old]
         if found := self._majority(step, members):
             return found
-        watching = racing(self._watch(peer, step) for peer in members)
+        watching = racing(self._watch(peer, step) for peer in members if peer != self._node.peer_id)
         try:
-            async with asyncio.timeout(self._patience.longest_s), watching as ends:
+            async with asyncio.timeout(limit_s), watching as ends:
                 for end in ends:
                     await end
                     if found := self._majority(step, members):
@@ -223,23 +236,26 @@ def _shortened(values: Mapping[int, Bytes], bound: StepBound) -> torch.Tensor:
 
 
 async def be_overtaken(node: Node, members: Sequence[PeerId], step: int) -> NoReturn:
-    """Raise `OutvotedError` as soon as most members have taken the next step, too, without this peer.
+    """Raise `OutvotedError` as soon as half of the members have taken `step` without this peer, for an honest one is
+    among these. Where a late word reached half of the members, those whom it did not reach may be no more.
 
     That is no hurry: only who was away for a while does not hear from the others what became of `step`.
     """
-    others = [peer for peer in members if peer != node.peer_id]
+    others, before = [peer for peer in members if peer != node.peer_id], frozenset[PeerId]()
     while True:
         await asyncio.sleep(OVERTAKEN_S)
-        ahead = await asyncio.gather(*(_is_beyond(node, peer, step + 1) for peer in others))
-        if 2 * sum(ahead) > len(members):
+        newest = dict(zip(others, await asyncio.gather(*(_newest(node, peer) for peer in others)), strict=True))
+        ahead = frozenset(peer for peer in others if newest[peer] > step)
+        if 2 * sum(peer in before or newest[peer] > step + 1 for peer in ahead) >= len(members):
             raise OutvotedError("most others went on without this peer", round=step)
+        before = ahead
 
 
-async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
+async def _newest(node: Node, peer: PeerId) -> int:
     try:
-        return any(reached > step for reached in await watch(node, peer, 0))
+        return max(await watch(node, peer, 0), default=-1)
     except RemoteError:
-        return False
+        return -1
 
 
 async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
@@ -262,7 +278,8 @@ def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
 # ---- Discovery: where the members of a secure run stand, as far as a peer can find out that was not there.
 #
 # Theory of operation. A standing is taken if more than half of its members say, asked by this peer itself, that it is
-# theirs. Old ones cannot be told again like that, because members who went on no longer say so.
+# theirs, and less than half that they have gone on from it. Old ones cannot be told again like that: members still say
+# where they stood a few steps ago, also those who are members no more, but an honest one is among those who went on.
 #
 # What a newcomer can be told. A peer with less than half of the seats can invent a run in which only its own ids are
 # members; that has a majority, too. Of several, the one is taken that most of the `genesis` list sign: the peers whom
@@ -333,16 +350,17 @@ class Discovery:
             said.update(await self._ask_all(sorted(unasked)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FETCH_S):
-                    await self._fetch_all(_signers(said), standings)
+                    await self._fetch_all(said, standings)
             members = {PeerId(peer) for standing in standings.values() for peer in standing.members}
             unasked = members - said.keys() - {self._node.peer_id}
-        best = None
+        best, newest = None, _newest_steps(said)
         for (step, place), signers in _signers(said).items():
             standing = standings.get(place.standing)
             if standing is None or standing.step != step:
                 continue
             among = tuple(peer for peer in signers if peer in standing.members)
-            if 2 * len(among) > len(standing.members):
+            left = sum(newest.get(PeerId(peer), step) > step for peer in standing.members)
+            if 2 * len(among) > len(standing.members) > 2 * left:
                 rank = (self._weight(among), step)
                 if best is None or rank > best[0]:
                     best = rank, (standing, place, among)
@@ -375,16 +393,18 @@ class Discovery:
             return peer, {}
 
     async def _fetch_all(
-        self, signers: Mapping[tuple[int, StateClaim], list[PeerId]], standings: dict[bytes, ProtocolState]
+        self, said: dict[PeerId, dict[int, StateClaim]], standings: dict[bytes, ProtocolState]
     ) -> None:
-        """Add the standings that are missing, all at once. Those that fewer of the genesis list sign are waited for
-        only until one with more is there, since what was said soon grows old.
+        """Add the standings that are missing, all at once. Those where fewer of the genesis list stand now are waited
+        for only until one with more is there, since what was said soon grows old.
         """
-        wanted = defaultdict[bytes, list[PeerId]](list)
-        for (_, place), names in signers.items():
+        wanted, newest = defaultdict[bytes, list[PeerId]](list), _newest_steps(said)
+        present = defaultdict[bytes, list[PeerId]](list)
+        for (step, place), names in _signers(said).items():
             if place.standing not in standings:
                 wanted[place.standing] += [peer for peer in names if (peer, place.standing) not in self._failed]
-        weights = {digest: self._weight(names) for digest, names in wanted.items()}
+                present[place.standing] += [peer for peer in names if newest[peer] == step]
+        weights = {digest: self._weight(names) for digest, names in present.items()}
         ranked = sorted(wanted, key=lambda digest: -weights[digest])[:MAX_STANDINGS]
         pending, best = set(ranked), 0
         async with racing(self._fetch(digest, wanted[digest]) for digest in ranked) as fetched:
@@ -407,6 +427,11 @@ class Discovery:
 
         known_first = sorted(signers, key=lambda peer: peer not in self._genesis)
         return digest, await first_in_turn(partial(ask, peer) for peer in known_first[:MAX_TRIES])
+
+
+def _newest_steps(said: dict[PeerId, dict[int, StateClaim]]) -> dict[PeerId, int]:
+    """At which step each of them stands, as far as it says."""
+    return {peer: max(places) for peer, places in said.items() if places}
 
 
 def _signers(said: dict[PeerId, dict[int, StateClaim]]) -> dict[tuple[int, StateClaim], list[PeerId]]:

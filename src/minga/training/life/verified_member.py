@@ -25,6 +25,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.aio import Backoff, Observers, racing
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core.events.training import (
+    MemberDiverged,
     MemberOutOfSync,
     RunFinished,
     StateAwaited,
@@ -156,6 +157,10 @@ PATIENT_ATTEMPTS = 5
 COMPARE_PERIOD_S = 1.0
 MOST_COMPARED = 8
 """States of others of which a founder that waits is told how they differ from its own: anybody can claim any state."""
+SETTLES_S = 30.0
+"""For so long a member that took the last step waits for most others to say that they came to the same state, and then
+for theirs if it is another: those who wait in vain for a member take twice about five seconds.
+"""
 MAX_DIVERGENCES = 3
 """A machine that computes in another way would fetch the whole state again and again, for nothing."""
 
@@ -273,8 +278,11 @@ class VerifiedMember:
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
             await self._begin(step)
-            while not self._is_finished():
-                if self.secure is None:
+            is_settled = False
+            while not is_settled:
+                if self._is_finished():
+                    is_settled = await self._settle()
+                elif self.secure is None:
                     await self._enter()
                 else:
                     await self._take_step(self.secure)
@@ -427,13 +435,52 @@ class VerifiedMember:
         if self.step % self._spec.state.digest_every == 0:
             self._board.put(StateInfo(self.step, self._work.state_digest))
 
+    async def _settle(self) -> bool:
+        """Whether this peer may end with the state that it has. If that is not the one of most members it takes theirs,
+        and says so if it cannot.
+        """
+        if self.secure is None:
+            return True
+        try:
+            if await self.secure.settle(SETTLES_S):
+                self._node.events.emit(MemberDiverged(step=self.step))
+            return True
+        except RemoteError as error:
+            why = error.message
+        self._node.events.emit(MemberOutOfSync(step=self.step, why=why))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLES_S):
+                await self._enter_anew()
+                return False
+        self._node.events.emit(SyncFailed(step=self.step, why=f"the run is over, and {why}"))
+        logger.warning(
+            "the run ended at step %d, but %s, and no state that most have could be had: what the model is here may be "
+            "another than that of the others, so compare it with theirs",
+            self.step,
+            why,
+        )
+        return True
+
+    async def _enter_anew(self) -> None:
+        self.secure = None
+        while self.secure is None:
+            await self._enter()
+
     async def _finish(self) -> None:
         self._node.events.emit(RunFinished(step=self.step))
         self._publisher.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
-        await see_others_off(self.swarm_view, self.view, lambda _, progress: progress.step < self.step)
+        await see_others_off(self.swarm_view, self._company(), lambda _, progress: progress.status != "finished")
         self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
+
+    def _company(self) -> set[PeerId]:
+        """Who may need this peer at the end: members, candidates, and who was removed, but not for a lie."""
+        if self.secure is None:
+            return set()
+        membership = self.secure.membership
+        suspended = {peer for peer, ban in membership.bans.items() if ban.until is not None}
+        return {*membership.members, *membership.candidates, *membership.former, *suspended}
 
     def _is_finished(self) -> bool:
         last = self._spec.training.stop_after_steps
