@@ -112,7 +112,7 @@ def _asked(options: PlanCommand) -> _Asked:
     )
     classes = parse_peers(str(options.peers))
     if whole is not None and (size := size_of_all(load_recipe(whole, name))) is not None:
-        classes = [each if each.role == "auxiliary" else replace(each, micro_batch=size) for each in classes]
+        classes = tuple(each if each.role == "auxiliary" else replace(each, micro_batch=size) for each in classes)
     model = planned_model(options)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
