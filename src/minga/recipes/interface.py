@@ -268,6 +268,11 @@ class Recipe(ABC, Generic[S]):
         """
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether peers that train read samples from elsewhere, such as a hub, which no limit of theirs counts."""
+        return False
+
+    @property
     def fixed_micro_batch_size(self) -> int | None:
         """The micro-batch size of every peer where samples are coupled, None where each chooses its own.
 

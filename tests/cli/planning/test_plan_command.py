@@ -24,7 +24,7 @@ from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
-from tests.worlds.cli_run import run
+from tests.worlds.cli_run import last_json, run
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
 
 HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
@@ -312,3 +312,14 @@ def test_a_plan_of_a_run_with_a_warm_start_says_how_many_samples_it_gets(tmp_pat
     said = " ".join(done.stdout.split())
     assert "synchronous up to step 10000, then local; " in said, done.stderr
     assert "10,000 steps of 512 samples, then 900 steps of 51,200 samples: 51,200,000 samples in all" in said
+
+
+def test_a_plan_of_a_run_goes_by_its_micro_batches_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'name = "x"\n[security]\nverification = "byzantine"\nmicro_batch_size = 8\n[model]\nrecipe = "albert"\n'
+    )
+    asked = ("plan", "--model", str(path), "--peers", "5x(a100, 1Gbit)")
+    (planned,) = last_json(run(*asked, "--json").stdout)["classes"]
+    assert planned["micro_batch"] == 8
+    assert "check each other's work" in run(*asked).stdout

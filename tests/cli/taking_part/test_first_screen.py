@@ -26,7 +26,7 @@ from minga.network.probing import MAX_PHASE_BYTES
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates
-from tests.worlds.cli_run import ALONE, SPEC, Running, last_json, run
+from tests.worlds.cli_run import ALONE, GENESIS, SPEC, Running, last_json, run
 
 WORK = JoinCommand(device="cpu", threads=1)
 AGREED = replace(WORK, yes=True)
@@ -72,6 +72,16 @@ def test_a_disk_with_too_little_room_is_said_before_the_question(
     assert "checkpoints will fail" in text
     assert "--directory" in text
     assert "checkpoints will fail" not in "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
+
+
+def test_data_that_come_beside_the_counted_traffic_are_told() -> None:
+    of_hub = SPEC.replace('source = "files"', 'source = "datasets"').replace(f"files = ['{GENESIS}']", 'name = "some"')
+    streamed = prospect(text=of_hub)
+    limit = TrafficLimit.parse("50GB/month")
+    said = "Training data come from the hub"
+    assert said in "\n".join(lines(costs_of(streamed, minga.PeerOptions(), WORK, limit)))
+    assert said not in "\n".join(lines(costs_of(streamed, minga.PeerOptions(role="auxiliary"), WORK, limit)))
+    assert said not in "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK, limit)))
 
 
 def test_what_is_not_known_yet_is_not_made_up() -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from rich.table import Table
 
@@ -40,8 +40,14 @@ from minga.planner.model_facts import (
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, Volunteers, resolve
 from minga.planner.ways import SYNCHRONOUS, Gap, TrainingWay, compared_ways
+from minga.recipes.registry import load_recipe
+from minga.recipes.running.micro_batch import size_of_all
 
 USUAL_TARGET_BATCH_SIZE, TUNED_BATCH_SIZE = 4096, 128
+VERIFIED: Final = (
+    "Members of this run check each other's work, which these figures leave out: a round takes up to twice as long, "
+    "and all reduce equal parts."
+)
 
 
 def run_forecast(options: PlanCommand, context: Context) -> None:
@@ -50,6 +56,7 @@ def run_forecast(options: PlanCommand, context: Context) -> None:
     context.output.say("Planning …")
     found = _Found(asked, compare(asked.setting, asked.ways, asked.auto))
     said = [f"This is for the last phase of the run: {asked.phases}."] if asked.phases else []
+    said += [VERIFIED] if asked.is_verified else []
     context.output.show(Display([*_tables(found), *said, *_sentences(found)], _json(found)))
 
 
@@ -66,6 +73,7 @@ class _Asked:
     auto: BatchLimits | None
     phases: str
     precision: str
+    is_verified: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ def _asked(options: PlanCommand) -> _Asked:
         spec.training.batch_range[0] if spec else TUNED_BATCH_SIZE if options.fine_tune else USUAL_TARGET_BATCH_SIZE
     )
     classes = parse_peers(str(options.peers))
+    if whole is not None and (size := size_of_all(load_recipe(whole, name))) is not None:
+        classes = tuple(each if each.role == "auxiliary" else replace(each, micro_batch=size) for each in classes)
     model = planned_model(options)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
@@ -113,7 +123,8 @@ def _asked(options: PlanCommand) -> _Asked:
     first = ways[0]
     phases = "" if whole is None or options.strategy else phases_in_words(whole)
     setting = PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec)
-    return _Asked(setting, ways, auto, phases, options.precision)
+    is_verified = whole is not None and whole.security.verification == "byzantine"
+    return _Asked(setting, ways, auto, phases, options.precision, is_verified)
 
 
 def planned_model(options: PlanCommand) -> ModelFacts:

@@ -42,14 +42,14 @@ USUAL_DOWNLOAD: Final = 100e6 / 8
 class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
-    `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. Beside that a probe
-    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most, and all of a day `probes_day_bytes`.
-    `is_first`: no other peer computes; `first_upload_bytes` and `first_download_bytes` are those of a step once one
-    more does. `upload` and `download` are the rates, in bytes per second, that `upload_per_day` and `download_per_day`
-    were worked out with; `capped` says whether the owner of the machine set
-    them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
-    `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough for one start and
-    some steps, `least_limit` is the smallest that is.
+    `is_streamed`: training data come from elsewhere all the time. `download_bytes` is what comes at the start: the
+    files of the run (`files_bytes`) and its state. Beside that a probe of the line takes `probe_upload_bytes` and
+    `probe_download_bytes` at most, and all of a day `probes_day_bytes`. `is_first`: no other peer computes;
+    `first_upload_bytes` and `first_download_bytes` are those of a step once one more does. `upload` and `download` are
+    the rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says
+    whether the owner of the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`.
+    `limit_days` and `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough
+    for one start and some steps, `least_limit` is the smallest that is.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Costs:
     disk_bytes: int | None
     disk_free: int
     files_bytes: int
+    is_streamed: bool
     download_bytes: int | None
     probe_upload_bytes: int
     probe_download_bytes: int
@@ -123,6 +124,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         if all(lies_in(folder, name, entry.size_bytes) is None for folder in places)
     )
     at_start = None if needs is None else needs.state + files
+    streams = model is not None and peer.role in ("trainer", "client") and load_recipe(spec).is_streamed
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
     least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)
@@ -139,6 +141,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         disk_bytes=None if needs is None else needs.disk + files,
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
+        is_streamed=streams,
         download_bytes=at_start,
         probe_upload_bytes=probe[0],
         probe_download_bytes=probe[1],
@@ -255,6 +258,10 @@ def lines(costs: Costs) -> list[str]:
         told.append(
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
             f"day, {basis}"
+        )
+    if costs.is_streamed:
+        told.append(
+            "Training data come from the hub, all the time and beside this traffic: no limit here counts or caps them"
         )
     if costs.traffic_limit is not None:
         told += _of_limit(costs)

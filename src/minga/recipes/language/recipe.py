@@ -116,6 +116,11 @@ class LanguageRecipe(TransformersRecipe[T]):
     # ---- what the recipes say
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether peers read texts themselves."""
+        return self.settings.data.is_streamed
+
+    @property
     @abstractmethod
     def packing(self) -> Packing | None:
         """How rows are cut from documents; None for pairs of sentences, which need the text."""

@@ -74,6 +74,11 @@ class SwavRecipe(Recipe[SwavSettings]):
         self._read: dict[Path, PictureSet] = {}
         self._collapsed = 0
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether peers read the pictures of a data set themselves."""
+        return self.settings.data.source == "hub"
+
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """The presets, which hold everything."""

@@ -75,6 +75,11 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         """A size by its name; `tokens` of a caption, None for those of the size."""
         return {"size": size, **({"overrides": {"text_length": tokens}} if tokens else {})}
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether peers read pairs themselves."""
+        return self.settings.data.is_streamed
+
     def check_public(self) -> None:
         """A streamed data set is not the same for all, and devices draw otherwise."""
         if self.settings.data.is_streamed:
