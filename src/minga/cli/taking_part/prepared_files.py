@@ -45,7 +45,7 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
     recipe = load_recipe(spec)
     given: dict[str, Content] = dict(recipe.given_files())
     if source is not None:
-        given |= {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
+        given |= {INITIAL_FILE: initial_file(source), **recipe.files_of_model()}
     folder = directory / "prepared" / _key(spec, recipe)[:16]
     stored = _stored(folder)
     if stored is None:
@@ -56,16 +56,10 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
     return {**stored, **given}
 
 
-def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:
-    """What the parameters depend on, such as the tokenizer, where `source` is the folder of a run that has it."""
-    paths = {name: source.expanduser() / "files" / name for name in recipe.model_files}
-    return {name: path for name, path in paths.items() if path.is_file()}
-
-
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
     facts: list[object] = [without_private(spec).canonical_bytes().hex()]
-    for path in (*recipe.inputs(), *_code(recipe)):
+    for path in (*recipe.inputs(), *recipe.files_of_model().values(), *_code(recipe)):
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])
     return blake3(json.dumps(facts).encode()).hexdigest()

@@ -25,17 +25,18 @@ from minga.core.files import store
 from minga.core.spec.sections import BASE_FOLDER, FileEntry
 from minga.recipes.causal_lm.recipe import CausalLmRecipe
 from minga.recipes.fine_tune.settings import HUB, TINY
-from minga.recipes.init_from import INDEX, SINGLE, downloaded, safetensors_in
+from minga.recipes.init_from import SINGLE, WEIGHTS, safetensors_in
 from minga.recipes.initial import new_model
 from minga.recipes.interface import RecipeContext, StreamPosition
 from minga.recipes.language.export import without_progress_bars
+from minga.recipes.model_files import downloaded
 from minga.recipes.text.tokenizer import TOKENIZER_FILE
 
 KEY: Final = "recipe.fine-tune.base"
 _TRIED: Final = 64
 """Rows and columns of a layer that is quantised to see whether that goes."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_WANTED: Final = (SINGLE, INDEX, "model-*.safetensors", "config.json", "tokenizer*.json", "chat_template.jinja")
+_WANTED: Final = (*WEIGHTS, "config.json", "tokenizer*.json", "chat_template.jinja")
 
 TINY_STEPS, TINY_BATCH, TINY_LENGTH, TINY_VOCABULARY = 160, 8, 128, 512
 

@@ -90,7 +90,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     Settings = FineTuneSettings
     headline = Metric("heldout_loss", better="lower")
     demo_goal = DemoGoal(1.5, steps=40)
-    model_files = (TOKENIZER_FILE, FORMAT_FILE)
 
     def __init__(self, settings: FineTuneSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
