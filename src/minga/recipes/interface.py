@@ -278,6 +278,15 @@ class Recipe(ABC, Generic[S]):
 
     # ---- organiser
 
+    def pinned_settings(self) -> S:
+        """The settings with the commit of each data set of a hub that they name, as the organiser asks for it before
+        all else: so the rows that are prepared, kept and streamed are the same ones. Those given, unless a recipe says
+        otherwise.
+
+        Raises `ConfigurationError` if the hub does not answer.
+        """
+        return self.settings
+
     def published_settings(self) -> S:
         """The settings with which the run is published: those given, unless they name what only the organiser has.
 

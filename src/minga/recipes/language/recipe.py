@@ -20,6 +20,7 @@ from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
+from minga.recipes.data.hub import pinned
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
@@ -181,6 +182,10 @@ class LanguageRecipe(TransformersRecipe[T]):
         return self.settings
 
     # ---- organiser
+
+    def pinned_settings(self) -> T:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def published_settings(self) -> T:
         """With the shape of the model as one JSON object, and a tokenizer that comes with the run."""

@@ -18,6 +18,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
+from minga.recipes.data.hub import pinned
 from minga.recipes.data.order import block_chances, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
@@ -75,6 +76,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """A size by its name; `tokens` of a caption, None for those of the size."""
         return {"size": size, **({"overrides": {"text_length": tokens}} if tokens else {})}
+
+    def pinned_settings(self) -> TextToImageSettings:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def check_public(self) -> None:
         """A streamed data set is not the same for all, and devices draw otherwise."""
