@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import threading
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -29,6 +32,7 @@ import torch
 import minga
 from minga.planner.model_facts import named_spec
 from minga.recipes.registry import RECIPES
+from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from tests.worlds import forked
 from tests.worlds.cli_run import GENESIS, GUARDED_MINGA, run
 from tests.worlds.forked_command import forked_commands
@@ -300,6 +304,31 @@ def test_the_example_trains(
     printed = capsys.readouterr().out
     assert "others join with:  python examples/custom_loop.py minga1" in printed
     assert "step 20: loss" in printed
+
+
+def test_what_is_evaluated_of_a_model_with_tied_weights_is_what_peers_share() -> None:
+    """A checkpoint has them by one of their names, and those of the peer were loaded by the other one."""
+    page = (ROOT / "docs" / "strategies.md").read_text("utf-8")
+    found = re.search(r"\*\*Evaluate Θ\*\*.*?\n\n((?: {8}[^\n]*\n)+)", page, re.DOTALL)
+    assert found
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 8, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    values = torch.full((8, 4), 3.0)
+    entries = (TensorEntry("model/embedding.weight", "float32", (8, 4)), TensorEntry("own", "float32", (8, 4)))
+    buffer = torch.cat([values, 2 * values]).flatten().view(torch.uint8)
+    snapshot = StateSnapshot(1, entries, {}, buffer)
+    taken: list[torch.nn.Module] = []
+    known = {
+        "copy": copy,
+        "model": model,
+        "evaluate": taken.append,
+        "optimizer": SimpleNamespace(save_checkpoint=lambda: None),
+        "peer": SimpleNamespace(newest_checkpoint=lambda: snapshot),
+    }
+    exec(textwrap.dedent(found[1]), known)
+    (copied,) = taken
+    assert all(torch.equal(each, values) for each in copied.state_dict().values())
+    assert not torch.equal(model["head"].weight, values)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

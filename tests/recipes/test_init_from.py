@@ -195,7 +195,7 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     large.unlink()
     assert content(prepared_files(spec, tmp_path)["training.jsonl.zst"]) == b"text", "it was copied"
     assert set(load(content(files[INITIAL_FILE]))) == {"weight"}
-    assert prepared_module._key(spec, load_recipe(spec)) == prepared_module._key(plain, load_recipe(plain))
+    assert prepared_module._key(spec, load_recipe(spec)) != prepared_module._key(plain, load_recipe(plain)), "by it"
     assert str(old).encode() not in published(spec).canonical_bytes()
     assert plain.canonical_bytes() != spec.canonical_bytes()
     with pytest.raises(ConfigurationError, match="loads its parameters itself"):

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
+from minga.recipes.model_files import KEY, downloaded, names_of_hub
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.model_names import ModelNames
@@ -35,8 +35,7 @@ from minga.training.state.tensor_access import TensorAccess
 
 INITIAL_FILE = "initial.safetensors"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
-_KEY: Final = "model.init_from"
+WEIGHTS: Final = (SINGLE, INDEX, "model-*.safetensors")
 
 _GIVEN: Final = "the parameters that came with the run"
 _ADAPTED: Final = ".base_layer."
@@ -53,13 +52,13 @@ def initial_file(source: str) -> bytes:
     `ConfigurationError` if there are no such parameters.
     """
     path = Path(source).expanduser()
-    said = f"{_KEY} = {source!r}"
+    said = f"{KEY} = {source!r}"
     if path.is_dir() and (path / "checkpoints").is_dir():
         tensors = _of_run(path)
     elif path.exists():
         tensors = _read(safetensors_in(path, said), said)
-    elif _HUB.fullmatch(source):
-        tensors = _read(safetensors_in(downloaded(source, _KEY), said), said)
+    elif names_of_hub(source):
+        tensors = _read(safetensors_in(downloaded(source, KEY, WEIGHTS), said), said)
     else:
         raise ConfigurationError(f"{said}: no such file or folder, and not a name such as OWNER/NAME of the hub")
     return save({name: tensors[name].contiguous() for name in sorted(tensors)}, metadata={"format": "pt"})
@@ -198,22 +197,3 @@ def _read(paths: Iterable[Path], said: str) -> dict[str, torch.Tensor]:
         except (OSError, SafetensorError) as error:
             raise ConfigurationError(f"{said}: {path.name} cannot be read: {error}") from error
     return tensors
-
-
-def downloaded(source: str, key: str, wanted: Sequence[str] = (SINGLE, INDEX, "model-*.safetensors")) -> Path:
-    """The folder with the `wanted` files of a model of the hub, in the hub's own cache; `key` is the setting that named
-    it. Raises `ConfigurationError` if the hub does not give them.
-    """
-    name, _, revision = source.partition("@")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{key} = {source!r}: to download it, install huggingface_hub, or name a local folder"
-        ) from error
-    try:
-        found = snapshot_download(name, revision=revision or None, allow_patterns=list(wanted))
-    except Exception as error:  # the hub's library lets errors of its HTTP client through
-        why = str(error).strip().split("\n")[0][:200]
-        raise ConfigurationError(f"{key} = {source!r}: the hub does not give it: {why}") from error
-    return Path(found)

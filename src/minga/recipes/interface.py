@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import Content
 from minga.core.spec.fields import Section
 from minga.recipes.exported import Provenance
+from minga.recipes.model_files import files_of_model
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.training.lineage import UNFOUNDED, Lineage
 
@@ -239,9 +240,12 @@ class Recipe(ABC, Generic[S]):
     """
 
     model_files: ClassVar[tuple[str, ...]] = ()
-    """Files of `prepare` that the parameters depend on, such as a tokenizer: a run that begins from another takes them
-    over.
+    """Files of `prepare` that the parameters depend on, such as a tokenizer: a run that begins with those of another
+    model takes that model's; see `files_of_model`.
     """
+
+    export_names: ClassVar[Mapping[str, str]] = {}
+    """What `export` calls those of `model_files` that it gives another name."""
 
     sizes: ClassVar[tuple[str, ...]] = ()
     """Sizes that `minga plan --model NAME-SIZE` knows; see `size_settings`."""
@@ -287,6 +291,15 @@ class Recipe(ABC, Generic[S]):
 
     # ---- organiser
 
+    def pinned_settings(self) -> S:
+        """The settings with the commit of each data set of a hub that they name, as the organiser asks for it before
+        all else: so the rows that are prepared, kept and streamed are the same ones. Those given, unless a recipe says
+        otherwise.
+
+        Raises `ConfigurationError` if the hub does not answer.
+        """
+        return self.settings
+
     def published_settings(self) -> S:
         """The settings with which the run is published: those given, unless they name what only the organiser has.
 
@@ -308,8 +321,22 @@ class Recipe(ABC, Generic[S]):
         """Further files that ship with the run, as they lie on the organiser's machine; called by the organiser."""
         return {}
 
+    def files_of_model(self) -> Mapping[str, Path]:
+        """Those of `model_files` that belong to the parameters with which the run begins, where there are some. They
+        travel with the run in place of what `prepare` makes, which has to make everything else by them.
+
+        Called by the organiser. Raises `ConfigurationError` if they cannot be looked up.
+        """
+        if self.context.init_from is None or not self.model_files:
+            return {}
+        return files_of_model(
+            self.context.init_from, {name: self.export_names.get(name, name) for name in self.model_files}
+        )
+
     def inputs(self) -> Sequence[Path]:
-        """The files of this machine that `prepare` reads: if one changes, it has to be called again."""
+        """The files of this machine that `prepare` reads, besides those of `files_of_model`: if one changes, it has to
+        be called again.
+        """
         return ()
 
     def elsewhere(self, files: Mapping[str, FileEntry]) -> Path | None:  # noqa: ARG002

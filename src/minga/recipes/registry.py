@@ -90,6 +90,19 @@ def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
         raise ConfigurationError(f"{where}: security.micro_batch_size = {spec.security.micro_batch_size} must equal it")
 
 
+def pinned(spec: RunSpec) -> RunSpec:
+    """The organiser's spec with the commits of the data sets of a hub that it names. Raises what `load_recipe` raises,
+    and `ConfigurationError` if the hub does not answer.
+    """
+    if spec.model.recipe == CUSTOM:
+        return spec
+    recipe = load_recipe(spec)
+    before, now = (
+        each.model_dump(mode="json", exclude_unset=True) for each in (recipe.settings, recipe.pinned_settings())
+    )
+    return spec if now == before else spec.with_recipe_settings(now)
+
+
 def spelled_out(spec: RunSpec, source: str = "run spec") -> RunSpec:
     """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
     the package that brings the recipe, where it does not come with minga.

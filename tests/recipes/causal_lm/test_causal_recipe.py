@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import stat
 from pathlib import Path
@@ -112,6 +113,28 @@ def test_every_document_is_joined_by_an_end(recipe: Recipe[Any], files: dict[str
     rows = [stored.tokens[n * 33 : n * 33 + 33].tolist() for n in range(len(stored.tokens) // 33)]
     for ids, last in zip(public["input_ids"].tolist(), public["labels"][:, -1].tolist(), strict=True):
         assert [*ids, last] in rows
+
+
+def test_texts_are_begun_from_an_end_however_they_are_packed(tmp_path: Path) -> None:
+    """Samples and held-out figures begin texts so; where no row held two documents, no row did."""
+    words = GENESIS.read_text("utf-8").split()[:2700]
+    documents = [" ".join(words[start : start + 9]) for start in range(0, len(words), 9)]
+    (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in documents))
+    data = {"source": "files", "files": [str(tmp_path / "short.jsonl")], "heldout_fraction": 0.1}
+    for packing in ("stream", "best-fit", "document"):
+        recipe = case("gpt2", packing=packing, data=data).recipe()
+        files = prepared(recipe, tmp_path / packing)
+        batch = next(recipe.batches(files, StreamPosition(ALICE), 64))
+        begun = ((batch["input_ids"] == 0) & (batch["label_weights"] > 0)).sum(1)
+        public = recipe.public_batch(files, PublicBatch(b"1" * 32, 64))
+        assert begun.sum() > 20, packing
+        assert ((public["input_ids"] == 0) & (public["label_weights"] > 0)).any()
+        if packing == "document":
+            stored = StoredTokens(files[TOKENS_FILE], 400)
+            assert all(each[0] == each[-1] == 0 and 0 not in each[1:-1] for each in stored.documents())
+            assert set(begun.tolist()) == {1}
+            _, own = recipe.own_data(files, data["files"], tmp_path / "own")
+            assert all(each[0] == 0 for each in StoredTokens(own[TOKENS_FILE], 400).documents())
 
 
 class Uniform(nn.Module):

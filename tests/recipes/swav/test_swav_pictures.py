@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes import StreamPosition, new_model
 from minga.recipes.swav.pictures import (
     SHARD_BYTES,
+    UNLABELLED,
     EncodedSet,
     PictureSet,
     digit_pictures,
+    encoded_pictures,
+    own_pictures,
     pack_files,
     read_pictures,
     split_pictures,
 )
+from minga.recipes.swav.settings import ImageData
 from minga.testing import RecipeCase
 from tests.worlds.swav_world import SMALL, made_up
 
@@ -167,6 +172,29 @@ def test_pictures_held_out_for_all_are_not_trained_on(folder: Path, tmp_path: Pa
     _, own = case.recipe().own_data(files, [str(folder)], tmp_path / "own")
     sets = [read_pictures(each["images.safetensors"], 3) for each in (files, own)]
     assert len(sets[0]) == len(sets[1]) < COUNT
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("car/{}.png", "train/{}.png", "boat/{}.png"),
+        ("car/train_{}.png", "car/test_{}.png", "boat/val-{}.png"),
+        ("train/car/{}.png", "test/car/{}.png", "validation/boat/{}.png"),
+        ("car [v2]/test{}.png", "boat/{}.png"),
+    ],
+)
+def test_all_pictures_of_a_folder_are_taken_whatever_their_names(names: tuple[str, ...], tmp_path: Path) -> None:
+    root, wanted = tmp_path / ".pictures [2]", Counter[str]()
+    for place, name in enumerate(names):
+        for number in range(3):
+            path = root / name.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (number, place, 0)).save(path)
+            wanted[path.parent.name] += 1
+    for found in (encoded_pictures(ImageData(source="folder", folder=str(root))), own_pictures([str(root)])):
+        labels = Counter(each.label for each in found)
+        assert sorted(labels.values()) == sorted(wanted.values())
+        assert UNLABELLED not in labels
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:

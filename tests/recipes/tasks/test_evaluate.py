@@ -14,7 +14,18 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, P
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.task_report import TaskOptions
-from minga.recipes.tasks.evaluate import Entity, FineTuning, SpanScores, evaluate_model, score_spans, spans_of
+from minga.recipes.tasks.evaluate import (
+    IGNORED,
+    Entity,
+    FineTuning,
+    SpanScores,
+    encode_tagged,
+    evaluate_model,
+    score_spans,
+    spans_of,
+)
+from minga.recipes.tasks.examples import TaggedSentence
+from minga.recipes.text.tokenizer import train_tokenizer
 
 WORDS = ["Ada", "Alan", "Grace", "saw", "met", "the", "a", "dog", "tree", "and"]
 
@@ -75,6 +86,32 @@ def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(m
         assert evaluate_model(model, options, how=QUICK).as_json() == report.as_json(), (
             "chance comes from the seeds alone"
         )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "blanks count"])
+def test_tagged_words_are_the_tokens_that_they_are_in_text(kind: str) -> None:
+    """Of "the" by itself byte-level BPE made "t" and "he", which stand for it in no text."""
+    text = [f"On day {number} the cow eats Grass, and the café's owner (Åsa) sees it." for number in range(40)]
+    is_trained = kind in ("bpe", "wordpiece", "unigram")
+    inner = Tokenizer.from_str(train_tokenizer(text, 300, kind if is_trained else "bpe").decode())  # type: ignore[arg-type]
+    if not is_trained:
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>")
+    shown = [text[3].split(), ["the", "cow", "sees", "Åsa"]]
+    labels = {"O": 0, "B-name": 1}
+    tagged = [TaggedSentence(tuple(each), tuple("B-name" if "sa" in word else "O" for word in each)) for each in shown]
+    batch = encode_tagged(tokenizer, tagged, labels, 64)
+    assert torch.equal(
+        batch["input_ids"], tokenizer([" ".join(e) for e in shown], padding=True, return_tensors="pt").input_ids
+    )
+    for words, ids, tags in zip(shown, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        starts = [place for place, tag in enumerate(tags) if tag != IGNORED]
+        stops = [*starts[1:], next((n for n, one in enumerate(ids) if one == tokenizer.pad_token_id), len(ids))]
+        pieces = [tokenizer.decode(ids[a:b], skip_special_tokens=True) for a, b in zip(starts, stops, strict=True)]
+        assert ["".join(each.split()).lower() for each in pieces] == [each.lower() for each in words]
+        assert [tags[place] for place in starts] == [int("sa" in word) for word in words]
+    cut = encode_tagged(tokenizer, tagged, labels, 5)
+    assert cut["input_ids"].shape == cut["labels"].shape == (2, 5)
 
 
 def test_classes_are_learned_from_as_many_examples_as_asked_for(model: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.text import corpus
 from minga.recipes.text.corpus import (
+    HELDOUT_FILE,
     DocumentFilter,
     MixedSource,
     first_streamed,
@@ -25,6 +26,7 @@ from minga.recipes.text.corpus import (
     mixed,
     mixed_sources,
     pack_documents,
+    prepare_mixture,
     prepared_documents,
     shipped_file,
     split_documents,
@@ -320,6 +322,30 @@ def test_filters_are_settings() -> None:
     assert DocumentFilter(SourceSettings(source="bible"), "")("  ") is None
     with pytest.raises(ValueError, match="needs a name"):
         SourceSettings(source="hub")
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("first", ["files", "hub"])
+def test_no_source_trains_on_what_is_held_out_of_another(
+    fraction: float, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file a share is held out, of a data set what has a low rank: of 200 documents 20 here, 12 there."""
+    rows = [{"text": f"Document number {number} says this."} for number in range(200)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    hub = datasets.Dataset.from_list(rows).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: hub)
+    sources = [{"source": "files", "files": [str(tmp_path / "own.jsonl")]}, {"source": "hub", "name": "owner/name"}]
+    places = sources if first == "files" else sources[::-1]
+    data = TextData.model_validate({"source": "mixture", "heldout_fraction": fraction, "sources": places})
+    made = prepare_mixture(data, 0)
+    files = {name: tmp_path / name for name in made.files} | {HELDOUT_FILE: tmp_path / HELDOUT_FILE}
+    for name, content in {**made.files, HELDOUT_FILE: pack_documents(made.heldout)}.items():
+        files[name].write_bytes(content)
+    trained = set(islice(mixed(mixed_sources(data, files, 1), 1, 100), 3000))
+    assert len(made.heldout) >= max(1, round(200 * fraction))
+    assert not trained & set(made.heldout)
+    assert not set(made.training) & set(made.heldout)
+    assert len(trained) > 100
 
 
 def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:

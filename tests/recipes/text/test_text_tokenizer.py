@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text.tokenizer import (
@@ -128,3 +128,21 @@ def test_an_interrupt_is_no_fault_of_the_tokenizer() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         encoded_texts(Interrupted(), ["a"])  # type: ignore[arg-type]
+
+
+def test_a_special_token_comes_before_an_ordinary_one_of_a_more_usual_name():
+    inner = Tokenizer(models.BPE({"a": 0, "<s>": 1, "[UNK]": 2}, []))
+    inner.add_special_tokens(["<|padding|>", "<eos>", "[CLS]", "<mask>"])
+    inner.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("</s>", "<pad>", "[MASK]")])
+    found = find_special_tokens(inner)
+    assert dict(found.names) == {
+        "pad": "<|padding|>",
+        "unknown": "[UNK]",  # which is all that it has
+        "cls": "[CLS]",
+        "sep": "</s>",
+        "mask": "<mask>",
+        "end": "<eos>",
+    }
+    assert all(found[role] == inner.token_to_id(name) for role, name in found.names.items())
+    assert inner.token_to_id("[MASK]") in found.ordinary
+    assert inner.token_to_id("<eos>") not in found.ordinary

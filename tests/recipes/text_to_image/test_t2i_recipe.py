@@ -183,7 +183,7 @@ def test_captions_that_a_model_cannot_read_whole_are_told_of(caplog: pytest.LogC
         settings = TextToImageRecipe.demo_spec()["recipe"]["text-to-image"]
         settings = {**settings, "overrides": {**settings["overrides"], **overrides}}
         caplog.clear()
-        prepare_files(TextToImageSettings.model_validate(settings), 0)
+        prepare_files(TextToImageSettings.model_validate(settings), 0, {})
         assert [word for word in ("are cut at 6 tokens", "no room") if word in caplog.text] == words
 
 

@@ -33,7 +33,7 @@ from minga.keeping.rejoin import SPEC_FILE
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.planner.auto_choice import with_chosen_strategy
-from minga.recipes.registry import CUSTOM, load_recipe, spelled_out
+from minga.recipes.registry import CUSTOM, load_recipe, pinned, spelled_out
 from minga.recipes.running.run import RecipeRun, begin_run
 from minga.training.host import host
 from minga.training.join import PeerOptions
@@ -97,6 +97,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     else:
         output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
         _name_earlier_run(spec.name, peer, output)
+        spec = pinned(spec)
         files = prepared_files(spec, peer.runs_directory)
         hosting = host(spelled_out(spec), peer, files=files, gives_state=True)
     with contextlib.ExitStack() as undone, hosting as hosted:

@@ -1,9 +1,9 @@
 """The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
 Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
-hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. For a recipe of
-another package its code counts, too: its author changes it between two runs without another version. Parameters to
-begin with are kept where they come from.
+hash of the run spec, which names the commits of data sets of a hub, of minga's version, and of the sizes and dates of
+the organiser's own files that the recipe reads. For a recipe of another package its code counts, too: its author
+changes it between two runs without another version. Parameters to begin with are kept where they come from.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from minga.core.files import Content, write
 from minga.core.spec.fields import without_private
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
-from minga.recipes.registry import CUSTOM, load_recipe
+from minga.recipes.registry import CUSTOM, load_recipe, pinned
 from minga.training.transfer.run_files import whole_digest
 
 _INDEX = "index.json"
@@ -42,10 +43,11 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
         return {}
     from minga.recipes.init_from import INITIAL_FILE, initial_file
 
+    spec = pinned(spec)
     recipe = load_recipe(spec)
     given: dict[str, Content] = dict(recipe.given_files())
     if source is not None:
-        given |= {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
+        given |= {INITIAL_FILE: initial_file(source), **recipe.files_of_model()}
     folder = directory / "prepared" / _key(spec, recipe)[:16]
     stored = _stored(folder)
     if stored is None:
@@ -56,16 +58,10 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
     return {**stored, **given}
 
 
-def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:
-    """What the parameters depend on, such as the tokenizer, where `source` is the folder of a run that has it."""
-    paths = {name: source.expanduser() / "files" / name for name in recipe.model_files}
-    return {name: path for name, path in paths.items() if path.is_file()}
-
-
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
-    facts: list[object] = [without_private(spec).canonical_bytes().hex()]
-    for path in (*recipe.inputs(), *_code(recipe)):
+    facts: list[object] = [without_private(spec).canonical_bytes().hex(), metadata.version(minga.__name__)]
+    for path in (*recipe.inputs(), *recipe.files_of_model().values(), *_code(recipe)):
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])
     return blake3(json.dumps(facts).encode()).hexdigest()

@@ -41,7 +41,7 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
         return self.settings
 
     @property
-    def tokenizer_source(self) -> str:
+    def said_tokenizer(self) -> str:
         """One that is trained."""
         return f"train:{self.settings.tokenizer}"
 

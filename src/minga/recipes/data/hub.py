@@ -8,17 +8,23 @@ shows in its gradients.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
 from minga.core.errors import ConfigurationError, LocalError
+from minga.core.spec.fields import Section
 from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
+
+S = TypeVar("S", bound=Section)
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""What the hub calls one state of a model or of a data set."""
 
 HubName = Annotated[
     str, Field(pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$", max_length=193)
@@ -42,6 +48,38 @@ def check_on_hub(name: str, setting: str) -> None:
             f"{setting} = {name!r}: there is a folder or file of this name in {Path.cwd()}, which would be read in the "
             "place of the data set of the hub; start the command in another folder"
         )
+
+
+def pinned(data: S) -> S:
+    """Settings of data with the commits of the data sets of the hub that they name: of a branch, what is streamed and
+    what was prepared before would be of different days.
+
+    Raises `ConfigurationError` if the hub does not say them, or a name leads to files of this machine.
+    """
+    changes: dict[str, Any] = {}
+    if name := getattr(data, "name", ""):
+        changes["revision"] = _commit_of(name, getattr(data, "revision", ""))
+    if sources := getattr(data, "sources", ()):
+        changes["sources"] = tuple(map(pinned, sources))
+    return data.model_copy(update=changes)
+
+
+def _commit_of(name: str, revision: str) -> str:
+    if COMMIT.fullmatch(revision):
+        return revision
+    check_on_hub(name, "data.name")
+    import huggingface_hub
+
+    why = "it says none"
+    try:
+        found = huggingface_hub.dataset_info(name, revision=revision or None).sha
+    except Exception as error:  # the hub's library lets errors of its HTTP client through
+        found, why = None, str(error).strip().split("\n")[0][:200]
+    if not COMMIT.fullmatch(found or ""):
+        raise ConfigurationError(
+            f"data.name = {name!r}: the hub does not say which commit {revision or 'its newest one'} is: {why}"
+        )
+    return str(found)
 
 
 def open_hub(name: str, config: str = "", split: str = "train", revision: str = "") -> Any:

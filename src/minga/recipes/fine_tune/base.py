@@ -8,7 +8,6 @@ has the files, from the hub or elsewhere, need not fetch them from peers.
 from __future__ import annotations
 
 import logging
-import re
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -24,18 +23,19 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.core.spec.sections import BASE_FOLDER, FileEntry
 from minga.recipes.causal_lm.recipe import CausalLmRecipe
+from minga.recipes.data.hub import COMMIT
 from minga.recipes.fine_tune.settings import HUB, TINY
-from minga.recipes.init_from import INDEX, SINGLE, downloaded, safetensors_in
+from minga.recipes.init_from import SINGLE, WEIGHTS, safetensors_in
 from minga.recipes.initial import new_model
 from minga.recipes.interface import RecipeContext, StreamPosition
 from minga.recipes.language.export import without_progress_bars
+from minga.recipes.model_files import downloaded
 from minga.recipes.text.tokenizer import TOKENIZER_FILE
 
 KEY: Final = "recipe.fine-tune.base"
 _TRIED: Final = 64
 """Rows and columns of a layer that is quantised to see whether that goes."""
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_WANTED: Final = (SINGLE, INDEX, "model-*.safetensors", "config.json", "tokenizer*.json", "chat_template.jinja")
+_WANTED: Final = (*WEIGHTS, "config.json", "tokenizer*.json", "chat_template.jinja")
 
 TINY_STEPS, TINY_BATCH, TINY_LENGTH, TINY_VOCABULARY = 160, 8, 128, 512
 
@@ -70,7 +70,7 @@ def pinned(base: str, folder: Path) -> str:
     """What the run publishes of its base: the commit of the hub, or nothing of a folder of this machine."""
     if not base.startswith(HUB):
         return ""
-    if not _COMMIT.fullmatch(folder.name):
+    if not COMMIT.fullmatch(folder.name):
         raise ConfigurationError(f"{KEY} = {base!r}: the hub does not say which commit that is")
     return f"{base.partition('@')[0]}@{folder.name}"
 

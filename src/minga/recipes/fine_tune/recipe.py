@@ -18,6 +18,7 @@ from minga.recipes.causal_lm.evaluation import drawn_tokens
 from minga.recipes.causal_lm.model import FAMILY, token_losses
 from minga.recipes.counting import count, shapes_of_model
 from minga.recipes.data.files import body_of, file_of
+from minga.recipes.data.hub import pinned as pinned_data
 from minga.recipes.data.order import shuffled
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.exported import Exported, Provenance
@@ -90,7 +91,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
     Settings = FineTuneSettings
     headline = Metric("heldout_loss", better="lower")
     demo_goal = DemoGoal(1.5, steps=40)
-    model_files = (TOKENIZER_FILE, FORMAT_FILE)
 
     def __init__(self, settings: FineTuneSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
@@ -115,6 +115,10 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         }
 
     # ---- organiser
+
+    def pinned_settings(self) -> FineTuneSettings:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned_data(self.settings.data)})
 
     @property
     def resolved(self) -> FineTuneSettings:

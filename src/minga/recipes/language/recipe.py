@@ -7,7 +7,7 @@ travel as tokens (`recipes/text/samples.py`); pairs of sentences are cut from do
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -20,11 +20,12 @@ from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
+from minga.recipes.data.hub import pinned
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
 from minga.recipes.language.settings import LanguageSettings, TextSettings
-from minga.recipes.language.shape import ModelFamily, build, resolve, without_chance
+from minga.recipes.language.shape import GIVEN, OF_THE_RUN, ModelFamily, build, has_shape, resolve, without_chance
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.recipes.tasks.evaluate import TASKS, evaluate_model
 from minga.recipes.text.corpus import (
@@ -68,7 +69,6 @@ from minga.recipes.text.writing import WRITINGS, Writing
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=TextSettings)
-GIVEN = "from:"
 CHECKED_DOCUMENTS = 1000
 
 
@@ -146,7 +146,7 @@ class LanguageRecipe(TransformersRecipe[T]):
         """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
         if self._resolved is None:
             family = self.model_family()
-            found = resolve(self._said(), family, self.trained_tokens, self.context.init_from)
+            found = resolve(self._said(), family, self.trained_tokens, self.tokenizer_source, self.context.init_from)
             if self.context.is_public:
                 found = found.model_copy(update={"config": without_chance(found.config, family)})
             self._resolved = cast(T, found)
@@ -157,9 +157,24 @@ class LanguageRecipe(TransformersRecipe[T]):
         return self.family
 
     @property
-    def tokenizer_source(self) -> str:
+    def said_tokenizer(self) -> str:
         """`train:` and a kind, or `from:` and a place, as the settings say it."""
         return self._said().tokenizer
+
+    @property
+    def tokenizer_source(self) -> str:
+        """The same; but that of the model with whose parameters the run begins, unless the settings say from where."""
+        source = self.context.init_from
+        if own := self.files_of_model().get(TOKENIZER_FILE):
+            return f"{GIVEN}{own.parent}"
+        if source is not None and "tokenizer" not in self.settings.model_fields_set and has_shape(source):
+            return f"{GIVEN}{source}"  # which is refused, as it has none
+        return self.said_tokenizer
+
+    def files_of_model(self) -> Mapping[str, Path]:
+        """None where the settings say from where the tokenizer comes."""
+        is_said = self.said_tokenizer.startswith(GIVEN) and self.said_tokenizer != OF_THE_RUN
+        return {} if is_said else super().files_of_model()
 
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
@@ -172,6 +187,10 @@ class LanguageRecipe(TransformersRecipe[T]):
         return self.settings
 
     # ---- organiser
+
+    def pinned_settings(self) -> T:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def published_settings(self) -> T:
         """With the shape of the model as one JSON object, and a tokenizer that comes with the run."""

@@ -273,16 +273,21 @@ _SHAPES: Final = frozenset({"size", "architecture", "config_from", "overrides"})
 _MOST_ENTRIES: Final = 1 << 20
 
 
-def resolve(settings: L, family: ModelFamily, trained_tokens: tuple[str, ...], init_from: str | None) -> L:
-    """Settings with `config` as the run publishes it, a vocabulary and a length.
+def resolve(
+    settings: L, family: ModelFamily, trained_tokens: tuple[str, ...], tokenizer: str, init_from: str | None
+) -> L:
+    """Settings with `config` as the run publishes it, a vocabulary and a length; `tokenizer` is `train:` and a kind, or
+    `from:` and a place.
 
     Where the run begins with parameters of a model from elsewhere, and nothing else is said of the shape, the shape is
-    that model's; so is the tokenizer, if nothing else is said of it. Raises `ConfigurationError`.
+    that model's. Raises `ConfigurationError`.
     """
     if settings.config:
         return settings
-    settings = _with_model_of(settings, init_from)
-    given, special = _given_tokenizer(settings.tokenizer, trained_tokens)
+    is_elsewhere = init_from is not None and has_shape(init_from)
+    if is_elsewhere and not settings.model_fields_set & _SHAPES:
+        settings = settings.model_copy(update={"config_from": init_from})
+    given, special = _given_tokenizer(tokenizer, trained_tokens)
     preset = family.presets[settings.size]
     if settings.config_from:
         values = shape_from(settings.config_from, f"recipe.{family.recipe}.config_from", family)
@@ -291,7 +296,9 @@ def resolve(settings: L, family: ModelFamily, trained_tokens: tuple[str, ...], i
         if not given:  # its numbers are those of the tokenizer that the model was made for
             values |= special_settings(str(values["model_type"]), family, special)
     else:
-        wanted = settings.vocabulary_size or (0 if given else preset.vocabulary_size)
+        # A run that is begun from has the vocabulary of its size, though its tokenizer may have fewer entries.
+        has_own = given and (is_elsewhere or settings.tokenizer.startswith(GIVEN))
+        wanted = settings.vocabulary_size or (0 if has_own else preset.vocabulary_size)
         settings = settings.model_copy(
             update={
                 "vocabulary_size": max(wanted, given),
@@ -303,21 +310,8 @@ def resolve(settings: L, family: ModelFamily, trained_tokens: tuple[str, ...], i
     if settings.vocabulary_size < 64:
         raise ConfigurationError(f"recipe.{family.recipe}.vocabulary_size = {settings.vocabulary_size}: at least 64")
     shape = published_shape(values, settings.overrides, family)
-    tokenizer = OF_THE_RUN if settings.tokenizer.startswith(GIVEN) else settings.tokenizer
-    return settings.model_copy(update={"config": shape, "tokenizer": tokenizer})
-
-
-def _with_model_of(settings: L, init_from: str | None) -> L:
-    """Where nothing else is said: the shape and the tokenizer of the model whose parameters the run begins with."""
-    if init_from is None or not has_shape(init_from):
-        return settings
-    said = settings.model_fields_set
-    changes: dict[str, Any] = {}
-    if not said & _SHAPES:
-        changes["config_from"] = init_from
-    if "tokenizer" not in said:
-        changes["tokenizer"] = GIVEN + init_from
-    return settings.model_copy(update=changes)
+    shown = OF_THE_RUN if tokenizer.startswith(GIVEN) else tokenizer
+    return settings.model_copy(update={"config": shape, "tokenizer": shown})
 
 
 def _given_tokenizer(source: str, trained_tokens: tuple[str, ...]) -> tuple[int, SpecialTokens]:

@@ -15,6 +15,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.data.hold_out import content_rank
 from minga.recipes.interface import Files
 from minga.recipes.registry import CUSTOM, load_recipe
 from minga.recipes.split.recipe import CutParts, SplitRecipe
@@ -52,7 +53,7 @@ def load_part(module: nn.Module, path: Path) -> bool:
 SAVE_S: Final = 60.0
 """Seconds between two times that parts are written."""
 OWN_HELD_OUT: Final = 0.1
-"""Share of samples of one's own that this client holds out."""
+"""About this share of samples of one's own is held out."""
 
 
 def split_recipe(spec: RunSpec) -> SplitRecipe:
@@ -104,7 +105,8 @@ class ClientRun:
     """A client, with its part of the example or, where `data` names tables, with samples of its own.
 
     `number` says which part of the example, counted from 1; None takes one by this peer's key. It looks now and then
-    at samples that are held out, which find a hostile server.
+    at samples that are held out, which find a hostile server. What it keeps is in a folder of this peer's, since other
+    clients may run on the same machine.
     """
 
     def __init__(
@@ -117,13 +119,14 @@ class ClientRun:
     ) -> None:
         recipe: SplitRecipe = split_recipe(peer.spec)
         files: Files = peer.files
+        self.folder = peer.directory / f"client-{peer.peer_id[:10]}"
         if data:
-            recipe, files = recipe.own_data(files, data, peer.directory)
+            recipe, files = recipe.own_data(files, data, self.folder)
         clients = recipe.settings.clients
         part = int(peer.peer_id[:8], 16) % clients if number is None else number - 1
         self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part), peer.spec)
         parts = _parts(recipe, peer.spec)
-        self.folder, self._parts = peer.directory, {"bottom": parts.bottom, "head": parts.head}
+        self._parts = {"bottom": parts.bottom, "head": parts.head}
         self.resumes = all(load_part(each, self._path(name)) for name, each in self._own())
         self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty)
         if self.held_out is not None:
@@ -157,7 +160,7 @@ class ClientRun:
         }
 
     def save(self) -> None:
-        """Write this client's parts to the run's folder, from which it goes on when it comes again."""
+        """Write this client's parts to its folder, from which it goes on when it comes again."""
         self._saved_s = time.monotonic()
         for name, module in self._own():
             save_part(module, self._path(name))
@@ -176,12 +179,17 @@ def _parts(recipe: SplitRecipe, spec: RunSpec) -> CutParts:
 def _held_out(
     recipe: SplitRecipe, samples: LabelledSamples, spec: RunSpec
 ) -> tuple[LabelledSamples, LabelledSamples | None]:
-    """What to train on, and what not."""
+    """What to train on, and what not. Of samples of one's own the contents say which are held out, whatever else there
+    is, so that none that was trained on is held out once there are more.
+    """
     common = recipe.heldout_samples()
     if common is not None:
         return samples, common.rows(torch.arange(min(len(common.labels), spec.split.max_samples)))
-    count = min(round(OWN_HELD_OUT * len(samples.labels)), spec.split.max_samples)
-    if not count:
+    ranks = torch.tensor([content_rank(row.numpy().tobytes()) for row in samples.inputs], dtype=torch.float64)
+    is_out = ranks < OWN_HELD_OUT
+    if not is_out.any() and round(OWN_HELD_OUT * len(ranks)):  # of so many one at least
+        is_out = ranks == ranks.min()
+    if not is_out.any() or is_out.all():
         return samples, None
-    order = torch.randperm(len(samples.labels), generator=torch.Generator().manual_seed(spec.training.seed))
-    return samples.rows(order[count:]), samples.rows(order[:count])
+    kept = is_out.nonzero()[:, 0]
+    return samples.rows(~is_out), samples.rows(kept[ranks[kept].argsort(stable=True)][: spec.split.max_samples])

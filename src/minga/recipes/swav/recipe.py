@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
 from minga.recipes.data.files import file_of
+from minga.recipes.data.hub import pinned
 from minga.recipes.data.order import shuffled
 from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
@@ -101,6 +102,10 @@ class SwavRecipe(Recipe[SwavSettings]):
             },
             "training": {"target_batch_size": 256},
         }
+
+    def pinned_settings(self) -> SwavSettings:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def check_public(self) -> None:
         """A gradient has to follow from parameters and public batch alone, and pictures from files without decoding."""

@@ -110,14 +110,19 @@ IGNORED: Final = -100
 def encode_tagged(
     tokenizer: Any, sentences: Sequence[TaggedSentence], labels: Mapping[str, int], max_length: int
 ) -> dict[str, Tensor]:
-    """A batch of tagged sentences, padded to its longest, cut to `max_length` tokens."""
-    encoded = _padded(tokenizer, [list(each.words) for each in sentences], max_length, is_split_into_words=True)
+    """A batch of tagged sentences, padded to its longest, cut to `max_length` tokens.
+
+    They are encoded as the text that they are: of a word by itself many tokenizers make other tokens than the model
+    knows from text, where a blank comes before it.
+    """
+    encoded = _padded(tokenizer, [each.text for each in sentences], max_length, return_offsets_mapping=True)
     rows = []
-    for place, sentence in enumerate(sentences):
-        row, before = [], None
-        for word in encoded.word_ids(place):
-            is_first = word is not None and word != before
-            row.append(labels[sentence.tags[word]] if is_first else IGNORED)
+    for sentence, places in zip(sentences, encoded["offset_mapping"].tolist(), strict=True):
+        words = [number for number, word in enumerate(sentence.words) for _ in f"{word} "]  # of each character
+        row, before = [], -1
+        for start, stop in places:
+            word = words[stop - 1] if start < stop else before
+            row.append(IGNORED if word == before else labels[sentence.tags[word]])
             before = word
         rows.append(row)
     return {**_inputs(encoded), "labels": torch.tensor(rows)}

@@ -13,7 +13,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -236,9 +236,11 @@ class DocumentFilter:
 def mixed_sources(data: TextData, files: Files, seed: int) -> list[MixedSource]:
     """The sources of a mixture at a peer that has the files of the run; what is held out never comes."""
     found = []
+    heldout = frozenset(unpack_documents(files[HELDOUT_FILE])) if HELDOUT_FILE in files else frozenset()
     for number, source in enumerate(data.sources):
         if source.source == "hub":
-            found.append(MixedSource(_streamed(source, seed + number), source.weight, _not_held_out(source, data)))
+            keep = _not_held_out(source, data, heldout)
+            found.append(MixedSource(_streamed(source, seed + number), source.weight, keep))
         else:
             path = file_of(files, shipped_file(number))
             found.append(MixedSource(_stored(path, seed + number), source.weight, as_it_is))
@@ -271,13 +273,17 @@ def _hub_pass(source: SourceSettings, order: int | None) -> Iterator[str]:
     return dataset_documents(dataset, source.text_column, source.name, order=order, shuffle_buffer=HUB_SHUFFLE)
 
 
-def _not_held_out(source: SourceSettings, data: TextData) -> Callable[[str], str | None]:
-    """The filter of a data set at a peer that trains."""
+def _not_held_out(source: SourceSettings, data: TextData, heldout: Collection[str]) -> Callable[[str], str | None]:
+    """The filter of a data set at a peer that trains; `heldout` are documents that came with the run, some of which are
+    of files, of which others may be held out.
+    """
     keep = DocumentFilter(source, data.language)
 
     def kept(raw: str) -> str | None:
         document = keep(raw)
-        return None if document is None or content_rank(document) < data.heldout_fraction else document
+        if document is None or content_rank(document) < data.heldout_fraction or document in heldout:
+            return None
+        return document
 
     return kept
 
@@ -306,14 +312,14 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
     everything = [document for documents in shipped.values() for document in documents]
     is_out = held_out(everything, data.heldout_fraction)
     heldout = {document for document, out in zip(everything, is_out, strict=True) if out}
-    training = {number: [each for each in documents if each not in heldout] for number, documents in shipped.items()}
+    first = dict[int, list[str]]()
     for number, source in enumerate(data.sources):
         if number not in shipped:
             keep = DocumentFilter(source, data.language)
             kept = filter(None, map(keep, islice(_hub_pass(source, None), 20 * HUB_DOCUMENTS)))
-            first = list(islice(kept, HUB_DOCUMENTS))
-            heldout |= {each for each in first if content_rank(each) < data.heldout_fraction}
-            training[number] = [each for each in first if content_rank(each) >= data.heldout_fraction]
+            first[number] = list(islice(kept, HUB_DOCUMENTS))
+            heldout |= {each for each in first[number] if content_rank(each) < data.heldout_fraction}
+    training = {number: [each for each in some if each not in heldout] for number, some in (shipped | first).items()}
     if empty := [number + 1 for number, documents in training.items() if not documents]:
         raise ConfigurationError(f"source {empty[0]} of the mixture has no document to train on besides the held-out")
     sources = [

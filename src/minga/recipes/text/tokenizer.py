@@ -215,15 +215,17 @@ def trained_special_tokens(names: Sequence[str]) -> SpecialTokens:
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """The special tokens of a tokenizer, by the names that are usual for their roles."""
+    """The special tokens of a tokenizer, by the names that are usual for their roles; one that it calls special comes
+    before others, which may be words of a text.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     names: dict[str, str] = {}
     for role, usual in _USUAL_NAMES.items():
-        found = next((name for name in usual if tokenizer.token_to_id(name) is not None), None)
-        if found is not None:
-            names[role] = found
-    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        found = [name for name in usual if name in vocabulary]
+        if found:
+            names[role] = next((name for name in found if vocabulary[name] in special), found[0])
     ids = {role: vocabulary[name] for role, name in names.items()}
-    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     everything = np.fromiter(vocabulary.values(), dtype=np.int64)
     ordinary = np.setdiff1d(everything, np.array(sorted(special | set(ids.values())), dtype=np.int64))
     return SpecialTokens(ids, names, ordinary)

@@ -12,6 +12,7 @@ import numpy as np
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
+from minga.recipes.interface import Files
 from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
 from minga.recipes.text_to_image.data import CaptionedPictures, coded_rows, is_held_out, picture_sets
 from minga.recipes.text_to_image.decoder import DecoderShape
@@ -46,17 +47,22 @@ SHAPE_STEPS: Final = 1000
 logger = logging.getLogger("minga.recipes")
 
 
-def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
-    """All files of the run. Raises `ConfigurationError` where the data cannot be used or is too much to travel."""
+def prepare_files(settings: TextToImageSettings, seed: int, of_model: Files) -> dict[str, bytes]:
+    """All files of the run, by the tokenizers `of_model` where the parameters depend on some.
+
+    Raises `ConfigurationError` where the data cannot be used or is too much to travel.
+    """
     shape, data = settings.shape(), settings.data
     if data.is_streamed:
         training, heldout = _scanned(data, shape)
         files: dict[str, bytes] = {}
     else:
-        tokenizer, training, heldout = _encoded(settings, shape, seed)
+        tokenizer, training, heldout = _encoded(settings, shape, seed, of_model)
         files = image_tokenizer_files(tokenizer)
     captions = [caption for caption, _ in training]
-    files[TOKENIZER_FILE] = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    own = of_model.get(TOKENIZER_FILE)
+    source = settings.tokenizer if own is None else f"from:{own.parent}"
+    files[TOKENIZER_FILE] = caption_tokenizer(source, captions, shape.vocabulary)
     words = read_tokenizer(files[TOKENIZER_FILE], shape.vocabulary)
     warn_of_cut_captions(words, captions, shape.text_length)
     for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
@@ -103,10 +109,10 @@ def _scanned(data: ImageTextData, shape: DecoderShape) -> tuple[list[CodedRow], 
 
 
 def _encoded(
-    settings: TextToImageSettings, shape: DecoderShape, seed: int
+    settings: TextToImageSettings, shape: DecoderShape, seed: int, of_model: Files
 ) -> tuple[FsqTokenizer, list[CodedRow], list[CodedRow]]:
     training, heldout = picture_sets(settings.data, settings.side, seed)
-    tokenizer = _image_tokenizer(settings, shape, training, seed)
+    tokenizer = _image_tokenizer(settings, shape, training, seed, of_model)
     if len(heldout):
         found = quality(tokenizer, heldout.some(range(min(_JUDGED_BY, len(heldout)))))
         logger.info(
@@ -120,10 +126,12 @@ def _encoded(
 
 
 def _image_tokenizer(
-    settings: TextToImageSettings, shape: DecoderShape, training: CaptionedPictures, seed: int
+    settings: TextToImageSettings, shape: DecoderShape, training: CaptionedPictures, seed: int, of_model: Files
 ) -> FsqTokenizer:
+    if PARAMETERS_FILE in of_model:
+        return _read_tokenizer(of_model, shape)
     if settings.image_tokenizer == "shapes":
-        return _tokenizer_of_shapes(shape)
+        return _read_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)}, shape)
     levels = settings.levels or SIZES[settings.size].levels
     halvings = (settings.side // shape.grid).bit_length() - 1
     if halvings not in HALVINGS or settings.side != shape.grid << halvings:
@@ -138,9 +146,9 @@ def _image_tokenizer(
     return train_fsq(training.some(numbers), levels, halvings, settings.tokenizer_steps, seed)
 
 
-def _tokenizer_of_shapes(shape: DecoderShape) -> FsqTokenizer:
-    """That which comes with minga. Raises `ConfigurationError` if the model has fewer codes."""
-    tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
+def _read_tokenizer(files: Files, shape: DecoderShape) -> FsqTokenizer:
+    """One that is there already. Raises `ConfigurationError` if the model has fewer codes."""
+    tokenizer = read_image_tokenizer(files)
     if tokenizer.codes > shape.codes:
         raise ConfigurationError(
             f"image_tokenizer: {tokenizer.codes} codes; the model of this size has {shape.codes} of them"

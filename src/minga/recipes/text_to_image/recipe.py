@@ -18,6 +18,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
+from minga.recipes.data.hub import pinned
 from minga.recipes.data.order import block_chances, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
@@ -42,7 +43,7 @@ from minga.recipes.text.tokenizer import TOKENIZER_FILE, given_file, read_tokeni
 from minga.recipes.text_to_image.data import coded_rows, is_held_out, own_rows
 from minga.recipes.text_to_image.decoder import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import heldout_losses, part_losses, sample_figures, unpack_captions
-from minga.recipes.text_to_image.export import export_model
+from minga.recipes.text_to_image.export import IMAGE_TOKENIZER, export_model
 from minga.recipes.text_to_image.pairs import CodedRow, Ids, Pairs, pack_pairs, read_pairs
 from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SAMPLES_FILE, TRAINING_FILE, prepare_files
 from minga.recipes.text_to_image.sampling import draw_pictures
@@ -64,6 +65,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     headline = Metric("heldout_image_loss", better="lower")
     sizes = tuple(SIZES)
     model_files = (TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
+    export_names = IMAGE_TOKENIZER
 
     def __init__(self, settings: TextToImageSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
@@ -80,6 +82,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         """Whether peers read pairs themselves."""
         return self.settings.data.is_streamed
 
+    def pinned_settings(self) -> TextToImageSettings:
+        """With the commits of data sets of the hub."""
+        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
+
     def check_public(self) -> None:
         """A streamed data set is not the same for all, and devices draw otherwise."""
         if self.settings.data.is_streamed:
@@ -92,7 +98,13 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     def prepare(self) -> dict[str, bytes]:
         """Tokenizers, held-out pairs, and training pairs unless peers stream them; see `prepare_files`."""
-        return prepare_files(self.settings, self.context.seed)
+        return prepare_files(self.settings, self.context.seed, self.files_of_model())
+
+    def files_of_model(self) -> Mapping[str, Path]:
+        """The tokenizer of captions is not among them where the settings say from where it comes."""
+        found = super().files_of_model()
+        is_said = self.settings.tokenizer.startswith("from:")
+        return {name: path for name, path in found.items() if not (is_said and name == TOKENIZER_FILE)}
 
     def inputs(self) -> Sequence[Path]:
         """The pictures and captions in the organiser's folder, and a tokenizer of this machine."""

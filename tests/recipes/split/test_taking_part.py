@@ -1,0 +1,89 @@
+"""A client of a split run: what it keeps on a machine with other clients, and what it holds out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.split import taking_part
+from minga.recipes.split.taking_part import ClientRun
+from minga.split.examples.samples import LabelledSamples
+
+TABLE = {"data": "table", "features": 3, "classes": 2, "bottom": [8], "top": [4]}
+SPEC = RunSpec.from_mapping(
+    {"name": "x", "model": {"recipe": "split"}, "split": {"variant": "u-shaped"}, "recipe": {"split": TABLE}}
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(watch=lambda *_: None)
+    monkeypatch.setattr(taking_part, "Client", lambda *_, **__: client)
+
+
+def table(path: Path, rows: Sequence[int]) -> str:
+    path.write_text("".join(f"{row},{row * row % 7},{-row},{row % 2}\n" for row in rows))
+    return str(path)
+
+
+def client(peer_id: str, folder: Path, data: str) -> ClientRun:
+    peer: Any = SimpleNamespace(spec=SPEC, files={}, peer_id=peer_id, directory=folder)
+    return ClientRun(peer, data=[data])
+
+
+def first_values(samples: LabelledSamples | None) -> set[float]:
+    assert samples is not None
+    return set(samples.inputs[:, 0].tolist())
+
+
+def test_two_clients_of_one_machine_keep_parts_and_samples_of_their_own(tmp_path: Path) -> None:
+    ids, tables = ("a1" * 32, "b2" * 32), [table(tmp_path / f"{n}.csv", range(n, n + 40)) for n in (0, 500)]
+
+    def both() -> list[ClientRun]:
+        return [client(peer_id, tmp_path, data) for peer_id, data in zip(ids, tables, strict=True)]
+
+    for number, each in enumerate(both()):
+        assert not each.resumes
+        with torch.no_grad():
+            for _, module in each._own():
+                for parameter in module.parameters():
+                    parameter.fill_(1.0 + number)
+        each.save()
+    for number, each in enumerate(both()):
+        assert each.resumes
+        values = {one for _, module in each._own() for every in module.parameters() for one in every.flatten().tolist()}
+        assert values == {1.0 + number}
+        known = first_values(each.samples) | first_values(each.held_out)
+        assert known == set(map(float, range(500 * number, 500 * number + 40)))
+    again = client(ids[0], tmp_path, tables[0])
+    assert again.samples.inputs.max() < 500
+
+
+@pytest.mark.parametrize("more", [[1000], [-1], [-5, 2000, 2001], range(1000, 1400)])
+def test_no_sample_that_was_trained_on_is_held_out_once_there_are_more(more: Sequence[int], tmp_path: Path) -> None:
+    before = client("a1" * 32, tmp_path, table(tmp_path / "before.csv", range(1000)))
+    now = client("a1" * 32, tmp_path, table(tmp_path / "now.csv", sorted([*range(1000), *more])))
+    assert not first_values(before.samples) & first_values(now.held_out)
+    assert 0.06 <= len(first_values(now.held_out)) / (1000 + len(more)) <= 0.14
+    assert not first_values(now.samples) & first_values(now.held_out)
+
+
+@pytest.mark.parametrize(("rows", "held"), [(1, False), (4, False), (6, True), (12, True)])
+def test_of_few_samples_one_at_least_is_held_out_and_some_are_not(rows: int, held: bool, tmp_path: Path) -> None:
+    found = client("a1" * 32, tmp_path, table(tmp_path / "few.csv", range(rows)))
+    assert len(found.samples.labels) >= 1
+    if held:
+        assert first_values(found.held_out)
+
+
+def test_equal_samples_are_on_one_side(tmp_path: Path) -> None:
+    found = client("a1" * 32, tmp_path, table(tmp_path / "twice.csv", [*range(100), *range(100)]))
+    assert not first_values(found.samples) & first_values(found.held_out)
+    alike = client("a1" * 32, tmp_path, table(tmp_path / "alike.csv", [5] * 30))
+    assert (len(alike.samples.labels), alike.held_out) == (30, None)
