@@ -400,19 +400,17 @@ class Deliveries:
         if peer not in members or self._node.peer_id not in members:
             raise RejectedError("only members bring parts", code=RefusalCode.MEMBER)
         owner, part = members.index(peer), members.index(self._node.peer_id)
-        if peer in store.visitors:
-            raise ProtocolError("it brings a part twice", peer=peer, round=delivery.step)
-        store.visitors.add(peer)
-        if delivery.path is not None:
-            data = store.pool.take(store.part_bytes[part])
-            with store.arrivals.expecting((owner, part), stream):
-                digest = await receive_hashed(stream, data)
-            await store.committed.wait()
-            if not store.put_part(owner, part, data, delivery.path, digest):
-                raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
-        while part not in store.values:
-            await store.changed.wait()
-        await stream.send_bulk(store.values[part])
+        with store.visit(peer):
+            if delivery.path is not None:
+                data = store.pool.take(store.part_bytes[part])
+                with store.arrivals.expecting((owner, part), stream):
+                    digest = await receive_hashed(stream, data)
+                await store.committed.wait()
+                if not store.put_part(owner, part, data, delivery.path, digest):
+                    raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
+            while part not in store.values:
+                await store.changed.wait()
+            await stream.send_bulk(store.values[part])
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(FetchPart)

@@ -162,7 +162,11 @@ class SecureMember:
         ban = self.membership.bans.get(self._node.peer_id)
         if ban is not None and ban.until is None:
             raise BannedError.of(ban)
-        await (self._take_part() if self.is_member else self._follow())
+        try:
+            await (self._take_part() if self.is_member else self._follow())
+        except BaseException:  # who goes on after this enters anew
+            self._attempts.close()
+            raise
 
     async def see_off(self) -> None:
         """Before this peer leaves: end the attempt under way, and commit to no other one. Who is silent after it has
