@@ -7,13 +7,22 @@ import functools
 
 import pytest
 
-from minga.network.interface import PeerId
-from minga.network.virtual.internet import VirtualInternet
+from minga.core.events.bus import EventBus
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
+from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.security.messaging.spread import (
     BRING,
+    FETCH,
     STAGGER_S,
+    Deliveries,
+    FetchPart,
+    Found,
     PartDelivery,
 )
+from minga.security.parts.equal_parts import MerkleTree, digest_of
+from minga.security.parts.part_store import PartStore
+from minga.security.parts.transfer_limits import transfer_limit_s
 from minga.security.protocol.behaviour import KEPT_STEPS
 from tests.worlds import secure_swarm
 from tests.worlds.secure_swarm import SecurePeer, SecureSwarm
@@ -72,3 +81,56 @@ def test_who_never_reads_keeps_nothing_longer_than_everybody_does(monkeypatch: p
         assert 0 < max(held) <= KEPT_STEPS
 
     run()
+
+
+# ---- Between a few nodes: the first one relays, the others ask it, and the last one owns what they ask for.
+
+
+class Relay:
+    """Members of one attempt, whose last one owns so many `parts`."""
+
+    def __init__(self, askers: int, size: int, parts: int) -> None:
+        internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
+        hosts = [internet.host(HostSettings()) for _ in range(1 + askers + 1)]
+        others = (PeerId(f"{number:064x}") for number in range(len(hosts), parts))
+        self.members, self.owner = (*(host.peer_id for host in hosts), *others), askers + 1
+        bodies = [bytes([part]) * size for part in range(parts)]
+        tree = MerkleTree(list(map(digest_of, bodies)))
+        self.nodes, self.stores = list[Node](), list[PartStore]()
+        for host in hosts:
+            addresses[host.peer_id] = host.address
+            events = EventBus(asyncio.get_running_loop().time)
+            node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
+            host.process.context.run(node.start)
+            store = PartStore([size] * len(bodies), [0] * len(bodies))
+            store.roots[self.owner] = tree.root
+
+            async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
+                return store, self.members
+
+            Deliveries(node, find)
+            self.nodes.append(node)
+            self.stores.append(store)
+        self.stores[-1].put_owners(self.owner, dict(enumerate(bodies)), tree)
+
+    async def ask(self, asker: int, part: int) -> bytes:
+        """A part from the first member. Raises `RejectedError` if that has none and fetches none."""
+        async with self.nodes[asker].open(self.members[0], FETCH, bulk=True) as stream:
+            await stream.send(FetchPart(0, 0, part, self.owner, relay=True))
+            await stream.receive(Found)
+            data = memoryview(bytearray(self.stores[0].part_bytes[part]))
+            await stream.receive_bulk_into(data)
+            return bytes(data)
+
+
+@virtually
+async def test_who_asks_for_a_part_and_never_reads_it_keeps_it_for_a_while_only() -> None:
+    size = 6_000_000
+    relay = Relay(1, size, 1)
+    assert await relay.ask(1, 0) == bytes(size)
+    async with relay.nodes[1].open(relay.members[0], FETCH, bulk=True) as stream:
+        await stream.send(FetchPart(0, 0, 0, relay.owner))
+        await asyncio.sleep(transfer_limit_s(size) - 1.0)
+        assert relay.nodes[0]._served == {relay.members[1]: 1}
+        await asyncio.sleep(2.0)
+        assert not relay.nodes[0]._served

@@ -216,7 +216,8 @@ class StatementGossip:
         self._check_voice(peer, wanted.slot)
         known = self.slots.of(wanted.slot)
         authors = set(wanted.authors)
-        await stream.send(_as_many_as_fit([known[author] for author in sorted(known) if author in authors]))
+        async with stream.taken_within(CALL_S):
+            await stream.send(_as_many_as_fit([known[author] for author in sorted(known) if author in authors]))
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(EquivocationProof)
@@ -414,6 +415,13 @@ class Deliveries:
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(FetchPart)
+        found, data = await self._found(peer, wanted)  # who takes long keeps this, and not the whole store
+        async with stream.taken_within(transfer_limit_s(len(data))):
+            await stream.send(found)
+            await stream.send_bulk(data)
+
+    async def _found(self, peer: PeerId, wanted: FetchPart) -> tuple[Found, Bytes]:
+        """What a peer asked for. Raises `RejectedError`."""
         store, members = await self._store(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
             raise RejectedError("only members fetch parts of members", code=RefusalCode.MEMBER)
@@ -427,8 +435,7 @@ class Deliveries:
                 data = store.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code=RefusalCode.ABSENT)
-        await stream.send(Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]))
-        await stream.send_bulk(data)
+        return Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]), data
 
     async def _relay(self, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
         owner = wanted.owner
