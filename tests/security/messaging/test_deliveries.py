@@ -7,13 +7,16 @@ import functools
 
 import pytest
 
+from minga.core.errors import RejectedError
 from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.security.messaging.spread import (
     BRING,
     FETCH,
+    MAX_FETCHES,
     STAGGER_S,
     Deliveries,
     FetchPart,
@@ -22,7 +25,7 @@ from minga.security.messaging.spread import (
 )
 from minga.security.parts.equal_parts import MerkleTree, digest_of
 from minga.security.parts.part_store import PartStore
-from minga.security.parts.transfer_limits import transfer_limit_s
+from minga.security.parts.transfer_limits import LEAST_TRANSFER_S, transfer_limit_s
 from minga.security.protocol.behaviour import KEPT_STEPS
 from tests.worlds import secure_swarm
 from tests.worlds.secure_swarm import SecurePeer, SecureSwarm
@@ -134,3 +137,36 @@ async def test_who_asks_for_a_part_and_never_reads_it_keeps_it_for_a_while_only(
         assert relay.nodes[0]._served == {relay.members[1]: 1}
         await asyncio.sleep(2.0)
         assert not relay.nodes[0]._served
+
+
+async def stall(_: PeerId, stream: MessageStream) -> None:
+    """Let wait who asks for anything."""
+    await stream.receive(FetchPart)
+    await asyncio.Event().wait()
+
+
+@virtually
+async def test_nothing_is_fetched_from_its_owner_for_the_owner() -> None:
+    relay = Relay(0, 100, 2)
+    relay.nodes[relay.owner].serve(FETCH, stall)
+    async with asyncio.timeout(1.0):
+        with pytest.raises(RejectedError, match="not here"):
+            await relay.ask(relay.owner, 0)
+
+
+@virtually
+async def test_who_lets_parts_be_fetched_that_never_come_takes_only_its_own_places() -> None:
+    relay = Relay(2, 100, 33)
+    owner = relay.nodes[relay.owner]
+    serve = owner._handlers[FETCH]
+    owner.serve(FETCH, stall)
+    asking = [asyncio.ensure_future(relay.ask(1, part)) for part in range(32)]
+    await asyncio.sleep(1.0)
+    refused = [ask.exception() for ask in asking if ask.done()]
+    assert len(refused) == 32 - MAX_FETCHES
+    assert all(isinstance(error, RejectedError) for error in refused)
+    owner.serve(FETCH, serve)
+    assert await relay.ask(2, 32) == bytes([32]) * 100
+    await asyncio.sleep(LEAST_TRANSFER_S)
+    assert await relay.ask(1, 0) == bytes(100), "its places are free again"
+    await asyncio.gather(*asking, return_exceptions=True)

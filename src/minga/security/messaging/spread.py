@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -251,8 +252,8 @@ FETCH = "secure.fetch"
 STAGGER_S = 0.5
 PROMPT_S = 2.5
 """What is asked for in a hurry should be here by then, or the next one is asked for it, too."""
-MAX_FETCHES = 32
-"""So many at once for a peer that asks; each needs memory for a part."""
+MAX_FETCHES = 8
+"""So many at once for each peer that asks; each needs memory for a part."""
 
 
 class PartDelivery(msgspec.Struct, frozen=True, array_like=True):
@@ -295,6 +296,8 @@ class Deliveries:
     def __init__(self, node: Node, find: Find) -> None:
         self._node, self._find = node, find
         self._fetching: dict[FetchPart, asyncio.Task[None]] = {}
+        self._relayed: Counter[PeerId] = Counter()
+        """Fetches under way for each peer that asked: none may take the places of others."""
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
@@ -431,18 +434,24 @@ class Deliveries:
         else:
             data = store.parts.get((wanted.owner, wanted.part))
             if data is None and wanted.relay:
-                await self._relay(store, members, wanted)
+                await self._relay(peer, store, members, wanted)
                 data = store.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code=RefusalCode.ABSENT)
         return Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]), data
 
-    async def _relay(self, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
+    async def _relay(self, peer: PeerId, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
+        """Fetch a part from its owner for a peer, unless that is the owner, or has too many fetched already."""
         owner = wanted.owner
-        if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
+        if owner is None or members[owner] in (self._node.peer_id, peer) or self._relayed[peer] >= MAX_FETCHES:
             return
         direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), store.part_bytes[wanted.part]
-        await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
+        self._relayed[peer] += 1
+        try:
+            await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
+        finally:
+            self._relayed[peer] -= 1
+            self._relayed += Counter()  # forgets who has none any more
 
 
 # ---- The collector: one member hands out and gets the parts and aggregates of one attempt, and waits for them.
