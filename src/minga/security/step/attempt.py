@@ -192,12 +192,12 @@ class PhaseExchange:
         slot, members = Slot(self._terms.step, self._terms.attempt, phase), self._terms.members
         for words, receivers in self._behaviour.tells(slot, own, members) if own is not None else ():
             self._gossip.say(slot, words, receivers)
-        known: dict[bytes, Body | None] = {}  # what is missing is asked after each statement that comes
+        known: dict[Statement, Body | None] = {}  # what is missing is asked after each statement that comes
 
         def understood(statement: Statement) -> Body | None:
-            if statement.signature not in known:
-                known[statement.signature] = self._terms.understood(statement)
-            return known[statement.signature]
+            if statement not in known:
+                known[statement] = self._terms.understood(statement)
+            return known[statement]
 
         heard = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
         bodies = {peer: body for peer, statement in heard.items() if (body := understood(statement)) is not None}
