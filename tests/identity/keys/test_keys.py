@@ -359,6 +359,6 @@ def test_a_process_remembers_more_signatures_where_it_is_told_to_and_never_fewer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keys, "_verified", functools.lru_cache(2)(keys._verify_digest))
-    for count, remembered in ((1, 2), (5, 5), (3, 5)):
+    for count, remembered in ((1, 2), (5, 5), (3, 5), (6, 10)):
         keys.remember_signatures(count)
         assert keys._verified.cache_info().maxsize == remembered

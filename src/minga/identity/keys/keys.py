@@ -63,8 +63,9 @@ def remember_signatures(count: int) -> None:
     A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones.
     """
     global _verified
-    if (_verified.cache_info().maxsize or 0) < count:
-        _verified = functools.lru_cache(count)(_verify_digest)
+    remembered = _verified.cache_info().maxsize or 0
+    if remembered < count:  # what was found out so far is forgotten: not again and again where the count grows slowly
+        _verified = functools.lru_cache(max(count, 2 * remembered))(_verify_digest)
 
 
 @final
