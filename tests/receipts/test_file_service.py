@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,39 @@ async def test_a_file_that_is_only_announced_takes_no_memory() -> None:
     tracemalloc.stop()
     assert peak < MAX_FILE_BYTES / 8
     await world.close()
+
+
+def test_who_asks_for_the_file_and_never_reads_keeps_no_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class File(bytearray):
+        """Can be seen to be there."""
+
+    files: list[weakref.ref[File]] = []
+
+    def write(*_: object) -> bytearray:
+        file = File(MAX_FILE_BYTES // 8)
+        files.append(weakref.ref(file))
+        return file
+
+    monkeypatch.setattr(file_service, "write_document", write)
+
+    @virtually
+    async def run() -> None:
+        world = World(2)
+        await world.start()
+        reader, member = world.parties
+        ReceiptFileServer(member.node, ReceiptBook(), SIGNED)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(4):
+                stream = await stack.enter_async_context(reader.node.open(member.peer_id, FILE, bulk=True))
+                await stream.send(FileRequest())
+                await asyncio.sleep(file_service.FRESH_S + 1.0)
+            await asyncio.sleep(file_service.FETCH_S)
+            assert len(files) == 4
+            assert [file() is None for file in files] == [True, True, True, False]
+            assert not member.node._served
+        await world.close()
+
+    run()
 
 
 def test_a_monitor_has_the_totals_of_a_member_over_real_connections(

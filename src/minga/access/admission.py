@@ -40,6 +40,7 @@ from minga.identity.access.ledger import (
     PublicOrder,
 )
 from minga.identity.access.token import Token
+from minga.identity.keys.keys import remember_signatures
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_store import MAX_OWNERS
@@ -53,6 +54,11 @@ GOSSIP_USES = 2
 
 WATCHERS_WRITE = ("access", "beat", "left")
 """The records of peers that only watch for a member."""
+
+SIGNATURES_EACH = 2
+"""So many are remembered for each admitted peer: a look at whose access ended goes over the tokens of all, one after
+the other, and would verify each anew where the last ones push out the first.
+"""
 
 MAX_INVALID = 8
 """How many orders that are none are looked at, of those that come together."""
@@ -295,6 +301,7 @@ class Admission:
 
     def _note(self, peer: PeerId, found: AdmittedPeer) -> None:
         self._admitted[peer] = found
+        remember_signatures(SIGNATURES_EACH * len(self._admitted))
         self._look_again_s = 0.0
         access = found.access
         if access.invitation is None:

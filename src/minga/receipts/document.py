@@ -203,7 +203,7 @@ FILE = "receipts.file"
 FRESH_S = 60.0
 """Seconds for which a file that was made is sent again."""
 FETCH_S = 120.0
-"""Seconds that a member has to send its file, alive or not."""
+"""Seconds that a member has to send its file, alive or not, and that a reader has to take it."""
 PAGE_BYTES = 1 << 20
 MAX_ASKED = 3
 """Members that a reader asks, one after the other."""
@@ -232,9 +232,10 @@ class ReceiptFileServer:
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         await stream.receive(FileRequest)
         data = await self._file(peer)
-        await stream.send(FileReply(len(data)))
-        for start in range(0, len(data), PAGE_BYTES):
-            await stream.send_bulk(memoryview(data)[start : start + PAGE_BYTES])
+        async with stream.taken_within(FETCH_S):
+            await stream.send(FileReply(len(data)))
+            for start in range(0, len(data), PAGE_BYTES):
+                await stream.send_bulk(memoryview(data)[start : start + PAGE_BYTES])
 
     async def _file(self, peer: PeerId) -> bytes:
         loop = asyncio.get_running_loop()

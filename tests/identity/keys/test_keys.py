@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -10,6 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +43,29 @@ def test_the_id_follows_rfc_8032() -> None:
     identity = Identity.from_seed(bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"))
     assert identity.peer_id == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
     assert is_peer_id(identity.peer_id)
+
+
+HEIGHT = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+FIELD, SIGN = 2**255 - 19, 1 << 255
+POINTS = {"0": 0, "-0": SIGN, "1": 1, "-1": FIELD - 1}
+POINTS |= {"h": HEIGHT, "h'": HEIGHT | SIGN, "-h": FIELD - HEIGHT, "-h'": (FIELD - HEIGHT) | SIGN}
+"""Of the curve, those that give zero when they are added up eight times."""
+OTHER_WAYS = [FIELD, FIELD | SIGN, 1 | SIGN, FIELD + 1, FIELD + 1 | SIGN, (FIELD - 1) | SIGN]
+"""To write some of them."""
+
+
+@pytest.mark.parametrize("point", [*POINTS.values(), *OTHER_WAYS], ids=[*POINTS, *"abcdef"])
+def test_keys_for_which_anybody_can_sign_prove_nothing(point: int) -> None:
+    key, signature = point.to_bytes(32, "little"), bytes([1, *bytes(63)])
+    messages = [b"message %d" % number for number in range(100)]
+    public = Ed25519PublicKey.from_public_bytes(key)
+    forged = 0
+    for message in messages:
+        with contextlib.suppress(InvalidSignature):
+            public.verify(signature, keys._SIGNED_LABEL + keys._digest(message, b""))
+            forged += 1
+    assert forged or point in OTHER_WAYS, "else there would be nothing to refuse"
+    assert not any(verify(key.hex(), signature, message) for message in messages)
 
 
 def test_generated_keys_differ_and_seeds_restore_them() -> None:
@@ -333,6 +359,6 @@ def test_a_process_remembers_more_signatures_where_it_is_told_to_and_never_fewer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keys, "_verified", functools.lru_cache(2)(keys._verify_digest))
-    for count, remembered in ((1, 2), (5, 5), (3, 5)):
+    for count, remembered in ((1, 2), (5, 5), (3, 5), (6, 10)):
         keys.remember_signatures(count)
         assert keys._verified.cache_info().maxsize == remembered

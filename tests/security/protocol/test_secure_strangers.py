@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 
 import msgspec
 import pytest
@@ -14,11 +15,25 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
-from minga.security.messaging.past_steps import TAKE, WATCH, AwaitStep, GetAggregate, PastStep, PastSteps, Seen, take
+from minga.network.virtual.internet import VirtualInternet
+from minga.security.messaging.past_steps import (
+    CALL_S,
+    LOOK,
+    TAKE,
+    WATCH,
+    AwaitStep,
+    GetAggregate,
+    GetState,
+    PastStep,
+    PastSteps,
+    Seen,
+    take,
+)
 from minga.security.messaging.spread import PROVE, TELL
 from minga.security.parts.transfer_limits import transfer_limit_s
 from minga.security.protocol.behaviour import Behaviour
-from minga.security.protocol.members import Candidate, lot
+from minga.security.protocol.members import MAX_BANS, Candidate, Reason, lot
+from minga.security.protocol.protocol_state import Banned
 from minga.security.protocol.statements import (
     MAX_BODY_BYTES,
     MAX_SHORT_BODY_BYTES,
@@ -33,6 +48,7 @@ from minga.security.protocol.statements import (
 )
 from minga.security.rechecking.candidates import MAX_APPLICANTS
 from minga.security.step.observer import RETRY_S
+from tests.worlds import secure_swarm
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
@@ -216,3 +232,27 @@ async def test_nobody_is_handed_more_than_a_few_aggregates_at_once() -> None:
             await take(node, peer, 0, 0, 1 << 26, bytes(32))
         await asyncio.sleep(transfer_limit_s(1 << 26) + 5.0)
         assert not outcomes._takes.serving
+
+
+def test_a_standing_that_its_asker_never_reads_is_held_for_it_as_long_as_a_call_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    internet = functools.partial(VirtualInternet, window_bytes=16 << 10)  # less than a standing
+    monkeypatch.setattr(secure_swarm, "VirtualInternet", internet)
+
+    @virtually
+    async def run() -> None:
+        swarm = make_swarm()
+        member, outcomes = swarm.peers["p0"], member_with_an_outcome(swarm)[1]
+        bans = tuple(Banned(f"{number:064x}", 0, Reason.SILENT.name) for number in range(MAX_BANS))
+        standing = msgspec.structs.replace(outcomes._kept[1].standing, bans=bans)
+        outcomes.keep(PastStep(standing, {}, None))
+        node = stranger(swarm)
+        async with node.open(member.peer_id, LOOK, bulk=True) as stream:
+            await stream.send(GetState(standing.digest))
+            await asyncio.sleep(CALL_S - 0.5)
+            assert member.node._served == {node.peer_id: 1}
+            await asyncio.sleep(1.0)
+            assert not member.node._served
+
+    run()

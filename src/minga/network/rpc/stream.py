@@ -15,8 +15,9 @@ type that the protocol expects at this point; other bytes raise a `ProtocolError
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import UnionType
 from typing import Annotated, Any, TypeVar, cast
 
@@ -157,6 +158,18 @@ class MessageStream:
         self.counter.sending(memoryview(body).nbytes)
         await self._send_frame(BULK, body)
         self.counter.sent()
+
+    @contextlib.asynccontextmanager
+    async def taken_within(self, limit_s: float) -> AsyncIterator[None]:
+        """Within it the other side takes what is sent: who lives and never reads would keep that in memory for ever.
+
+        Raises `SilentError` if that takes more than `limit_s` seconds in which this process is awake.
+        """
+        try:
+            async with self._clockwork.timeout(limit_s):
+                yield
+        except TimeoutError as error:
+            raise SilentError(f"it did not take an answer within {limit_s:.0f} s", peer=self.peer) from error
 
     async def refuse(self, code: RefusalCode, reason: str, proof: bytes = b"") -> None:
         """Tell the other side that its request is refused, and finish."""

@@ -105,7 +105,7 @@ class GradientSamples:
         self._division = EqualParts.equal(layout, self._count)
         self._piece_bytes = self._division.part_bytes
         self._kept: dict[tuple[int, PeerId], GradientCommitment | GradientPieces] = {}
-        self._served = ServingLimit(node, MAX_SERVED_EACH)
+        self._served = ServingLimit(MAX_SERVED_EACH)
         node.serve(SUBMISSION, self._serve)
 
     async def encode(self, gradient: torch.Tensor) -> GradientCommitment:
@@ -185,6 +185,6 @@ class GradientSamples:
         if sample is None:
             raise RejectedError("it is not here", code=RefusalCode.ABSENT)
         body = b"".join(piece for piece, _ in sample.pieces.values())
-        async with self._served.serve(peer, len(body)):
+        async with self._served.serve(stream, len(body)):
             await stream.send(PiecePaths(tuple(path for _, path in sample.pieces.values())))
             await stream.send_bulk(body)

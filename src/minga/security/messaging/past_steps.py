@@ -89,7 +89,7 @@ class PastSteps:
         self._grew = Signal()
         self._watchers: dict[PeerId, AwaitStep] = {}
         """Whose watches wait, the oldest first."""
-        self._takes = ServingLimit(node, MAX_TAKES_EACH, MAX_TAKES)
+        self._takes = ServingLimit(MAX_TAKES_EACH, MAX_TAKES)
         node.serve(WATCH, self._serve_watch)
         node.serve(LOOK, self._serve_look)
         node.serve(TAKE, self._serve_take)
@@ -137,17 +137,18 @@ class PastSteps:
         wanted = await stream.receive(GetState)
         for outcome in self._kept.values():
             if outcome.standing.digest == wanted.digest:
-                await stream.send(outcome.standing)
+                async with stream.taken_within(CALL_S):
+                    await stream.send(outcome.standing)
                 return
         raise RejectedError("that standing is not kept here", code=RefusalCode.ABSENT)
 
-    async def _serve_take(self, peer: PeerId, stream: MessageStream) -> None:
+    async def _serve_take(self, _: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(GetAggregate)
         outcome = self._kept.get(wanted.step + 1)
         if outcome is None or wanted.part not in outcome.values:
             raise RejectedError("that aggregate is not kept here", code=RefusalCode.ABSENT)
         value = outcome.values[wanted.part]
-        async with self._takes.serve(peer, len(value)):
+        async with self._takes.serve(stream, len(value)):
             await stream.send_bulk(value)
 
 

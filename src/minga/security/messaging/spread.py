@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -216,7 +217,8 @@ class StatementGossip:
         self._check_voice(peer, wanted.slot)
         known = self.slots.of(wanted.slot)
         authors = set(wanted.authors)
-        await stream.send(_as_many_as_fit([known[author] for author in sorted(known) if author in authors]))
+        async with stream.taken_within(CALL_S):
+            await stream.send(_as_many_as_fit([known[author] for author in sorted(known) if author in authors]))
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(EquivocationProof)
@@ -250,8 +252,8 @@ FETCH = "secure.fetch"
 STAGGER_S = 0.5
 PROMPT_S = 2.5
 """What is asked for in a hurry should be here by then, or the next one is asked for it, too."""
-MAX_FETCHES = 32
-"""So many at once for a peer that asks; each needs memory for a part."""
+MAX_FETCHES = 8
+"""So many at once for each peer that asks; each needs memory for a part."""
 
 
 class PartDelivery(msgspec.Struct, frozen=True, array_like=True):
@@ -294,6 +296,8 @@ class Deliveries:
     def __init__(self, node: Node, find: Find) -> None:
         self._node, self._find = node, find
         self._fetching: dict[FetchPart, asyncio.Task[None]] = {}
+        self._relayed: Counter[PeerId] = Counter()
+        """Fetches under way for each peer that asked: none may take the places of others."""
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
@@ -400,22 +404,27 @@ class Deliveries:
         if peer not in members or self._node.peer_id not in members:
             raise RejectedError("only members bring parts", code=RefusalCode.MEMBER)
         owner, part = members.index(peer), members.index(self._node.peer_id)
-        if peer in store.visitors:
-            raise ProtocolError("it brings a part twice", peer=peer, round=delivery.step)
-        store.visitors.add(peer)
-        if delivery.path is not None:
-            data = store.pool.take(store.part_bytes[part])
-            with store.arrivals.expecting((owner, part), stream):
-                digest = await receive_hashed(stream, data)
-            await store.committed.wait()
-            if not store.put_part(owner, part, data, delivery.path, digest):
-                raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
-        while part not in store.values:
-            await store.changed.wait()
-        await stream.send_bulk(store.values[part])
+        with store.visit(peer):
+            if delivery.path is not None:
+                data = store.pool.take(store.part_bytes[part])
+                with store.arrivals.expecting((owner, part), stream):
+                    digest = await receive_hashed(stream, data)
+                await store.committed.wait()
+                if not store.put_part(owner, part, data, delivery.path, digest):
+                    raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
+            while part not in store.values:
+                await store.changed.wait()
+            await stream.send_bulk(store.values[part])
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(FetchPart)
+        found, data = await self._found(peer, wanted)  # who takes long keeps this, and not the whole store
+        async with stream.taken_within(transfer_limit_s(len(data))):
+            await stream.send(found)
+            await stream.send_bulk(data)
+
+    async def _found(self, peer: PeerId, wanted: FetchPart) -> tuple[Found, Bytes]:
+        """What a peer asked for. Raises `RejectedError`."""
         store, members = await self._store(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
             raise RejectedError("only members fetch parts of members", code=RefusalCode.MEMBER)
@@ -425,19 +434,24 @@ class Deliveries:
         else:
             data = store.parts.get((wanted.owner, wanted.part))
             if data is None and wanted.relay:
-                await self._relay(store, members, wanted)
+                await self._relay(peer, store, members, wanted)
                 data = store.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code=RefusalCode.ABSENT)
-        await stream.send(Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]))
-        await stream.send_bulk(data)
+        return Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]), data
 
-    async def _relay(self, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
+    async def _relay(self, peer: PeerId, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
+        """Fetch a part from its owner for a peer, unless that is the owner, or has too many fetched already."""
         owner = wanted.owner
-        if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
+        if owner is None or members[owner] in (self._node.peer_id, peer) or self._relayed[peer] >= MAX_FETCHES:
             return
         direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), store.part_bytes[wanted.part]
-        await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
+        self._relayed[peer] += 1
+        try:
+            await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
+        finally:
+            self._relayed[peer] -= 1
+            self._relayed += Counter()  # forgets who has none any more
 
 
 # ---- The collector: one member hands out and gets the parts and aggregates of one attempt, and waits for them.

@@ -171,11 +171,11 @@ class VoteTally:
                 self.heard[self._members[entry[0]]] = entry[1]
 
 
-def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
+def _heard(vote: Statement, count: int) -> tuple[tuple[int, bytes], ...]:
     """Whom a voter heard, each once; nobody if the vote is malformed."""
     try:
         statements = read(vote, Heard).statements
     except ProtocolError:
-        return set()
+        return ()
     ranks = {rank for rank, _ in statements if rank < count}
-    return set(statements) if len(ranks) == len(statements) else set()
+    return statements if len(ranks) == len(statements) else ()

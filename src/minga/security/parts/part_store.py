@@ -7,12 +7,16 @@ does not matter who brings them, and nothing else is ever kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from minga.core.aio import Signal
 from minga.core.buffer_pool import BufferPool, Bytes
+from minga.core.errors import ProtocolError, RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import MerkleTree, digest_of, root_of
 from minga.security.parts.transfer_limits import TransferProgress
@@ -40,8 +44,8 @@ class PartStore:
         self.roots: dict[int, bytes] = {}
         """What owners committed to, by rank; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
-        self.visitors: set[PeerId] = set()
-        """The members that brought a part: each needs memory for a part."""
+        self._visits: dict[PeerId, asyncio.Task[Any] | None] = {}
+        self._is_closed = False
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the roots of all owners, and the digests of all aggregates, are known."""
 
@@ -68,6 +72,30 @@ class PartStore:
         self.values[part] = data
         self.changed.fire()
         return True
+
+    @contextlib.contextmanager
+    def visit(self, peer: PeerId) -> Iterator[None]:
+        """Within it the running task serves a member that brings its part, and is cancelled when the attempt is over.
+
+        Raises `ProtocolError` at the second time, since each needs memory for a part, and `RejectedError` if the
+        attempt is over.
+        """
+        if self._is_closed:
+            raise RejectedError("that attempt is over here", code=RefusalCode.ATTEMPT)
+        if peer in self._visits:
+            raise ProtocolError("it brings a part twice", peer=peer)
+        self._visits[peer] = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._visits[peer] = None
+
+    def close(self) -> None:
+        """The attempt is over: nobody is waited for any more who may never send, or never read."""
+        self._is_closed = True
+        for task in self._visits.values():
+            if task is not None:
+                task.cancel()
 
     @cached_property
     def _whole(self) -> memoryview:

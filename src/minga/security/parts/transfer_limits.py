@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from minga.core.aio import Signal, end
-from minga.core.errors import RejectedError, SilentError
+from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -82,15 +82,16 @@ class ServingLimit:
     Each answer may take as long as it takes over a slow line.
     """
 
-    def __init__(self, node: Node, each: int, total: int | None = None) -> None:
-        self._node, self._each, self._total = node, each, total
+    def __init__(self, each: int, total: int | None = None) -> None:
+        self._each, self._total = each, total
         self.serving: Counter[PeerId] = Counter()
 
     @contextlib.asynccontextmanager
-    async def serve(self, peer: PeerId, size_bytes: int) -> AsyncIterator[None]:
+    async def serve(self, stream: MessageStream, size_bytes: int) -> AsyncIterator[None]:
         """Within it so many bytes are sent to a peer. Raises `RejectedError` with code `BUSY` if too many answers are
         under way, and `SilentError` if the peer does not take this one in time.
         """
+        peer = stream.peer
         full = self._total is not None and self.serving.total() >= self._total
         if full or self.serving[peer] >= self._each:
             raise RejectedError(
@@ -98,10 +99,8 @@ class ServingLimit:
             )
         self.serving[peer] += 1
         try:
-            async with self._node.clockwork.timeout(transfer_limit_s(size_bytes)):
+            async with stream.taken_within(transfer_limit_s(size_bytes)):
                 yield
-        except TimeoutError as error:
-            raise SilentError("it did not take an answer in time", peer=peer) from error
         finally:
             self.serving[peer] -= 1
             if not self.serving[peer]:

@@ -233,7 +233,7 @@ def heard_by_most(members: Sequence[PeerId], commits: Mapping[PeerId, Commit]) -
     """The candidates and applicants that most members heard in time two steps before that of these commitments, and
     what those committed to.
     """
-    named = Counter(entry for commit in commits.values() for entry in set(commit.heard))
+    named = Counter(entry for commit in commits.values() for entry in commit.heard)
     return {PeerId(peer): digest for (peer, digest), count in named.items() if 2 * count > len(members)}
 
 

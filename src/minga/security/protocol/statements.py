@@ -181,6 +181,9 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     validator, which has none. `equivocators` are those of whom the author can prove that they said two different
     things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
     (who commit to None); `unheard` are the members of whom it heard nothing in the last phase of the step before.
+
+    Raises `ValueError` where `heard` names a peer twice, also where one is decoded from the wire: of two roots that a
+    candidate told, each to some, both could have a majority then.
     """
 
     state: Digest
@@ -192,6 +195,10 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     equivocators: Peers = ()
     heard: Annotated[tuple[tuple[Peer, Digest | None], ...], msgspec.Meta(max_length=2 * MAX_CANDIDATES)] = ()
     unheard: Peers = ()
+
+    def __post_init__(self) -> None:
+        if len({peer for peer, _ in self.heard}) < len(self.heard):
+            raise ValueError("it names a candidate twice")
 
     @property
     def place(self) -> tuple[bytes, bytes, bytes]:

@@ -84,7 +84,8 @@ class AttemptHistory:
         self._began = Signal()
 
     def begin(self, record: AttemptRecord, broadcast: ReliableBroadcast) -> None:
-        """An attempt is under way."""
+        """An attempt is under way; the one before it passed, or is over."""
+        self._close_failed()
         self._current = record
         self._broadcasts.append(broadcast)
         self._began.fire()
@@ -97,7 +98,13 @@ class AttemptHistory:
     def forget_before(self, step: int) -> None:
         """Drop those that passed in earlier steps."""
         for old in [old for old in self.passed if old < step]:
-            del self.passed[old]
+            self.passed.pop(old).store.close()
+
+    def close(self) -> None:
+        """All of them are over: this member begins no other one."""
+        self._close_failed()
+        for record in self.passed.values():
+            record.store.close()
 
     def answer(self, vote: Statement) -> None:
         """A member voted."""
@@ -128,6 +135,13 @@ class AttemptHistory:
             if step < self._progress.step or left_s <= 0:
                 return None
             await self._began.wait(left_s)
+
+    # ---- inner workings
+
+    def _close_failed(self) -> None:
+        current = self._current
+        if current is not None and current is not self.passed.get(current.terms.step):
+            current.store.close()
 
 
 # ---- A phase: everybody says one thing, hears what all others say, and compares what was heard.
@@ -178,12 +192,12 @@ class PhaseExchange:
         slot, members = Slot(self._terms.step, self._terms.attempt, phase), self._terms.members
         for words, receivers in self._behaviour.tells(slot, own, members) if own is not None else ():
             self._gossip.say(slot, words, receivers)
-        known: dict[bytes, Body | None] = {}  # what is missing is asked after each statement that comes
+        known: dict[Statement, Body | None] = {}  # what is missing is asked after each statement that comes
 
         def understood(statement: Statement) -> Body | None:
-            if statement.signature not in known:
-                known[statement.signature] = self._terms.understood(statement)
-            return known[statement.signature]
+            if statement not in known:
+                known[statement] = self._terms.understood(statement)
+            return known[statement]
 
         heard = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
         bodies = {peer: body for peer, statement in heard.items() if (body := understood(statement)) is not None}

@@ -165,7 +165,11 @@ class SecureMember:
         ban = self.membership.bans.get(self._node.peer_id)
         if ban is not None and ban.until is None:
             raise BannedError.of(ban)
-        await (self._take_part() if self.is_member else self._follow())
+        try:
+            await (self._take_part() if self.is_member else self._follow())
+        except BaseException:  # who goes on after this enters anew
+            self._attempts.close()
+            raise
 
     async def settle(self, limit_s: float) -> bool:
         """After the last step of a run, on which no commitments follow that would show who stands elsewhere: wait until
