@@ -81,6 +81,7 @@ class TrainingState:
         access: TensorAccess | None = None,
     ) -> None:
         self._optimizer, self._scheduler, self._access = optimizer, scheduler, access or TensorAccess()
+        self._begun = [frozenset(group) for group in optimizer.param_groups]  # what no step added
         self._model = model
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
@@ -224,11 +225,11 @@ class TrainingState:
             self._optimizer.state.pop(parameter, None)
             if state[name]:
                 self._optimizer.state[parameter] = state[name]
-        for group, numbers in zip(self._optimizer.param_groups, _list(snapshot.scalars["groups"]), strict=True):
-            set_group_numbers(group, numbers)
+        groups = zip(self._optimizer.param_groups, _list(snapshot.scalars["groups"]), self._begun, strict=True)
+        for group, numbers, begun in groups:
+            set_group_numbers(group, numbers, begun)
         if self._scheduler is not None:
-            here = self._scheduler.state_dict()
-            self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
+            merge_numbers(self._scheduler, snapshot.scalars["scheduler"])
         self.strategy = strategy_of(snapshot.scalars)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -311,7 +312,7 @@ class TrainingState:
         return {
             **named,
             "groups": [group_numbers(group) for group in self._optimizer.param_groups],
-            "scheduler": None if self._scheduler is None else numbers_of(self._scheduler.state_dict()),
+            "scheduler": numbers_of(self._scheduler),
             "state": state,
         }
 
