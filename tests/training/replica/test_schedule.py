@@ -274,6 +274,21 @@ def test_numbers_that_an_optimizer_adds_to_its_groups_belong_to_the_state(caplog
     assert "gives way" not in caplog.text
 
 
+def test_what_a_program_adds_to_the_groups_is_its_own() -> None:
+    """As a scheduler does that it makes later, and steps in its loop."""
+    run, plain = (
+        Replica(spec_of(4, None), torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        for model in (network(), network())
+    )
+    lr_scheduler.OneCycleLR(run.optimizer, 0.1, total_steps=10)
+    run.look_at_loop()
+    assert run.digest() == plain.digest()
+    run.restore(plain.capture())
+    plain.restore(run.capture())
+    assert run.optimizer.param_groups[0]["max_lr"] == 0.1
+    assert "max_lr" not in plain.optimizer.param_groups[0]
+
+
 def test_numbers_that_an_optimizer_adds_cannot_go_with_steps_of_each_peer_alone() -> None:
     model = network()
     alone = Replica(spec_of(4, None), Adding(model.parameters()), model=model)

@@ -13,7 +13,7 @@ import copy
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import MethodType, SimpleNamespace
@@ -405,12 +405,17 @@ class LoopRates:
         self.keep()
 
     def changed(self) -> set[str]:
-        """Which numbers of the groups are others now than those of the run, or are new."""
-        found = set[str]()
-        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
-            found |= {key for key, value in kept.items() if group.get(key) != value}
-            found |= {key for key in group.keys() - kept.keys() if key != "params" and _has_numbers(group[key])}
-        return found
+        """Which numbers of the groups are others now than those of the run."""
+        pairs = zip(self._optimizer.param_groups, self._kept, strict=True)
+        return {key for group, kept in pairs for key, value in kept.items() if group.get(key) != value}
+
+    def changed_by(self, step: Callable[[], object]) -> set[str]:
+        """Which of them a `step` of the optimizer changes, or adds."""
+        groups, before = self._optimizer.param_groups, self.changed()
+        names = [frozenset(group) for group in groups]
+        step()
+        added = {key for group, had in zip(groups, names, strict=True) for key in group.keys() - had}
+        return self.changed() - before | added
 
     def look(self, step: int) -> None:
         """A micro-batch of `step` ended: put back what the loop changed.
@@ -420,8 +425,6 @@ class LoopRates:
         if changed := self.changed():
             rates = self._rates()
             for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
-                for key in _numbers_in(group).keys() - kept.keys():
-                    del group[key]
                 _put(group, kept)
             if others := sorted(changed - {"lr"}):
                 self._object(f"the loop sets {others[0]} of the optimizer at global step {step}, which all peers share")

@@ -182,16 +182,13 @@ def group_numbers(group: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def set_group_numbers(group: dict[str, Any], numbers: Json, begun: Collection[str]) -> None:
-    """Put the numbers of `group_numbers` into a group, which had the settings `begun` when its program began. What the
-    optimizer added since is as in `numbers`: those that are missing here are added, and what is too much goes.
+    """Put the numbers of `group_numbers` into a group. Those that it lacks are added, but for such as were among the
+    settings with which it has `begun`.
 
     Raises `ConfigurationError` if `numbers` is not a dictionary.
     """
     if not isinstance(numbers, dict):
         raise ConfigurationError("the state's parameter groups are not dictionaries")
-    for key in [key for key, value in group.items() if key not in begun and number_of(value) is not None]:
-        if key not in numbers:
-            del group[key]
     for key, value in numbers.items():
         if key in _NOT_SETTINGS:
             continue
