@@ -201,14 +201,15 @@ class _Trial:
         ended: dict[int, Exception] = {}
         for index, each in self._left.items():
             groups = each.optimizer.param_groups
-            before = [{"lr": group["lr"]} for group in groups]
+            before = [group["lr"] for group in groups]
             try:
                 each.step()
             except _ENDS as error:
                 ended[index] = error
-            for group, kept in zip(groups, before, strict=True):
-                _settle(group, kept)
-        self._left = {index: each for index, each in self._left.items() if index not in ended}
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = _settled(group["lr"], rate)
+        if ended:
+            self._left = {index: each for index, each in self._left.items() if index not in ended}
         return ended
 
     def take_over(self, other: _Trial) -> None:
@@ -255,13 +256,18 @@ def _copy_of(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _settle(group: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Have numbers of Python where a schedule put those of numpy, or tensors in the place of such numbers `before`: who
-    takes the state over has these.
-    """
     for key, value in group.items():
         if key != "params":
-            was_number = isinstance(before.get(key), int | float)
-            group[key] = number_of(value) if was_number and isinstance(value, torch.Tensor) else plain(value)
+            group[key] = _settled(value, before.get(key))
+
+
+def _settled(value: Any, before: Any) -> Any:
+    """What a schedule made of a number, as a number of Python, unless it was a tensor `before`: who takes the state
+    over has that.
+    """
+    if isinstance(value, torch.Tensor) and isinstance(before, int | float):
+        return number_of(value)
+    return plain(value)
 
 
 def parts_of(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
