@@ -492,6 +492,43 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
 
 
+def floor(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6, eta_min=0.01)
+
+
+def restarts(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3, eta_min=0.01)
+
+
+def average(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return torch.optim.swa_utils.SWALR(optimizer, 0.02, anneal_epochs=5)
+
+
+@pytest.mark.parametrize("schedule", [None, floor, restarts, average])
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_an_amended_rate_changes_all_rates_of_a_schedule_and_each_once(schedule: Any, rate: Any) -> None:
+    """A rate that is a tensor is one and the same in all groups."""
+
+    def course(amended: float | None) -> list[list[float]]:
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(2))]} for _ in range(3)]
+        optimizer = torch.optim.SGD(groups, lr=rate + 0.0)
+        scheduler = None if schedule is None else schedule(optimizer)
+        rates = []
+        for step in range(8):
+            if step == 3 and amended is not None:
+                set_learning_rate(optimizer, scheduler, amended)
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        return rates
+
+    plain, changed = course(None), course(0.3)
+    assert changed[:3] == plain[:3]
+    for before, after in zip(plain[3:], changed[3:], strict=True):
+        assert after == pytest.approx([3 * each for each in before], rel=1e-5)
+
+
 def one_cycle(optimizer: torch.optim.Optimizer, peak: float) -> LRScheduler:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=10)
 

@@ -7,7 +7,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +19,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from minga.averaging.codecs import tensor_bytes
+from minga.averaging.codecs import dense, tensor_bytes
 from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidEncodingError, codec, is_finite
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
 from minga.testing.codecs import suite
+from minga.testing.codecs.cases import sample_vectors
 from minga.testing.codecs.defence import check_limit_is_consistent
 from minga.testing.codecs.suite import (
     check_cuts,
@@ -35,6 +36,7 @@ from minga.testing.codecs.suite import (
 )
 from tests.worlds import forked
 from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
+from tests.worlds.torch_defaults import defaults
 
 ALL = pytest.mark.parametrize("name", CODECS.names())
 
@@ -59,6 +61,29 @@ DRAWING = [f"{name}(rounding=stochastic)" for name in ("int8", "int4", "e3m0", "
 @pytest.mark.parametrize("check", ONE_PROCESS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[Codec], None], name: str) -> None:
     check(codec(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [*CODECS.names(), *DRAWING])
+def test_what_a_codec_makes_does_not_go_by_defaults_of_torch(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_of_it() -> Iterator[bytes]:
+        monkeypatch.setattr(dense, "_made", {})  # as in a program that has set them before
+        for source, target, total in vectors:
+            yield bytes(encoded := encode(name, source))
+            codec(name).decode(encoded, target)
+            codec(name).decode_add(encoded, total, 3.0)
+            yield from (each.numpy().tobytes() for each in (target, total))
+
+    samples = [source for _, source in sample_vectors() if not (source.abs() > 1e28).any()]
+    vectors = [(source, torch.zeros_like(source), torch.ones_like(source)) for source in samples]
+    usual = list(all_of_it())
+    for _, target, total in vectors:
+        target.zero_()
+        total.fill_(1.0)
+    with defaults(dtype, "meta"):
+        assert list(all_of_it()) == usual
 
 
 def test_another_process_makes_the_same_bytes() -> None:

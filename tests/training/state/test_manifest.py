@@ -370,12 +370,15 @@ def test_hostile_groups_change_only_numbers() -> None:
     model = Tied(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, nesterov=False)
     state = TrainingState(optimizer, model=model)
-    group = {"params": 3.0, "lr": "big", "nesterov": 1.0, "evil": 1.0, "momentum": {"a": 1.0}, "dampening": "inf"}
+    group = {"params": 3.0, "lr": "big", "nesterov": 1.0, "momentum": {"a": 1.0}, "dampening": "inf"}
+    group |= {"word": "evil", "many": [1.0, 2.0], "count": 3.0, "share": 0.5, "no name": 1.0}
     state.restore(_forged(state.capture(0), groups=[group]))
     after = optimizer.param_groups[0]
     assert isinstance(after["params"], list)
     assert (after["lr"], after["nesterov"], after["momentum"]) == (1.0, False, 0)
-    assert "evil" not in after
+    assert "weight_decay" in after
+    assert after.keys() & {"word", "many", "count", "share", "no name"} == {"count", "share"}
+    assert isinstance(after["count"], int)
 
 
 def test_far_too_much_or_foreign_optimizer_state_is_refused() -> None:

@@ -93,7 +93,7 @@ class CastCodec(Codec):
         if largest <= limit:
             return
         # What the largest acceptable value becomes when it is rounded to this type.
-        rounded = float(torch.tensor(min(limit, self._largest), dtype=torch.float32).to(self._dtype))
+        rounded = float(torch.tensor(min(limit, self._largest), dtype=torch.float32, device="cpu").to(self._dtype))
         if not largest <= rounded:
             raise InvalidEncodingError(f"a value has the magnitude {largest:g}; at most {limit:g} is accepted")
 

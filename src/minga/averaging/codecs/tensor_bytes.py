@@ -30,7 +30,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # whichever mode the first caller is in
-            self.values = torch.empty(CACHED_ELEMENTS, dtype=torch.float32)
+            self.values = torch.empty(CACHED_ELEMENTS, dtype=torch.float32, device="cpu")
 
 
 _SCRATCH: Final = _Scratch()
@@ -62,7 +62,7 @@ def bytes_of(buffer: Buffer, *, writable: bool) -> torch.Tensor:
             raise ValueError("the buffer is read-only")
         view = memoryview(bytearray(view))
     if view.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(view, dtype=torch.uint8)
 
 

@@ -216,7 +216,7 @@ class TwoBitValues(KeptValues):
         bits = np.unpackbits(encoded[:, :size], axis=1, bitorder="little")
         written = np.ascontiguousarray(encoded[:, size:]).view("<i2").astype(np.int16)
         levels = torch.from_numpy(written).view(torch.bfloat16).float().numpy()
-        most = float(torch.tensor(min(limit, _BFLOAT16_MAX), dtype=torch.float32).bfloat16())
+        most = float(torch.tensor(min(limit, _BFLOAT16_MAX), dtype=torch.float32, device="cpu").bfloat16())
         if not (levels[:, 0] >= 0).all() or not (levels[:, 1] >= levels[:, 0]).all() or not (levels <= most).all():
             raise InvalidEncodingError(f"the levels of a block are no increasing numbers from 0 to {limit:g}")
         if bits[:, 2 * count :].any():

@@ -103,7 +103,7 @@ class BlockScaledCodec(Codec):
         self.block_elements = block
         self.draws = self.differs_by_peer = rounding == "stochastic"
         self._per_byte = 2 if values.numel() == 16 else 1
-        codes = torch.arange(256)
+        codes = torch.arange(256, device="cpu")
         columns = [values[codes & 15], values[codes >> 4]] if self._per_byte == 2 else [values]
         self._table = torch.stack(columns, 1).numpy()
         self._largest_scale = _truncated(FLOAT32_MAX / self.top)
@@ -127,7 +127,7 @@ class BlockScaledCodec(Codec):
 
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """A multiple of the element or of its block's scale, see the codec; and what the largest scale cuts off."""
-        padded = torch.zeros(self._blocks(source.numel()) * self.block_elements, dtype=torch.float64)
+        padded = torch.zeros(self._blocks(source.numel()) * self.block_elements, dtype=torch.float64, device="cpu")
         padded[: source.numel()] = source.abs()
         rows = padded.view(-1, self.block_elements)
         scales = (rows.amax(dim=1, keepdim=True) / self.top * (1 + SCALE_SLACK)).clamp(min=SMALLEST_SCALE)
@@ -136,7 +136,7 @@ class BlockScaledCodec(Codec):
         return error.view(-1)[: source.numel()]
 
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
-        largest = torch.empty(self._blocks(source.numel()), dtype=torch.float32)
+        largest = torch.empty(self._blocks(source.numel()), dtype=torch.float32, device="cpu")
         for start, rows in blocks_of(source, self.block_elements):
             out = largest[start : start + len(rows)]
             torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_(), out=out)
@@ -157,7 +157,7 @@ class BlockScaledCodec(Codec):
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         cut = 2 * self._blocks(numel)
         low, high = torch.aminmax(load(raw[:cut], torch.bfloat16).float())
-        highest = float(self._scales(torch.tensor([min(limit, FLOAT32_MAX)], dtype=torch.float32)))
+        highest = float(self._scales(torch.tensor([min(limit, FLOAT32_MAX)], dtype=torch.float32, device="cpu")))
         if not (float(low) >= SMALLEST_SCALE and float(high) <= highest):
             raise InvalidEncodingError(
                 f"block scales from {float(low):g} to {float(high):g}; {SMALLEST_SCALE:g} to {highest:g} is accepted"
@@ -206,5 +206,5 @@ class BlockScaledCodec(Codec):
 
 def _truncated(value: float) -> float:
     """The largest bfloat16 that is not above a positive number."""
-    bits = torch.tensor([value], dtype=torch.float32).view(torch.int32) & ~0xFFFF
+    bits = torch.tensor([value], dtype=torch.float32, device="cpu").view(torch.int32) & ~0xFFFF
     return float(bits.view(torch.float32))

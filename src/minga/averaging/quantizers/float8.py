@@ -36,7 +36,7 @@ class Float8Codec(BlockScaledCodec):
 
     def __init__(self, settings: Float8Settings = Float8Settings()) -> None:  # noqa: B008  # frozen
         self.settings: Float8Settings = settings
-        numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        numbers = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
         super().__init__(settings.block, numbers.nan_to_num(0.0))
 
     def delta(self, numel: int) -> float | None:

@@ -55,7 +55,7 @@ class Int4Codec(BlockScaledCodec):
 
     def __init__(self, settings: Int4Settings = Int4Settings()) -> None:  # noqa: B008  # frozen
         self.settings: Int4Settings = settings
-        levels = torch.arange(16, dtype=torch.float32)
+        levels = torch.arange(16, dtype=torch.float32, device="cpu")
         super().__init__(settings.block, torch.where(levels > LARGEST_LEVEL, levels - 16, levels), settings.rounding)
 
     def delta(self, numel: int) -> float | None:

@@ -64,7 +64,7 @@ class BlockwiseInt8Codec(Codec):
 
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """Half the scale of the element's block, and the rounding of the division; at random all of the scale."""
-        padded = torch.zeros(_blocks(source.numel()) * self.block_elements, dtype=torch.float64)
+        padded = torch.zeros(_blocks(source.numel()) * self.block_elements, dtype=torch.float64, device="cpu")
         padded[: source.numel()] = source.abs()
         largest = padded.view(-1, self.block_elements).amax(dim=1)
         scales = (largest / 127 * (1 + SCALE_SLACK)).clamp(min=SMALLEST_SCALE)
@@ -82,7 +82,7 @@ class BlockwiseInt8Codec(Codec):
         return (1 + SCALE_SLACK) ** 2 * max(0, min(numel, BLOCK_ELEMENTS) - 1) / 127**2
 
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
-        scales = torch.empty(_blocks(source.numel()), dtype=torch.float32)
+        scales = torch.empty(_blocks(source.numel()), dtype=torch.float32, device="cpu")
         for start, rows in blocks_of(source, BLOCK_ELEMENTS):
             out = scales[start : start + len(rows)]
             torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_(), out=out)
@@ -104,7 +104,7 @@ class BlockwiseInt8Codec(Codec):
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         low, high = torch.aminmax(load(raw[: 2 * _blocks(numel)], torch.bfloat16))
         # The scale that the encoder gives to a block whose largest magnitude is the limit.
-        highest = float(self._rounded(torch.tensor([min(limit, FLOAT32_MAX)], dtype=torch.float32)))
+        highest = float(self._rounded(torch.tensor([min(limit, FLOAT32_MAX)], dtype=torch.float32, device="cpu")))
         if not (float(low) >= SMALLEST_SCALE and float(high) <= highest):
             raise InvalidEncodingError(
                 f"block scales from {float(low):g} to {float(high):g}; {SMALLEST_SCALE:g} to {highest:g} is accepted"

@@ -66,7 +66,7 @@ class E3m0Codec(BlockScaledCodec):
 
     def __init__(self, settings: E3m0Settings = E3m0Settings()) -> None:  # noqa: B008  # frozen
         self.settings: E3m0Settings = settings
-        powers = torch.exp2(torch.arange(8.0) - 7)
+        powers = torch.exp2(torch.arange(8, dtype=torch.float32, device="cpu") - 7)
         powers[0] = 0.0
         super().__init__(settings.block, torch.cat([powers, -powers]), settings.rounding)
 
@@ -135,7 +135,8 @@ class NaturalCodec(Codec):
         return raw.numel()
 
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
-        bits = int(torch.tensor(min(limit, 2.0**127)).view(torch.int32)) + (_LARGEST_ADDED if self.draws else _HALF)
+        largest = torch.tensor(min(limit, 2.0**127), dtype=torch.float32, device="cpu")
+        bits = int(largest.view(torch.int32)) + (_LARGEST_ADDED if self.draws else _HALF)
         highest = bits >> _MANTISSA_BITS
         if int(raw[:numel].max()) > highest:
             raise InvalidEncodingError(f"an exponent is above {highest - _ONE}")

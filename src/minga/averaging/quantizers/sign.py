@@ -69,10 +69,10 @@ class SignCodec(Codec):
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """The larger of the element and of the block's mean, or with two of them its largest magnitude."""
         numel, blocks = source.numel(), _blocks(source.numel())
-        padded = torch.zeros(blocks * BLOCK_ELEMENTS, dtype=torch.float64)
+        padded = torch.zeros(blocks * BLOCK_ELEMENTS, dtype=torch.float64, device="cpu")
         padded[:numel] = source.abs()
         rows = padded.view(-1, BLOCK_ELEMENTS)
-        sizes = torch.full((blocks,), BLOCK_ELEMENTS, dtype=torch.float64)
+        sizes = torch.full((blocks,), BLOCK_ELEMENTS, dtype=torch.float64, device="cpu")
         if numel % BLOCK_ELEMENTS:
             sizes[-1] = numel % BLOCK_ELEMENTS
         highest = rows.sum(1) / sizes if self._bits == 1 else rows.amax(1)
@@ -86,7 +86,7 @@ class SignCodec(Codec):
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         require_magnitude(largest := largest_magnitude(source), limit)
         unit = 1 / BLOCK_ELEMENTS if largest > FLOAT32_MAX / BLOCK_ELEMENTS else 1.0  # so that no sum overflows
-        means = torch.empty((self._bits, _blocks(source.numel())), dtype=torch.float32)
+        means = torch.empty((self._bits, _blocks(source.numel())), dtype=torch.float32, device="cpu")
         codes = np.empty((source.numel(), self._bits), dtype=np.bool_)
         np.less(source.numpy(), 0, out=codes[:, 0])
         at = 0
@@ -106,7 +106,7 @@ class SignCodec(Codec):
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         cut = 2 * self._bits * _blocks(numel)
         means = load(raw[:cut], torch.bfloat16).float().view(self._bits, -1)
-        highest = float(torch.tensor(min(limit, _LARGEST_MEAN), dtype=torch.float32).bfloat16())
+        highest = float(torch.tensor(min(limit, _LARGEST_MEAN), dtype=torch.float32, device="cpu").bfloat16())
         low, high = torch.aminmax(means)
         if not (float(low) >= 0 and float(high) <= highest) or bool(torch.signbit(means).any()):
             raise InvalidEncodingError(f"means from {float(low):g} to {float(high):g}; 0 to {highest:g} is accepted")

@@ -115,7 +115,8 @@ class ProcessGroup:
         """
         if self._group is not None and self.size > 1:
             with contextlib.suppress(RuntimeError, ValueError):  # the program may have ended all groups by itself
-                never = dist.irecv(torch.zeros(1), (self.rank + 1) % self.size, self._group, NEVER_SENT)
+                room = torch.zeros(1, dtype=torch.uint8, device="cpu")
+                never = dist.irecv(room, (self.rank + 1) % self.size, self._group, NEVER_SENT)
                 _wait(never, patience=timedelta(milliseconds=1))
 
     @property
@@ -129,7 +130,7 @@ class ProcessGroup:
 
     def total(self, *counts: int) -> tuple[int, ...]:
         """The sums of some counts over all ranks."""
-        sums = torch.tensor(counts, dtype=torch.int64)
+        sums = torch.tensor(counts, dtype=torch.int64, device="cpu")
         with _together():
             dist.all_reduce(sums, group=self._group)
         return tuple(int(each) for each in sums)
@@ -173,7 +174,7 @@ class ProcessGroup:
 
     def share_bytes(self, data: bytes = b"") -> bytes:
         """Every rank returns rank 0's `data`."""
-        length = torch.tensor([len(data)], dtype=torch.int64)
+        length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
         self.share(length)
         if not (size := int(length)):
             return b""
@@ -185,7 +186,7 @@ class ProcessGroup:
 
     def open_devices(self, device: torch.device | None) -> bool:
         """Whether the ranks can add up on their accelerators, of which each has another one; None is none."""
-        names = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        names = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         with _together():
             dist.all_gather(names, torch.tensor([0 if device is None else _number_of(device)]), group=self._group)
         numbers = {int(name) for name in names}
@@ -320,7 +321,7 @@ def _by_name(name: str, before: str) -> Any:
 
 
 def _bytes(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ class RankReplica(Replica):
 
     def _bytes_of_rank_0(self, size: int) -> torch.Tensor:
         """The bytes of the state that rank 0 announced."""
-        buffer = torch.empty(size, dtype=torch.uint8)
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         self._ranks.share(buffer)
         return buffer
 

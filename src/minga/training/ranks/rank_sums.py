@@ -153,7 +153,7 @@ class RankShares(ABC):
 
     def new(self) -> torch.Tensor:
         """A zeroed share in RAM."""
-        return torch.zeros(sum(self._numels()) + self._tail_numel, dtype=torch.float32)
+        return torch.zeros(sum(self._numels()) + self._tail_numel, dtype=torch.float32, device="cpu")
 
     @torch.no_grad()
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
@@ -167,7 +167,9 @@ class RankShares(ABC):
     @torch.no_grad()
     def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> LateVerdict:
         """See `DeviceSource`."""
-        is_finite = torch.as_tensor(self._is_finite)
+        is_finite = self._is_finite
+        if not isinstance(is_finite, torch.Tensor):
+            is_finite = torch.tensor(is_finite, device="cpu")
         verdict = LateVerdict(accelerator, is_finite, self._replica.take_loss())
         parts = [vector[first : first + flat.numel()] for first, flat in self._rows]
         add_there(parts, [flat for _, flat in self._rows], weight / self._divisor, is_finite)

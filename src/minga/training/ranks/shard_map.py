@@ -194,7 +194,7 @@ class ShardStream:
                 continue
             whole = memory[: stop - start].zero_()
             arriving = [
-                (rank, theirs, torch.empty(_message_bytes(theirs), dtype=torch.uint8))
+                (rank, theirs, torch.empty(_message_bytes(theirs), dtype=torch.uint8, device="cpu"))
                 for rank in range(1, self.shards)
                 if (theirs := _of_shard(segments, rank))
             ]
@@ -220,7 +220,7 @@ class ShardStream:
             own = _of_shard(segments, self._ranks.rank % self.shards, everywhere=True)
             if not self._ranks.leads:
                 if own:
-                    message = torch.empty(_message_bytes(own), dtype=torch.uint8)
+                    message = torch.empty(_message_bytes(own), dtype=torch.uint8, device="cpu")
                     self._ranks.take(message)
                     for segment, place in _places(own):
                         _fill(segment, parts, message[place : place + segment.size], dtype)
@@ -229,7 +229,7 @@ class ShardStream:
             leaving = []
             for rank in range(1, self._ranks.size):
                 if theirs := _of_shard(segments, rank % self.shards, everywhere=True):
-                    message = torch.empty(_message_bytes(theirs), dtype=torch.uint8)
+                    message = torch.empty(_message_bytes(theirs), dtype=torch.uint8, device="cpu")
                     for segment, place in _places(theirs):
                         message[place : place + segment.size].copy_(whole[segment.start - start : segment.stop - start])
                     leaving.append((rank, message))
@@ -245,7 +245,7 @@ class ShardStream:
             _fill(segment, parts, whole[segment.start : segment.stop], dtype)
 
     def _memory(self, shards: ShardMap) -> torch.Tensor:
-        return torch.empty(min(RANGE_BYTES, shards.size_bytes), dtype=torch.uint8)
+        return torch.empty(min(RANGE_BYTES, shards.size_bytes), dtype=torch.uint8, device="cpu")
 
 
 def _of_shard(segments: Sequence[ShardSegment], shard: int, *, everywhere: bool = False) -> list[ShardSegment]:
@@ -266,7 +266,7 @@ def _message_bytes(segments: Sequence[ShardSegment]) -> int:
 
 
 def _pack(segments: Sequence[ShardSegment], parts: Sequence[torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
-    message = torch.empty(_message_bytes(segments), dtype=torch.uint8)
+    message = torch.empty(_message_bytes(segments), dtype=torch.uint8, device="cpu")
     for segment, place in _places(segments):
         _copy(_elements(segment, parts, dtype), message[place : place + segment.size])
     return message

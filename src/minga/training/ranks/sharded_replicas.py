@@ -164,9 +164,9 @@ class ShardedVector(ParameterVector):
                 parameter.grad = torch.empty_like(parameter)
             gradients.append(parameter.grad)
         self._scatter(gradients, vector)
-        told = torch.zeros(len(gradients), dtype=torch.uint8)
+        told = torch.zeros(len(gradients), dtype=torch.uint8, device="cpu")
         if self._ranks.leads:
-            told.copy_(torch.tensor(self.has_gradient(vector)))
+            told.copy_(torch.tensor(self.has_gradient(vector), device="cpu"))
         self._ranks.share(told)
         for parameter, has_gradient in zip(self._parameters, told.tolist(), strict=True):
             if not has_gradient:
@@ -213,7 +213,8 @@ class ShardedVector(ParameterVector):
             self._buffers.advance([])
             return
         start, stop = self.parameters_numel, self.parameters_numel + sum(sizes)
-        means = vector[start:stop].clone() if self._ranks.leads else torch.empty(stop - start)
+        room = torch.empty(stop - start, dtype=torch.float32, device="cpu")
+        means = vector[start:stop].clone() if self._ranks.leads else room
         self._ranks.share(means)
         self._buffers.advance(list(torch.split(means, sizes)))
 
@@ -330,7 +331,7 @@ class ShardedReplica(RankReplica):
         self.restore(snapshot)
 
     def _bytes_of_rank_0(self, size: int) -> torch.Tensor:  # noqa: ARG002
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def _end(self) -> None:
         """The state can still be read after the run; the ranks part at the end of their processes."""

@@ -78,8 +78,8 @@ class Accelerator:
         """A zeroed float32 vector on the host, to which the device can write directly if there is such memory."""
         with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
             if self.has_streams:
-                return torch.zeros(numel, dtype=torch.float32, pin_memory=True)
-        return torch.zeros(numel, dtype=torch.float32)
+                return torch.zeros(numel, dtype=torch.float32, pin_memory=True, device="cpu")
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""
@@ -150,7 +150,7 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     parts, room = list[torch.Tensor](), PIECE_BYTES
     for tensor in tensors:
         flat = tensor.reshape(-1).view(torch.uint8)
-        for rest in (flat, torch.zeros(padded(flat.numel()) - flat.numel(), dtype=torch.uint8)):
+        for rest in (flat, torch.zeros(padded(flat.numel()) - flat.numel(), dtype=torch.uint8, device="cpu")):
             while rest.numel():
                 part, rest = rest[:room], rest[room:]
                 parts.append(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, Muon
 from minga.optim.muon import hidden_matrices
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.together import members_of
+from minga.training.replica.schedule import parts_of
+from minga.training.state.scalars import Json, merge_numbers, number_of
 
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
@@ -156,44 +158,40 @@ _PEAKS: Final = ("max_lr", "initial_lr")
 """Where schedulers keep in a group the rate that they scale: OneCycleLR, and the others. CyclicLR keeps its peaks
 itself, and in the groups the lowest rates: so the greatest of all is the one.
 """
+_IN_GROUPS: Final = ("lr", *_PEAKS, "min_lr", "swa_lr")
+_IN_SCHEDULERS: Final = ("base_lrs", "max_lrs", "eta_min")
+"""Where they keep rates."""
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate: float) -> None:
     """Make `rate` the learning rate of the first parameter group, with a scheduler the one that it scales, and change
-    those of the other groups in proportion. Nothing changes if it has this rate already.
+    all others in proportion. Nothing changes if it has this rate already.
 
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
-    first, schedulers = optimizer.param_groups[0], list(_parts_of(scheduler))
+    first, schedulers = optimizer.param_groups[0], list(parts_of(scheduler))
     peaks = [float(first[key]) for key in _PEAKS if key in first and schedulers]
     mine = [each for each in schedulers if each.optimizer.param_groups[0] is first]
     peaks += [float(rates[0]) for each in mine if (rates := getattr(each, "max_lrs", None))]
     before = max(peaks, default=float(first["lr"] or 0.0))
     if before == rate:
         return
-    for group in optimizer.param_groups:
-        for key in ("lr", *_PEAKS, "min_lr"):
-            if key in group:
-                group[key] = _scaled(group[key], before, rate)
-    for each in schedulers:
-        for name in ("base_lrs", "max_lrs"):
-            if (rates := getattr(each, name, None)) is not None:
-                setattr(each, name, [_scaled(each_rate, before, rate) for each_rate in rates])
+    holders: list[tuple[dict[str, Any], Sequence[str]]] = [(group, _IN_GROUPS) for group in optimizer.param_groups]
+    holders += [(vars(each), _IN_SCHEDULERS) for each in schedulers]
+    # A tensor may stand in several places: all are computed before any is written.
+    scaled = [(held, key, _scaled(held[key], before, rate)) for held, keys in holders for key in keys if key in held]
+    for held, key, value in scaled:
+        held[key] = merge_numbers(held[key], value)
 
 
-def _parts_of(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
-    """A scheduler and those that it calls, and so on."""
-    if scheduler is not None:
-        yield scheduler
-        for each in getattr(scheduler, "_schedulers", ()):
-            yield from _parts_of(each)
-
-
-def _scaled(value: Any, before: float, after: float) -> Any:
-    """`value` in proportion; exactly `after` where it was `before`."""
-    if isinstance(value, Tensor):
-        return value.fill_(_scaled(value.item(), before, after))
-    return after if value == before else value * (after / before) if before else after
+def _scaled(value: Any, before: float, after: float) -> Json:
+    """A rate, or several, in proportion; exactly `after` where it was `before`."""
+    if isinstance(value, list | tuple):
+        return [_scaled(each, before, after) for each in value]
+    number = number_of(value)
+    if number is None:  # the optimizer finds it itself
+        return None
+    return after if number == before or not before else number * (after / before)
 
 
 # ---- Checks of which optimizers and models a run can drive by averaged gradients alone.

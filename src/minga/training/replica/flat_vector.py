@@ -76,7 +76,7 @@ class ParameterVector:
         self._parameters = [p for p in tensors if p.numel()]
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
-        self._all_present = torch.full((len(self._parameters),), PRESENT)
+        self._all_present = torch.full((len(self._parameters),), PRESENT, dtype=torch.float32, device="cpu")
         self._loaded: DeviceEvent | None = None
         self._presence_there: dict[tuple[bool, ...], torch.Tensor] = {}
         self.layout = VectorLayout(
@@ -95,7 +95,7 @@ class ParameterVector:
         numel = self.numel if numel is None else numel
         if self.accelerator is not None:
             return self.accelerator.host_memory(numel)
-        return torch.zeros(numel, dtype=torch.float32)
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
     def wait(self) -> None:
         """Block until the present gradients are there, which an accelerator may still be computing, if they are added
@@ -217,7 +217,11 @@ class ParameterVector:
 
     def _presence(self, is_present: Sequence[bool]) -> torch.Tensor:
         """The end of the vector for one sample with these gradients."""
-        return self._all_present if all(is_present) else torch.tensor(is_present, dtype=torch.float32) * PRESENT
+        return (
+            self._all_present
+            if all(is_present)
+            else torch.tensor(is_present, dtype=torch.float32, device="cpu") * PRESENT
+        )
 
     def _joined(self, flats: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
         """The same values with small neighbours in RAM as one tensor each, and the sizes of all."""
@@ -365,7 +369,7 @@ class ParameterVector:
         joined = torch.cat([value.to(torch.float32) for value in run])
         if self._staging is None or self._staging.numel() < joined.numel():
             pinned = joined.device.type == "cuda"
-            self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned)
+            self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned, device="cpu")
         return self._staging[: joined.numel()].copy_(joined)  # waits until it is here
 
 

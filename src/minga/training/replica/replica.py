@@ -294,7 +294,7 @@ class Replica:
             self._ruled.drop_frozen(step - 1)
             if not self._clips_own:
                 self._clip()
-            self.optimizer.step()
+            self._state.step_optimizer()
             self._end_step(step)
             self.vector.wait_for_load()
         self._follow_update()
@@ -345,9 +345,7 @@ class Replica:
 
     def _step_alone(self) -> bool:
         self._clip()
-        before = self.loop_rates.changed()
-        self.optimizer.step()
-        if counts := sorted(self.loop_rates.changed() - before):
+        if counts := sorted(self.loop_rates.changed_by(self.optimizer.step)):
             raise ConfigurationError(
                 f"{type(self.optimizer).__name__} changes {counts[0]} of its parameter groups at each step, and all "
                 "peers share these numbers, while each takes steps of its own in a strategy such as "

@@ -8,13 +8,15 @@ alone, so that all peers do so alike, newcomers included.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -24,12 +26,15 @@ from minga.averaging.messages import MAX_GROUPS, MAX_LEARNING_RATE
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.optim.together import Together, members_of
+from minga.training.state.scalars import group_numbers, merge_numbers, number_of, numbers_of, plain, set_group_numbers
 
 logger = logging.getLogger("minga.training")
 
 UNKNOWN: Final = -1
 MOST_TRIED: Final = 20_000
 """Steps of a schedule that are tried at the start: some tenths of a second."""
+FEW_TRIED: Final = 100
+"""The same for the schedules of torch in a run whose end nobody knows."""
 LONG: Final = 2
 """A schedule that is so many times as long as its run, or as short, was made for another number of steps."""
 _LENGTH: Final = "num_training_steps"
@@ -43,54 +48,62 @@ class SchedulesTogether(ChainedScheduler):
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Together) -> None:
         self._schedulers = list(schedulers)  # torch's own constructor wants one optimizer for all
         self.optimizer = optimizer
-        self._note_rates()
 
     def step(self) -> None:  # type: ignore[override]  # that of one scheduler takes an epoch
         """Advance each of them."""
-        super().step()
-        self._note_rates()
+        for each in self._schedulers:
+            each.step()
 
     @property
     def schedulers(self) -> Sequence[LRScheduler]:
         """Each of them."""
         return self._schedulers
 
-    def _note_rates(self) -> None:
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+    def get_last_lr(self) -> list[Any]:
+        """The rates of all groups."""
+        return [_copied(group["lr"]) for group in self.optimizer.param_groups]
 
 
 class Schedule:
     """What `scheduler`, if there is one, makes of learning rates of `optimizer`, up to step `stop` if that is known.
 
-    Raises `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`.
+    Raises `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`, and goes
+    on alike at a peer that takes over what states hold of it.
     """
 
     def __init__(self, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer, stop: int | None) -> None:
         _check(scheduler, optimizer)
-        self.scheduler = scheduler
-        self._is_told = False
+        self.scheduler, self._optimizer = scheduler, optimizer
+        self._parts = list(parts_of(scheduler))
+        self._told = set[int]()  # the schedules whose end was told, by their places
+        for each in self._parts:
+            vars(each).update(plain(vars(each)))
+        for group in optimizer.param_groups:
+            _settle(group, {})
         self.note()
-        if scheduler is not None and stop is not None:
+        if scheduler is not None:
             self._try(scheduler, stop)
-            length = length_of(scheduler)
-            is_short = 0 < LONG * length < stop and not self._is_told
-            if length > LONG * stop or is_short:
-                logger.warning(
-                    "the learning-rate schedule goes over %d global steps, and the run ends after %d: %s. Make the "
-                    "schedule for %d steps, which is peer.spec.training.stop_after_steps",
-                    length,
-                    stop,
-                    "the rate is 0 long before, or rises again" if is_short else "the rate hardly falls",
-                    stop,
-                )
+            self._compare_lengths(length_of(scheduler), stop or 0)
+
+    def _compare_lengths(self, length: int, stop: int) -> None:
+        is_short = 0 < LONG * length < stop and not self._told
+        if length > LONG * stop > 0 or is_short:
+            logger.warning(
+                "the learning-rate schedule goes over %d global steps, and the run ends after %d: %s. Make the "
+                "schedule for %d steps, which is peer.spec.training.stop_after_steps",
+                length,
+                stop,
+                "the rate is 0 long before, or rises again" if is_short else "the rate hardly falls",
+                stop,
+            )
 
     def note(self) -> None:
         """The scheduler stands where the run's state says."""
-        self._stands_at = self._place()
+        self._stands_at = list(map(_place, self._parts))
 
     def check(self) -> None:
         """Raise `ConfigurationError` if somebody else advanced the scheduler, which would differ between peers."""
-        if self._place() != self._stands_at:
+        if list(map(_place, self._parts)) != self._stands_at:
             raise ConfigurationError(
                 "the learning-rate scheduler was stepped by the program; leave that to minga.Optimizer, which does it "
                 "once per global step"
@@ -98,41 +111,71 @@ class Schedule:
 
     def advance(self) -> None:
         """A global step was taken."""
-        if self.scheduler is None:
-            return
-        before = self.scheduler.state_dict()
         # A peer that only applies the averages of others takes no step of its own, of which torch would warn.
-        for optimizer in _optimizers_of(self.scheduler):
-            vars(optimizer)["_opt_called"] = True
+        for each in self._parts:
+            vars(each.optimizer)["_opt_called"] = True
+        before = {id(group): _numbers_in(group) for group in self._optimizer.param_groups}
         try:
-            self.scheduler.step()
-        except _ENDS as error:
-            if self._stands_at < 1:
-                raise
-            self.scheduler.load_state_dict(before)
-            self._tell(self._stands_at, error)
+            for index, each in enumerate(_apart(self.scheduler)):
+                self._advance(each, index, before)
         finally:
+            for group in self._optimizer.param_groups:
+                _settle(group, before[id(group)])
             self.note()
 
-    def _try(self, scheduler: LRScheduler, stop: int) -> None:
-        """Say at the start where the schedule ends before the run does."""
+    def _advance(self, scheduler: LRScheduler, index: int, before: dict[int, dict[str, Any]]) -> None:
+        at, numbers = _steps_of(scheduler), numbers_of(scheduler)
         try:
-            tried = copy.deepcopy(scheduler, {id(each): _stand_in(each) for each in _optimizers_of(scheduler)})
-        except Exception:  # what a program put into it may not be copied: then it is told when it ends
-            return
-        for at in range(max(0, self._stands_at), min(stop, MOST_TRIED)):
-            try:
-                tried.step()
-            except _ENDS as error:
-                if at >= 1:
-                    self._tell(at, error, stop)
-                return
-            except Exception:  # a mistake, which the run shows where it comes to it
-                return
+            scheduler.step()
+        except _ENDS as error:
+            if at < 1:
+                raise
+            merge_numbers(scheduler, numbers)
+            for group in scheduler.optimizer.param_groups:
+                _put(group, before[id(group)])
+            self._tell(index, at, error)
 
-    def _tell(self, end: int, error: Exception, stop: int | None = None) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _try(self, scheduler: LRScheduler, stop: int | None) -> None:
+        """Say at the start where the schedule ends before the run does, and refuse one whose state does not say how it
+        goes on: a peer that took the state over would go on by other rates, and nothing would show it.
+        """
+        try:
+            differing = self._go_over(scheduler, stop)
+        except Exception:  # a mistake, which the run shows where it comes to it
+            return
+        if differing:
+            raise ConfigurationError(differing)
+
+    def _go_over(self, scheduler: LRScheduler, stop: int | None) -> str:
+        """Go over the schedule as the run will, beside a copy that now and then begins anew by what a state holds; what
+        is wrong if the two do not go on alike.
+        """
+        known = all(type(each).__module__.startswith(("torch.", __name__)) for each in self._parts)
+        tried, begin = _Trial(scheduler), max(0, _steps_of(scheduler))
+        later, since = tried, begin
+        for at in range(begin, min(MOST_TRIED, stop or (FEW_TRIED if known else MOST_TRIED))):
+            if at == begin or at & (at - 1) == 0:  # a power of two
+                later, since = _Trial(scheduler), at
+                later.take_over(tried)
+            for index, error in tried.step().items():
+                if at >= 1:
+                    self._tell(index, at, error, stop)
+            later.step()
+            for wanted, found in zip(tried.rates(), later.rates(), strict=True):
+                if found != wanted:
+                    return (
+                        f"a peer that takes the state of global step {since} over would have the learning rate "
+                        f"{found:g} at step {at + 1}, and the others {wanted:g}: a state holds the numbers and the "
+                        "switches (but such as begin with _) that a scheduler, and each in it, has as attributes. Let "
+                        "it go by nothing else, and functions by the step alone"
+                    )
+            if tried.is_over:
+                break
+        return ""
+
+    def _tell(self, index: int, end: int, error: Exception, stop: int | None = None) -> None:
+        if index not in self._told:
+            self._told.add(index)
             logger.warning(
                 "the learning-rate schedule ends at global step %d%s (%s): from there on its last rate is held",
                 end,
@@ -140,20 +183,117 @@ class Schedule:
                 error,
             )
 
-    def _place(self) -> int:
-        """The steps that the scheduler has seen; one that chains others counts by them."""
-        first = next(iter(getattr(self.scheduler, "_schedulers", ())), None)
-        return int(getattr(self.scheduler, "last_epoch", getattr(first, "last_epoch", UNKNOWN)))
+
+class _Trial:
+    """A copy of a scheduler, which is advanced without anything else being changed."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler: LRScheduler = _copy_of(scheduler, {})
+        self._left = dict(enumerate(_apart(self._scheduler)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all schedules ended."""
+        return not self._left
+
+    def step(self) -> dict[int, Exception]:
+        """Advance it; which schedules end here, by their places."""
+        ended: dict[int, Exception] = {}
+        for index, each in self._left.items():
+            groups = each.optimizer.param_groups
+            before = [group["lr"] for group in groups]
+            try:
+                each.step()
+            except _ENDS as error:
+                ended[index] = error
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = _settled(group["lr"], rate)
+        if ended:
+            self._left = {index: each for index, each in self._left.items() if index not in ended}
+        return ended
+
+    def take_over(self, other: _Trial) -> None:
+        """Become what a state holds of the other one."""
+        merge_numbers(self._scheduler, numbers_of(other._scheduler))
+        pairs = zip(self._scheduler.optimizer.param_groups, other._scheduler.optimizer.param_groups, strict=True)
+        for group, theirs in pairs:
+            set_group_numbers(group, group_numbers(theirs), ())
+        self._left = {index: self._left[index] for index in other._left}
+
+    def rates(self) -> list[float]:
+        """Those of the schedules that did not end."""
+        return [float(group["lr"]) for each in self._left.values() for group in each.optimizer.param_groups]
 
 
-def _optimizers_of(scheduler: LRScheduler) -> list[torch.optim.Optimizer]:
-    """Those whose rates it changes, and the one that they are together in."""
-    return [scheduler.optimizer, *(each.optimizer for each in getattr(scheduler, "_schedulers", ()))]
+def _copy_of(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy for a trial, with stand-ins for optimizers. What schedulers hold beside numbers and lists of them, such as
+    a trainer that is asked for the rate, is copied without what that holds.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    copied = partial(_copy_of, copies=copies)
+    found = value
+    if isinstance(value, torch.Tensor):
+        found = value.detach().clone() if value.numel() == 1 else value
+    elif isinstance(value, torch.optim.Optimizer):
+        groups = list(map(copied, value.param_groups))
+        found = SimpleNamespace(param_groups=groups, step=value.step, defaults=value.defaults, _opt_called=True)
+    elif isinstance(value, MethodType):
+        found = MethodType(value.__func__, copied(value.__self__))
+    elif isinstance(value, dict):
+        found = copy.copy(value)
+        for key, each in value.items():
+            found[key] = copied(each)
+    elif type(value) in (list, tuple):
+        found = type(value)(map(copied, value))
+    elif hasattr(value, "__dict__") and not isinstance(value, Enum):
+        with contextlib.suppress(TypeError):  # of functions, classes and so on there is no such copy
+            copies[id(value)] = found = object.__new__(type(value))
+            held = vars(value).items()
+            vars(found).update({key: copied(each) if isinstance(value, LRScheduler) else each for key, each in held})
+    copies[id(value)] = found
+    return found
 
 
-def _stand_in(optimizer: torch.optim.Optimizer) -> SimpleNamespace:
-    groups = [{k: copy.copy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    return SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)
+def _settle(group: dict[str, Any], before: Mapping[str, Any]) -> None:
+    for key, value in group.items():
+        if key != "params":
+            group[key] = _settled(value, before.get(key))
+
+
+def _settled(value: Any, before: Any) -> Any:
+    """What a schedule made of a number, as a number of Python, unless it was a tensor `before`: who takes the state
+    over has that.
+    """
+    if isinstance(value, torch.Tensor) and isinstance(before, int | float):
+        return number_of(value)
+    return plain(value)
+
+
+def parts_of(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
+    """A scheduler and those that it holds, and so on."""
+    if scheduler is not None:
+        yield scheduler
+        for held in vars(scheduler).values():
+            for each in held if isinstance(held, list | tuple) else (held,):
+                if isinstance(each, LRScheduler):
+                    yield from parts_of(each)
+
+
+def _apart(scheduler: LRScheduler | None) -> Sequence[LRScheduler]:
+    """The schedulers of which each goes on when another one ends."""
+    if isinstance(scheduler, SchedulesTogether):
+        return scheduler.schedulers
+    return () if scheduler is None else (scheduler,)
+
+
+def _place(part: LRScheduler) -> int:
+    return int(getattr(part, "last_epoch", UNKNOWN))
+
+
+def _steps_of(scheduler: LRScheduler) -> int:
+    """The steps that a scheduler has seen; one that chains others counts by them."""
+    return next((each.last_epoch for each in parts_of(scheduler) if hasattr(each, "last_epoch")), UNKNOWN)
 
 
 def length_of(scheduler: LRScheduler) -> int:
@@ -187,7 +327,7 @@ def _partials(scheduler: LRScheduler) -> list[partial[float]]:
 def _check(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
     if scheduler is None:
         return
-    if isinstance(scheduler, ReduceLROnPlateau):
+    if isinstance(scheduler, LRScheduler) and any(isinstance(each, ReduceLROnPlateau) for each in parts_of(scheduler)):
         raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
     if not isinstance(scheduler, LRScheduler):
         raise ConfigurationError(
@@ -262,10 +402,7 @@ class LoopRates:
 
     def keep(self) -> None:
         """The groups have the numbers of the run now."""
-        self._kept = [
-            {key: _copied(value) for key, value in group.items() if _is_number(value)}
-            for group in self._optimizer.param_groups
-        ]
+        self._kept = list(map(_numbers_in, self._optimizer.param_groups))
 
     def begin_anew(self) -> None:
         """The state was replaced: the groups have its numbers."""
@@ -277,6 +414,14 @@ class LoopRates:
         """Which numbers of the groups are others now than those of the run."""
         pairs = zip(self._optimizer.param_groups, self._kept, strict=True)
         return {key for group, kept in pairs for key, value in kept.items() if group.get(key) != value}
+
+    def changed_by(self, step: Callable[[], object]) -> set[str]:
+        """Which of them a `step` of the optimizer changes, or adds."""
+        groups, before = self._optimizer.param_groups, self.changed()
+        names = [frozenset(group) for group in groups]
+        step()
+        added = {key for group, had in zip(groups, names, strict=True) for key in group.keys() - had}
+        return self.changed() - before | added
 
     def look(self, step: int) -> None:
         """A micro-batch of `step` ended: put back what the loop changed.
@@ -379,13 +524,13 @@ class LoopRates:
         return tuple(float(group.get("lr") or 0.0) for group in self._optimizer.param_groups)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether this setting of a group is a number or a few: others are switches and names."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    if isinstance(value, tuple | list):
-        return all(map(_is_number, value))
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _numbers_in(group: dict[str, Any]) -> dict[str, Any]:
+    """Its settings that are a number or a few: others are switches and names."""
+    return {key: _copied(value) for key, value in group.items() if key != "params" and _has_numbers(value)}
+
+
+def _has_numbers(value: Any) -> bool:
+    return all(map(_has_numbers, value)) if isinstance(value, tuple | list) else number_of(value) is not None
 
 
 def _copied(value: Any) -> Any:

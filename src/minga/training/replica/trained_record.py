@@ -70,7 +70,7 @@ class TrainedRecord:
     optimizers: tuple[str, ...]
     """How each group is updated, as `kind_of` has it."""
     settings: tuple[frozenset[str], ...]
-    """The names of the numbers that each group has."""
+    """The names of the numbers that each group has; optimizers may add others at their first step."""
     scheduler: str
     """The class of the learning-rate scheduler, with those that it has inside; empty for none."""
     max_grad_norm: float | None
@@ -95,6 +95,7 @@ class TrainedRecord:
             "unit": self.unit,
             "groups": later,  # the first has the other names
             "optimizers": list[Json](self.optimizers),
+            "settings": [list[Json](sorted(names)) for names in self.settings],
             "scheduler": self.scheduler,
             "max_grad_norm": norm,
             "max_grad_value": value,
@@ -105,8 +106,7 @@ class TrainedRecord:
     def digest(self, model: Sequence[TensorEntry]) -> str:
         """32 hexadecimal digits that stand for it and for the `model` whose tensors the state describes so."""
         tensors: list[Json] = [[each.name, each.dtype, list[Json](each.shape)] for each in model]
-        settings: list[Json] = [list[Json](sorted(names)) for names in self.settings]
-        written = canonical_json({"model": tensors, "settings": settings, TRAINS: self.written()})
+        written = canonical_json({"model": tensors, TRAINS: self.written()})
         return blake3(b"minga what trains 1\n" + written).hexdigest(length=16)
 
     def check(self, scalars: Mapping[str, Json]) -> None:
@@ -144,9 +144,9 @@ class TrainedRecord:
         these `scalars`; what a schedule moves is left out.
         """
         moves = _RATES | (_CYCLED if any(each in self.scheduler for each in _CYCLING) else set())
-        for group, theirs in zip(groups, _list(scalars.get("groups")), strict=True):
+        for group, theirs, names in zip(groups, _list(scalars.get("groups")), self.settings, strict=True):
             own = group_numbers(group)
-            for name in sorted(own.keys() - moves):
+            for name in sorted(names - moves):
                 if (run := _mapping(theirs).get(name)) != own[name]:
                     logger.warning(
                         "%s = %s of this program's optimizer gives way to the run's %s", name, own[name], run
@@ -198,6 +198,8 @@ class TrainedRecord:
                     f"parameter group {place} of the run's optimizer has {one} number {first}, this program's "
                     f"has {other}{and_others(differing)}: make the optimizer with the same settings on all peers"
                 )
+        if any(names - present for names, present in zip(settings, run.present(), strict=True)):
+            raise ConfigurationError(_MALFORMED)
 
     def _places(self) -> Iterator[tuple[str, int]]:
         for place, names in enumerate(self.groups):
@@ -228,6 +230,10 @@ class _Written:
         return dict.fromkeys(trained, 0) | {_text(name): place for place, names in later for name in _list(names)}
 
     def settings(self) -> list[frozenset[str]]:
+        return [frozenset(map(_text, _list(names))) for names in _list(self.part.get("settings"))]
+
+    def present(self) -> list[frozenset[str]]:
+        """The names of the numbers that the state has of each group."""
         return [frozenset(map(_text, _mapping(group))) for group in _list(self._scalars.get("groups"))]
 
 

@@ -3,8 +3,12 @@
 Theory of operation. Equal states must give equal bytes on every machine, whatever version of torch runs there. So of
 settings dictionaries (parameter groups, schedulers) only *numbers* travel: they are what training changes. Switches,
 names and functions (`fused`, `foreach`, lambdas, whatever a later torch adds) belong to the code that each peer runs
-itself. A received state is merged into a structure that exists here: a number can replace a number and nothing else, so
-that a hostile state can neither add attributes nor change types.
+itself. Switches of schedulers, such as `finished`, travel too, but for torch's own. A received state is merged into a
+structure that exists here: a number can replace a number, a switch a switch, and nothing else, so that a hostile state
+can neither add attributes nor change types. Only to parameter groups it can add numbers, as some optimizers do there at
+their first step.
+
+What counts as a number is said once, by `number_of`: those of numpy do, and tensors of one element.
 
 JSON has no infinity: it is written as the string "inf" or "-inf". NaN is refused.
 """
@@ -14,10 +18,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.plugins import NAME_PATTERN
@@ -35,6 +40,7 @@ MAX_SCALARS_BYTES = 24 << 20
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _NOT_SETTINGS = frozenset({"params", "param_names"})
+_EXACT = 2**53
 
 
 def canonical_json(value: Json) -> bytes:
@@ -74,23 +80,53 @@ def strategy_of(scalars: Mapping[str, Json]) -> str | None:
     return name
 
 
-def numbers_of(value: Any) -> Json:
-    """The numbers in nested dictionaries and lists; whatever else stands in a list becomes None to keep its place.
-
-    Booleans count as switches, not as numbers. Raises `NonFiniteError` for NaN.
+def number_of(value: Any) -> int | float | None:
+    """The number that `value` is, as Python has it: a number of Python or numpy, or a tensor of one element. None for
+    whatever else, and for booleans, which are switches.
     """
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype is not torch.bool:
+    if getattr(value, "ndim", None) == 0 or (isinstance(value, torch.Tensor) and value.numel() == 1):
         value = value.item()
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def plain(value: Any) -> Any:
+    """`value` with numbers of Python in the place of those of numpy, which round otherwise, in lists and so on too.
+
+    Who takes a state over has these, so the others are to go on with them as well.
+    """
+    if isinstance(value, torch.Tensor) or type(value) in (int, float):
+        return value
+    if (number := number_of(value)) is not None:
+        return number
+    if type(value) is dict:
+        return {key: plain(each) for key, each in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def numbers_of(value: Any, *, switches: bool = False) -> Json:
+    """The numbers in nested dictionaries, lists and schedulers, of schedulers with their switches; whatever else stands
+    in a list becomes None to keep its place.
+
+    Raises `NonFiniteError` for NaN.
+    """
+    if (number := number_of(value)) is not None:
+        return encode_number(number)
     if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return encode_number(value)
+        return value if switches else None
+    if isinstance(value, LRScheduler):
+        return numbers_of(value.state_dict(), switches=True)
     if isinstance(value, Mapping):
-        found = {str(key): numbers_of(each) for key, each in value.items()}
+        kept = {str(key): each for key, each in value.items() if not (isinstance(each, bool) and _is_torchs(str(key)))}
+        found = {key: numbers_of(each, switches=switches) for key, each in kept.items()}
         return {key: each for key, each in found.items() if each is not None}
     if isinstance(value, list | tuple):
-        return [numbers_of(each) for each in value]
+        return [numbers_of(each, switches=switches) for each in value]
     return None
+
+
+def _is_torchs(switch: str) -> bool:
+    """Whether a switch of a scheduler is, by its name, one of those that differ between versions of torch."""
+    return switch.startswith("_") or switch == "verbose"
 
 
 def encode_number(value: float) -> Json:
@@ -109,27 +145,30 @@ def decode_number(value: Json) -> float | None:
     return None if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 
-def merge_numbers(local: Any, remote: Json) -> Any:
-    """`local` with its numbers replaced by those of `remote`; where the two do not fit, `local` stays.
+def merge_numbers(local: Any, remote: Json, *, inside: bool = False) -> Any:
+    """`local` with what `numbers_of` found replaced by that of `remote`; where the two do not fit, `local` stays.
 
-    Tensors are filled in place, everything else is returned as new objects.
+    Schedulers are filled in place, and so are tensors that are not `inside` one: there one tensor may stand in several
+    places. Everything else is returned as new objects.
     """
-    if isinstance(local, torch.Tensor):
-        if local.numel() == 1 and (number := decode_number(remote)) is not None:
-            local.fill_(number)
-        return local
-    if isinstance(local, bool):
-        return local
-    if isinstance(local, int | float):
+    if number_of(local) is not None:
         number = decode_number(remote)
+        if isinstance(local, torch.Tensor) and number is not None:
+            return (local.clone() if inside else local).fill_(number)
         return local if number is None else number
+    if isinstance(local, bool):
+        return remote if inside and isinstance(remote, bool) else local
+    if isinstance(local, LRScheduler) and isinstance(remote, dict):
+        local.load_state_dict(merge_numbers(local.state_dict(), remote, inside=True))
     if isinstance(local, dict) and isinstance(remote, dict):
         merged = local.copy()
-        for key, each in local.items():
-            merged[key] = merge_numbers(each, remote.get(str(key)))  # one by one: Counter.update would add
+        for key, each in local.items():  # one by one: Counter.update would add
+            merged[key] = merge_numbers(each, remote.get(str(key)), inside=inside)
         return merged
     if type(local) in (list, tuple) and isinstance(remote, list) and len(local) == len(remote):
-        return type(local)([merge_numbers(mine, other) for mine, other in zip(local, remote, strict=True)])
+        return type(local)(
+            [merge_numbers(mine, other, inside=inside) for mine, other in zip(local, remote, strict=True)]
+        )
     return local
 
 
@@ -142,20 +181,29 @@ def group_numbers(group: Mapping[str, Any]) -> dict[str, Json]:
     }
 
 
-def set_group_numbers(group: dict[str, Any], numbers: Json) -> None:
-    """Put the numbers of `group_numbers` into a group; a key unknown here (set by a scheduler there) is ignored.
+def set_group_numbers(group: dict[str, Any], numbers: Json, begun: Collection[str]) -> None:
+    """Put the numbers of `group_numbers` into a group. Those that it lacks are added, but for such as were among the
+    settings with which it has `begun`.
 
     Raises `ConfigurationError` if `numbers` is not a dictionary.
     """
     if not isinstance(numbers, dict):
         raise ConfigurationError("the state's parameter groups are not dictionaries")
     for key, value in numbers.items():
-        if key not in group or key in _NOT_SETTINGS:
+        if key in _NOT_SETTINGS:
             continue
-        before = group[key]
-        after = merge_numbers(before, value)
-        whole = isinstance(before, int) and isinstance(after, float) and after.is_integer()
-        group[key] = int(after) if whole and not isinstance(before, bool) else after
+        if key in group:
+            before = group[key]
+            after = merge_numbers(before, value)
+            group[key] = _as_whole(after) if isinstance(number_of(before), int) else after
+        elif key not in begun and key.isidentifier() and (number := decode_number(value)) is not None:
+            group[key] = _as_whole(number)  # a counter as a rule
+
+
+def _as_whole(number: Any) -> Any:
+    """A float as an integer, if it is exactly that."""
+    is_whole = isinstance(number, float) and number.is_integer() and abs(number) < _EXACT
+    return int(number) if is_whole else number
 
 
 def _as_floats(value: Json) -> Json:

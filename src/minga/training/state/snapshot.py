@@ -67,7 +67,7 @@ class StateMemory:
                 )
             else:
                 return cls(torch.frombuffer(mapping, dtype=torch.uint8), mapping)
-        return cls(torch.zeros(size_bytes, dtype=torch.uint8))
+        return cls(torch.zeros(size_bytes, dtype=torch.uint8, device="cpu"))
 
     def release(self, start: int = 0, stop: int | None = None) -> None:
         """Bytes `start` to `stop` are not needed in memory for now; they stay what they are."""

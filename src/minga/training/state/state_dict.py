@@ -81,6 +81,8 @@ class TrainingState:
         access: TensorAccess | None = None,
     ) -> None:
         self._optimizer, self._scheduler, self._access = optimizer, scheduler, access or TensorAccess()
+        self._begun = [frozenset(group) for group in optimizer.param_groups]
+        self._added = [frozenset[str]() for _ in self._begun]  # to the groups, by steps of the optimizer
         self._model = model
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
@@ -206,6 +208,14 @@ class TrainingState:
             raise UnfitError(_difference(differing, here, there))
         check_base(base, self.base)
 
+    def step_optimizer(self) -> None:
+        """Have the optimizer take a step; the numbers that it adds to its parameter groups belong to the state."""
+        groups = self._optimizer.param_groups
+        before = [frozenset(group) for group in groups]
+        self._optimizer.step()
+        every = zip(groups, before, self._added, strict=True)
+        self._added = [added | (group.keys() - names) for group, names, added in every]
+
     def restore(self, snapshot: StateSnapshot) -> None:
         """Put a snapshot into the model, the optimizer and the scheduler, in place.
 
@@ -224,11 +234,14 @@ class TrainingState:
             self._optimizer.state.pop(parameter, None)
             if state[name]:
                 self._optimizer.state[parameter] = state[name]
-        for group, numbers in zip(self._optimizer.param_groups, _list(snapshot.scalars["groups"]), strict=True):
-            set_group_numbers(group, numbers)
+        groups, given = self._optimizer.param_groups, [_dictionary(each) for each in _list(snapshot.scalars["groups"])]
+        for group, numbers, begun, added in zip(groups, given, self._begun, self._added, strict=True):
+            for key in added - numbers.keys():
+                group.pop(key, None)
+            set_group_numbers(group, numbers, begun)
+        self._added = [frozenset(numbers) - begun for numbers, begun in zip(given, self._begun, strict=True)]
         if self._scheduler is not None:
-            here = self._scheduler.state_dict()
-            self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
+            merge_numbers(self._scheduler, snapshot.scalars["scheduler"])
         self.strategy = strategy_of(snapshot.scalars)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -310,10 +323,17 @@ class TrainingState:
             named[TRAINS] = self.trains
         return {
             **named,
-            "groups": [group_numbers(group) for group in self._optimizer.param_groups],
-            "scheduler": None if self._scheduler is None else numbers_of(self._scheduler.state_dict()),
+            "groups": self._groups(),
+            "scheduler": numbers_of(self._scheduler),
             "state": state,
         }
+
+    def _groups(self) -> list[Json]:
+        """The numbers of the parameter groups; whatever else the program put there later is its own."""
+        every = zip(self._optimizer.param_groups, self._begun, self._added, strict=True)
+        return [
+            group_numbers({key: group[key] for key in group if key in begun | added}) for group, begun, added in every
+        ]
 
     # ---- what may come in
 

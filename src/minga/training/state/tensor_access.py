@@ -34,7 +34,7 @@ class TensorAccess:
                 yield piece.cpu().view(torch.uint8)
             size = tensor.numel() * tensor.itemsize
             if gap := padded(size) - size:
-                yield torch.zeros(gap, dtype=torch.uint8)
+                yield torch.zeros(gap, dtype=torch.uint8, device="cpu")
 
     @torch.no_grad()
     def fill(self, placed: Sequence[tuple[int, torch.Tensor | None]], snapshot: StateSnapshot) -> None:

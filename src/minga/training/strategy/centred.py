@@ -161,7 +161,8 @@ class Centred(Strategy):
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """The own parameters, the moments of the optimizer, and what is counted."""
-        counts = {_ROUND: torch.tensor(self.replica.step), _SAMPLES: torch.tensor(self.samples)}
+        counted = {_ROUND: self.replica.step, _SAMPLES: self.samples}
+        counts = {name: torch.tensor(each, device="cpu") for name, each in counted.items()}
         return self.replica.moments() | counts | {_OWN: self.replica.read_values()}
 
     def restored(

@@ -109,9 +109,10 @@ class Leader(Centred):
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `Centred`; with the losses, of which those that are still to come are no numbers."""
-        losses = torch.full((self._options.score_micro_batches,), math.nan, dtype=torch.float64)
-        losses[: len(self._losses)] = torch.tensor(list(self._losses), dtype=torch.float64)
-        return {**super().local_tensors(), _LOSSES: losses, _PACE: torch.tensor([self._pace, self._steps])}
+        losses = torch.full((self._options.score_micro_batches,), math.nan, dtype=torch.float64, device="cpu")
+        losses[: len(self._losses)] = torch.tensor(list(self._losses), dtype=torch.float64, device="cpu")
+        pace = torch.tensor([self._pace, self._steps], device="cpu")
+        return {**super().local_tensors(), _LOSSES: losses, _PACE: pace}
 
     def restored(
         self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None

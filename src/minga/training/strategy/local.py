@@ -669,7 +669,7 @@ class Local(Strategy):
         found = self.replica.moments()
         found["parameters"] = self._position()
         counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
-        found["counts"] = torch.tensor(counts)
+        found["counts"] = torch.tensor(counts, device="cpu")
         if self._inner.gradients is not None:
             found["gradients"] = self._inner.gradients.vector()
         if self._guess is not None:
