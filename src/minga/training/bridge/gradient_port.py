@@ -454,8 +454,8 @@ class GradientPort(TrainingThread):
         ended.taken = taken
         if ended.in_time and not taken and self._broken_in_row == WARNED_AFTER:
             logger.warning(
-                "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
-                "is learned from this peer",
+                "in the last %d micro-batches gradients, or movements of averaged buffers, were NaN, infinite or too "
+                "large, and such ones do not count: nothing is learned from this peer",
                 WARNED_AFTER,
             )
         if urgent:

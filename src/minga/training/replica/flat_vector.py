@@ -287,12 +287,12 @@ class ParameterVector:
 
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
-        """The parameters themselves, in the order of the vector, and the movements of averaged buffers; zeros behind
-        these. An accelerator is waited for once.
+        """The parameters themselves, in the order of the vector, and what averaged buffers had moved when the last
+        micro-batch ended; zeros behind these. An accelerator is waited for once.
         """
         values, accelerator = self.new(), self.accelerator
         far, offset = list[tuple[int, torch.Tensor]](), 0
-        for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=False):
+        for value, part in zip([*self._parameters, *self._buffers.moved], self._slices(values), strict=False):
             if accelerator is not None and value.device == accelerator.device:
                 accelerator.copy(value.detach().reshape(-1), part)
             elif value.is_cpu:

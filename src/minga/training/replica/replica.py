@@ -416,8 +416,18 @@ class Replica:
         parts = zip(parameters, torch.split(vector, list(self.vector.layout.numels)), strict=False)
         return {names[id(parameter)]: part.view(parameter.shape).to(parameter.dtype) for parameter, part in parts}
 
+    @property
+    def moved(self) -> Sequence[torch.Tensor]:
+        """What averaged buffers had moved when the last micro-batch ended; see `ReplicaInterface`."""
+        return self._buffers.moved
+
+    def move_buffers(self, moved: torch.Tensor | None = None) -> None:
+        """Have averaged buffers stand so far from where the last global step left them."""
+        with self.point.here():
+            self._buffers.move(moved)
+
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector, and movements of averaged buffers (float32, flat, CPU)."""
+        """The parameters as a vector, and what averaged buffers moved (float32, flat, CPU)."""
         with self._reading():
             return self.vector.read_values()
 
