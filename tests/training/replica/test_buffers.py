@@ -21,6 +21,8 @@ from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed
+from tests.worlds.combined_peers import SIZE, CombinedPeer
+from tests.worlds.combined_peers import take_step as combined_step
 
 SPEC = RunSpec.from_mapping({"name": "buffers"})
 MEAN, SPREAD = 5.0, 0.1
@@ -123,6 +125,52 @@ def test_a_bad_micro_batch_beside_a_round_leaves_buffers_where_they_were_before_
         each.strategy.absorb(1, mean, ContributionFate.COUNTED)
     for name, buffer in twin.norm.named_buffers():
         torch.testing.assert_close(peer.norm.get_buffer(name), buffer)
+
+
+# ---- where codecs and sketches leave something out
+
+
+class Codebook(nn.Linear):
+    """A layer beside a large table that follows numbers of each peer's own, as a running mean."""
+
+    table: torch.Tensor
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__(SIZE, 4)
+        self.register_buffer("table", torch.zeros_like(target))
+        self.target = target
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table.lerp_(self.target, 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed", "local"])
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        {"codec": "topk"},
+        {"codec": "topk", "download_codec": "gtopk"},
+        {"codec": "sign"},
+        {"codec": "randomk"},
+        {"codec": "float16", "sketch": "powersgd(rank=1,start=0)"},
+        {"codec": "topk", "sketch": "dct64"},
+    ],
+    ids=str,
+)
+def test_running_means_come_to_the_mean_of_all_peers_whatever_is_left_out(
+    averaging: dict[str, str], strategy: str
+) -> None:
+    torch.manual_seed(0)
+    targets = [1.0 + torch.randn(128, 64), -2.0 + torch.randn(128, 64)]
+    spec = RunSpec.from_mapping({"name": "left out", "averaging": averaging, "training": {"strategy": strategy}})
+    peers = [CombinedPeer(spec, number, Codebook(target)) for number, target in enumerate(targets)]
+    for _ in range(40):
+        combined_step(peers)
+    for peer in peers:
+        peer.strategy.conclude()
+        table = peer.model.get_buffer("table")
+        torch.testing.assert_close(table, (targets[0] + targets[1]) / 2, rtol=0.0, atol=0.05)
 
 
 # ---- what cannot move

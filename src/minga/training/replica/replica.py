@@ -114,9 +114,9 @@ class Replica:
                 f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
                 "later: pass max_grad_norm=, or take a codec that sends everything"
             )
-        sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
+        sketch = make_sketch(spec.averaging.sketch, self.vector.layout.head)
         decay = spec.averaging.residual_decay
-        self._projections = RoundProjections(sketch, decay=decay)
+        self._projections = RoundProjections(sketch, whole=self.vector.layout, decay=decay)
         access = self._new_access(accelerator)
         self._state = TrainingState(
             optimizer,
