@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 
 from minga.averaging.codecs.residual import ContributionFate
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Elastic
@@ -23,6 +26,7 @@ from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed
 from tests.worlds.combined_peers import SIZE, CombinedPeer
 from tests.worlds.combined_peers import take_step as combined_step
+from tests.worlds.swarm_tools import virtually
 
 SPEC = RunSpec.from_mapping({"name": "buffers"})
 MEAN, SPREAD = 5.0, 0.1
@@ -125,6 +129,23 @@ def test_a_bad_micro_batch_beside_a_round_leaves_buffers_where_they_were_before_
         each.strategy.absorb(1, mean, ContributionFate.COUNTED)
     for name, buffer in twin.norm.named_buffers():
         torch.testing.assert_close(peer.norm.get_buffer(name), buffer)
+
+
+@virtually
+async def test_what_is_dropped_with_its_strategy_leaves_nothing_in_the_buffers() -> None:
+    for changes in (True, False):
+        peer = Peer(Delayed)
+        port = GradientPort(asyncio.get_running_loop(), peer.replica, strategy=StrategyChoice("delayed"))
+        peer.model(torch.randn(64, 4)).mean().backward()
+        assert port.add(64)
+        assert peer.norm.running_mean is not None
+        assert peer.norm.running_mean.all()
+        if changes:
+            port.change(StrategyChoice("synchronous"))
+        else:
+            port.begin_anew()
+        assert not peer.norm.running_mean.any()
+        assert not any(moved.any() for moved in peer.replica.moved)
 
 
 # ---- where codecs and sketches leave something out

@@ -394,8 +394,10 @@ class GradientPort(TrainingThread):
     # ---- inner workings
 
     def _go_back(self) -> None:
-        """The parameters here may be others than the shared ones."""
-        if not self.facts.shares_optimizer:
+        """The parameters and buffers here may be others than the shared ones."""
+        if self.facts.shares_optimizer:
+            self._replica.move_buffers(None)
+        else:
             self._replica.restore(self._replica.capture())
 
     def _begin(self, choice: StrategyChoice) -> None:

@@ -12,9 +12,12 @@ The invariant: a movement goes where the samples go that it came with. With them
 for a later round, and the buffers have it still; or it is dropped, and the buffers are back at the base. A strategy of
 gradients contributes the mean of `moved` over its micro-batches, any other one `moved` itself. What a contribution
 closed with is counted; what micro-batches beside its round add to that is not yet, so their strategy has the buffers
-`move` by it once they are at the new base, and measures on from there. Nothing else makes up for what a round did not
-take: buffers that follow a running mean move by it again, since they are further from it. Added up by error feedback as
-well it would count twice. So where a codec or a sketch leaves something out, buffers travel whole (`VectorLayout`).
+`move` by it once they are at the new base, and measures on from there.
+
+So in no strategy do buffers hold what was contributed and not taken, by a coarse codec or a sketch: those that follow a
+running mean are further from it, and move by it again, and those that add something up have lost it. Error feedback
+would count it twice with the first, and to drop it would be wrong for the others. So where a codec or a sketch leaves
+something out, buffers travel whole (`VectorLayout.whole`), and residuals hold nothing of them.
 
 What is NaN or infinite after a step cannot move: it contributes 0 and goes back, of which the program is told. Whole
 numbers cannot be averaged either: BatchNorm's `num_batches_tracked` counts global steps, as it would with one large
