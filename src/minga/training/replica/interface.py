@@ -146,7 +146,7 @@ class ReplicaInterface(Protocol):
     @property
     def moved(self) -> Sequence[torch.Tensor]:
         """What averaged buffers had moved since the last global step when the last micro-batch ended, wherever they are
-        (`replica/buffers.py`). Any thread may ask, and keep it.
+        (`buffers.py`). Any thread may ask, and keep it.
         """
 
     def move_buffers(self, moved: torch.Tensor | None) -> None:
