@@ -23,11 +23,11 @@ ROUND_ID = "round"
 
 
 class CombinedPeer:
-    """One peer: a linear model of 1056 by 4 numbers, and what the run spec says lies around it."""
+    """One peer: a linear model of 1056 by 4 numbers or another `model`, and what the run spec says lies around it."""
 
-    def __init__(self, spec: RunSpec, number: int) -> None:
+    def __init__(self, spec: RunSpec, number: int, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(1)
-        self.number, self.model = number, torch.nn.Linear(SIZE, 4)
+        self.number, self.model = number, torch.nn.Linear(SIZE, 4) if model is None else model
         choice = StrategyChoice.of(spec)
         self.facts = choice.facts
         self.replica = Replica(spec, torch.optim.SGD(self.model.parameters(), lr=0.01), model=self.model)

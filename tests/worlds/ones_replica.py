@@ -26,7 +26,7 @@ class OnesVector:
 class OnesReplica(ReplicaInterface):
     """Adds ones to accumulators, unless `is_finite` is False, and calls `before_adding` first."""
 
-    strategy, loop = "synchronous", LoopReport()
+    strategy, loop, moved = "synchronous", LoopReport(), ()
 
     def __init__(self) -> None:
         self.step, self.lineage = 0, Lineage()

@@ -209,3 +209,19 @@ def test_a_later_version_of_a_codec_is_another_one(monkeypatch: pytest.MonkeyPat
     before = VectorLayout((5,), "int8").fingerprint
     monkeypatch.setattr(codec("int8"), "version", 2)
     assert VectorLayout((5,), "int8").fingerprint != before
+
+
+def test_what_travels_whole_does_so_where_codecs_leave_something_out() -> None:
+    tensors, sizes = ((80, 100), (9_000,), (3,)), (8_000, 9_000, 3)
+    for choice, download in (("topk", None), ("sign", None), ("topk", "gtopk"), ("adaptive(large=sign)", None)):
+        layout = VectorLayout(tensors, choice, download, whole=2)
+        codecs = [(each.codecs.upload.name, each.codecs.download.name) for each in layout.segments]
+        assert codecs[-1] == ("float16", "float16")
+        assert layout.segments[-1].start <= sizes[0]
+        assert layout.head == VectorLayout(tensors[:1], choice, download)
+        assert layout.head_total == sizes[0]
+        assert layout.fingerprint != VectorLayout(tensors, choice, download).fingerprint
+    for choice in ("int8", "float32", "adaptive"):
+        layout = VectorLayout(tensors, choice, whole=2)
+        assert layout.segments == VectorLayout(tensors, choice).segments
+        assert layout.fingerprint == VectorLayout(tensors, choice).fingerprint

@@ -13,7 +13,14 @@ from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ATTEMPTS_KEPT, MOST_ROUNDS_KEPT, ContributionFate, Residual
+from minga.averaging.codecs.residual import (
+    MOST_ATTEMPTS_KEPT,
+    MOST_ROUNDS_KEPT,
+    ContributionFate,
+    Residual,
+    RoundVectors,
+    TakenUp,
+)
 from minga.averaging.messages import Plan
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
@@ -348,3 +355,14 @@ def test_a_decay_forgets_its_share_in_each_round_that_counts(layout: VectorLayou
     assert torch.equal(decaying.mass, plain.mass / 2)
     decaying.seal(vector, 2, 1).settle([(chunk, False) for chunk in chunks], vector)
     assert torch.equal(decaying.mass, (plain.mass / 2 + 2 * vector) / 2)
+
+
+def test_of_what_travels_whole_nothing_is_kept_whatever_becomes_of_the_round() -> None:
+    vectors = RoundVectors(lambda _: VectorLayout((9_000, 5_000), "topk", whole=1), torch.zeros)
+    residual = vectors.residual(0)
+    assert residual is not None
+    for step, fate in enumerate([ContributionFate.UNCOUNTED, ContributionFate.COUNTED]):
+        residual.begin(torch.full((14_000,), 0.3), 4, step)
+        residual.settle(fate, [TakenUp(0, 14_000, 4, None)])
+        assert residual.mass[:9_000].all()
+        assert not residual.mass[9_000:].any()

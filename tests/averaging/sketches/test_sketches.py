@@ -466,3 +466,36 @@ def test_the_identity_changes_nothing() -> None:
     assert sketch.project(vector, 0) is sketch.expand(vector, 0) is vector
     assert Projection(sketch).contribution(vector, 1, 0, "a round") is vector
     assert not Projection(sketch).residual.mass.any()
+
+
+def test_what_travels_whole_is_no_part_of_the_sketch_nor_of_what_it_leaves_out() -> None:
+    """Of one vector, and of fragments that each have it at their ends."""
+    vector = VectorLayout(((40, 40), (48, 40), (40, 40), (3,)), "float32", whole=2)
+    fragments = [
+        VectorLayout((shape, (40, 40), (3,)), "float32", label=str(shape[0]), whole=2) for shape in ((40, 40), (48, 40))
+    ]
+    for divided in (False, True):
+        sketch = PowerSGD(vector.head, PowerSGDSettings(rank=2, start=0))
+        projections = RoundProjections(sketch, whole=vector)
+        if divided:
+            projections.divide(fragments, [(0, 2, 3), (1, 2, 3)])
+        for step in range(4):
+            layout = fragments[step % 2] if divided else vector
+            given = normal(step, layout.total)
+            sent = projections.contribution(given, 4, step, "a round")
+            assert sent is not None
+            assert sent.numel() == projections.layout_of(step).total < layout.total
+            found = projections.absorb(sent, step, counted_in="a round" if step < 3 else None)
+            assert torch.equal(found[layout.head_total :], given[layout.head_total :])
+            assert not torch.equal(found[: layout.head_total], given[: layout.head_total])
+        assert projections.masses.numel() == vector.head_total
+        assert projections.masses.any()
+
+
+def test_the_identity_of_a_vector_of_which_something_travels_whole_is_all_of_it() -> None:
+    vector = VectorLayout(((8, 6), (5,)), "topk", whole=1)
+    projections = RoundProjections(make_sketch("identity", vector.head), whole=vector)
+    given = normal(1, vector.total)
+    assert projections.layout_of(0) == vector
+    assert projections.contribution(given, 1, 0, "a round") is given
+    assert projections.absorb(given, 0, counted_in="a round") is given

@@ -5,6 +5,8 @@ tensors of at least 65 537 elements and float16 for smaller ones, where a few by
 precision, or others as its settings say, "adaptive(large=int4, from_elements=4096)". The choice depends on the whole
 tensor, never on the part of it that an aggregator holds.
 The mean may travel by another codec than what it is made from: a `CodecPair` names both.
+A run's codec may leave something out and make up for it later, which is not for all tensors: the last ones of a layout
+may be *whole*, and travel as float16 then.
 Neighbours with one pair form a *segment*. A *chunk* is what is sent and reduced at once: it lies in one part and
 one segment and takes at most `target_bytes` encoded (or one codec block, where that is larger).
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final, NamedTuple
 
@@ -28,6 +30,8 @@ from minga.network.rpc.stream import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
+WHOLE: Final = "float16"
+"""How tensors travel out of which nothing is to be left."""
 MAX_LABEL_CHARACTERS: Final = 200
 Shape = tuple[int, ...]
 
@@ -67,8 +71,9 @@ class VectorLayout:
     Each of the `tensors` is given by its shape, or by its number of elements where only sizes matter: that is a shape
     with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is what the
     codec says, and else as all the rest. The `label` says what the vector is of, where a run averages several (such as
-    "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a
-    label that is not one line of ASCII.
+    "fragment 1 of 4"). The last `whole` tensors travel whole where codecs leave something out of others. Raises
+    `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a label that is not one line of
+    ASCII.
 
     Shapes are no part of the fingerprint: the bytes of a codec do not depend on them. What does depend on them has to
     name them in the label (`shapes_digest`).
@@ -78,6 +83,7 @@ class VectorLayout:
     codec_choice: str
     download_choice: str | None = None
     label: str = ""
+    whole: int = 0
 
     def __post_init__(self) -> None:
         tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
@@ -127,6 +133,16 @@ class VectorLayout:
         """Elements of the flat vector."""
         return sum(self.numels)
 
+    @cached_property
+    def head(self) -> VectorLayout:
+        """The layout of the vector without what travels whole."""
+        return replace(self, tensors=self.tensors[: len(self.tensors) - self.whole], whole=0)
+
+    @cached_property
+    def head_total(self) -> int:
+        """Elements of that."""
+        return sum(self.numels[: len(self.numels) - self.whole])
+
     @property
     def needs_residual(self) -> bool:
         """Whether members have to keep what uploads or means left out; see `residual.py`."""
@@ -147,11 +163,11 @@ class VectorLayout:
         """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
         segments: list[Segment] = []
         stop = 0
-        for numel in self.numels:
+        for place, numel in enumerate(self.numels):
             if numel == 0:
                 continue
             start, stop = stop, stop + numel
-            chosen = self._codecs_of(numel)
+            chosen = self._codecs_of(place)
             if segments and segments[-1].codecs == chosen:
                 start = segments.pop().start
             segments.append(Segment(start, stop, chosen))
@@ -164,6 +180,8 @@ class VectorLayout:
         text = f"minga vector layout 1\n{_identity(self.codec_choice)}\n{sizes}\n"
         if self.download_choice not in (None, self.codec_choice):
             text += f"download {_identity(str(self.download_choice))}\n"
+        if self.whole and self.needs_residual:
+            text += f"whole {self.whole}\n"
         if self.label:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
@@ -207,7 +225,10 @@ class VectorLayout:
         pieces = self._pieces(start, stop)
         return sum(piece.codecs.download.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 
-    def _codecs_of(self, numel: int) -> CodecPair:
+    def _codecs_of(self, place: int) -> CodecPair:
+        numel = self.numels[place]
+        if self.needs_residual and place >= len(self.numels) - self.whole:
+            return CodecPair(codec(WHOLE), codec(WHOLE))
         upload = codec_of(self.codec_choice, numel)
         return CodecPair(upload, upload if self.download_choice is None else codec_of(self.download_choice, numel))
 
@@ -227,7 +248,7 @@ def codec_of(choice: str, numel: int) -> Codec:
     """What a tensor of `numel` elements takes by a choice."""
     parts = _parts_of(choice)
     chosen = parts.small if numel < parts.from_elements else parts.large
-    return chosen if numel >= chosen.fewest_elements else codec("float16")
+    return chosen if numel >= chosen.fewest_elements else codec(WHOLE)
 
 
 def codecs_of(choice: str) -> tuple[Codec, Codec]:

@@ -16,6 +16,9 @@ The mean may leave out some of what was counted, too (`Codec.returns`). Where it
 each peer takes back what it sent there. All peers have the same bytes of the mean, so all agree on what that is. This
 is why sums that cancel out, or that are too small for the mean's codec, lose nothing either.
 
+Nothing is kept of tensors that travel whole: what a round did not take of the movement of a buffer is measured again
+(`training/replica/buffers.py`), and would be twice in the next contribution.
+
 With a `decay` below 1 a residual forgets that share of itself in each round, on purpose: what it holds was computed
 for a model of long ago. A crash loses all of it that the peer's own checkpoint does not have, and nothing else.
 
@@ -111,13 +114,14 @@ class Residual:
 
     `age` tells how many rounds there are for its vector from one step on until another one: where several vectors take
     turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without. Each round that
-    counts multiplies what is left by `decay`.
+    counts multiplies what is left by `decay`. Of the elements behind the first `kept` nothing is kept.
     """
 
     def __init__(
         self,
         numel: int,
         *,
+        kept: int | None = None,
         device: torch.device | str = "cpu",
         age: Callable[[int, int], int] = rounds_between,
         keeps_uncounted: bool = False,
@@ -127,7 +131,7 @@ class Residual:
         self.step = 0
         """The step whose round was committed last."""
         self.keeps_uncounted = keeps_uncounted
-        self._age, self._decay = age, decay
+        self._age, self._decay, self._kept = age, decay, kept
         self._under_way: _UnderWay | None = None
         self._sent: dict[str, Any] = {}  # what was sent in rounds of one step, by their ids
         self._sent_step = 0
@@ -190,6 +194,8 @@ class Residual:
                     mass.sub_(values, alpha=weight)
         elif not self.keeps_uncounted:
             self.mass.add_(known.vector, alpha=known.weight)
+        if self._kept is not None:
+            self.mass[self._kept :].zero_()
         self.step, self._sent = known.step, {}
         if self._decay != 1.0:
             self.mass.mul_(self._decay)
@@ -238,15 +244,17 @@ class Residuals:
         subject: str,
         numel: int,
         *,
+        kept: int | None = None,
         device: torch.device | str = "cpu",
         age: Callable[[int, int], int] = rounds_between,
     ) -> Residual:
         """That of the vector which is called `subject`, as it was kept, if that fits; see `Residual`."""
         if subject not in self._by_subject:
-            residual = Residual(numel, device=device, age=age, keeps_uncounted=self._keeps_uncounted, decay=self._decay)
-            kept = self._restored.pop(subject, None)
-            if kept is not None and kept.mass.numel() == numel:
-                residual.restore(kept)
+            keeps, decay = self._keeps_uncounted, self._decay
+            residual = Residual(numel, kept=kept, device=device, age=age, keeps_uncounted=keeps, decay=decay)
+            earlier = self._restored.pop(subject, None)
+            if earlier is not None and earlier.mass.numel() == numel:
+                residual.restore(earlier)
             self._by_subject[subject] = residual
         return self._by_subject[subject]
 
@@ -466,7 +474,8 @@ class RoundVectors:
         if not layout.needs_residual:
             return None
         name, device = layout.fingerprint, self.result(step).device
-        return self.left_out.of(name, layout.total, device=device, age=partial(self._rounds_of, name))
+        age = partial(self._rounds_of, name)
+        return self.left_out.of(name, layout.total, kept=layout.head_total, device=device, age=age)
 
     def _rounds_of(self, vector: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of the vector with this fingerprint, counted no further

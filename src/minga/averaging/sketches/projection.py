@@ -11,6 +11,9 @@ Values are rounded as the codec of the round rounds them, before anything else i
 takes up what the codec rounds away: encoded again, they are the same. A codec that draws rounds once, by the seeds of
 the round (`averaging/codecs/seeds.py`): its errors have no bias and differ by peer, so they need no residual.
 
+Of a vector whose last tensors travel whole (`VectorLayout.whole`) the sketch has the head alone; they follow its values
+as they are, and no residual has anything of them.
+
 Where the sketch loses nothing, nothing is kept here. Then a codec may leave something out, and keeps that itself.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -30,10 +34,16 @@ logger = logging.getLogger("minga.averaging")
 
 
 class Projection:
-    """The vectors that one peer's rounds average, by its sketch. What that leaves out is in `residuals`."""
+    """The vectors that one peer's rounds average, by its sketch of the head of vectors of the layout `whole`. What that
+    leaves out is in `residuals`.
+    """
 
-    def __init__(self, sketch: Sketch, residuals: Residuals | None = None) -> None:
+    def __init__(
+        self, sketch: Sketch, residuals: Residuals | None = None, *, whole: VectorLayout | None = None
+    ) -> None:
         self.sketch, self._residuals = sketch, Residuals() if residuals is None else residuals
+        self._whole = sketch.whole if whole is None else whole
+        self._layouts: dict[VectorLayout, VectorLayout] = {}
 
     @property
     def residual(self) -> Residual:
@@ -42,7 +52,16 @@ class Projection:
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of what the round of `step` averages. Any thread may ask."""
-        return self.sketch.layout(step)
+        if self.sketch.is_identity:
+            return self._whole
+        values = self.sketch.layout(step)
+        if not (whole := self._whole.whole):
+            return values
+        if values not in self._layouts:
+            self._layouts[values] = replace(
+                values, tensors=(*values.tensors, *self._whole.tensors[-whole:]), whole=whole
+            )
+        return self._layouts[values]
 
     def contribution(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean `vector`, which counts `weight`; None for none.
@@ -57,10 +76,11 @@ class Projection:
             residual.take_back()  # what it gave to a round that came to nothing
         if vector is None:
             return None
-        whole = vector
+        head, rest = vector[: self.sketch.whole.total], vector[self.sketch.whole.total :]
+        whole = head
         if residual is not None:
-            residual.begin(vector, weight, step)
-            whole = residual.whole(vector, weight)
+            residual.begin(head, weight, step)
+            whole = residual.whole(head, weight)
         values = self._as_sent(self.sketch.project(whole, step), step)
         if values is None:
             logger.warning("left out of step: the sketch of what this peer has for step %d is not finite", step)
@@ -69,7 +89,7 @@ class Projection:
             residual.forget()
         elif residual is not None and values is not None:
             residual.note_sent(round_id, (weight, values.clone()))
-        return values
+        return values if values is None or not rest.numel() else torch.cat([values, rest])
 
     def absorb(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The vector that the mean of the round of `step` stands for. For each round that counts, in its order.
@@ -79,6 +99,7 @@ class Projection:
         """
         if self.sketch.is_identity:
             return mean
+        mean, rest = mean[: self.sketch.layout(step).total], mean[self.sketch.layout(step).total :]
         vector = self.sketch.expand(mean, step)
         if self.sketch.needs_residual:
             if self.residual.open_step != step:
@@ -88,7 +109,7 @@ class Projection:
             else:
                 self.residual.settle(ContributionFate.COUNTED, self._taken_in(counted_in, step))
         self.sketch.absorb(mean, step)
-        return vector
+        return torch.cat([vector, rest]) if rest.numel() else vector
 
     def _as_sent(self, values: torch.Tensor, step: int) -> torch.Tensor | None:
         """`values` as others will decode them; None if they cannot be sent."""
@@ -120,20 +141,20 @@ class Projection:
 
 
 class RoundProjections:
-    """What the rounds of one peer average, by its `sketch` of the whole vector; see `Projection`."""
+    """What the rounds of one peer average, by its `sketch` of the head of the `whole` vector; see `Projection`."""
 
-    def __init__(self, sketch: Sketch, *, decay: float = 1.0) -> None:
-        self.sketch = sketch
+    def __init__(self, sketch: Sketch, *, whole: VectorLayout | None = None, decay: float = 1.0) -> None:
+        self.sketch, self._whole = sketch, sketch.whole if whole is None else whole
         self.left_out = Residuals(decay=decay)
         """What the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
-        self._in_turn = [Projection(sketch, self.left_out)]
+        self._in_turn = [Projection(sketch, self.left_out, whole=self._whole)]
 
     def begin_anew(self, *, keeps_uncounted: bool) -> None:
         """Rounds average the whole vector, for a strategy that `keeps_uncounted` contributions or not; nothing is left
         out yet.
         """
         self.left_out.begin_anew(keeps_uncounted=keeps_uncounted)
-        self._in_turn = [Projection(self.sketch, self.left_out)]
+        self._in_turn = [Projection(self.sketch, self.left_out, whole=self._whole)]
 
     def divide(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
         """From now on rounds average vectors of these layouts in turn, in the place of the whole one.
@@ -143,9 +164,10 @@ class RoundProjections:
         """
         in_turn = []
         for fragment, places in zip(fragments, tensors, strict=True):
-            if fragment.shapes != tuple(self.sketch.whole.shapes[place] for place in places):
+            if fragment.shapes != tuple(self._whole.shapes[place] for place in places):
                 raise ValueError("a fragment does not consist of the tensors that it is said to have")
-            in_turn.append(Projection(self.sketch.part_of(fragment, places), self.left_out))
+            part = self.sketch.part_of(fragment.head, places[: len(places) - fragment.whole])
+            in_turn.append(Projection(part, self.left_out, whole=fragment))
         self._in_turn = in_turn
 
     def layout_of(self, step: int) -> VectorLayout:

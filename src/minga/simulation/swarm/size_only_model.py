@@ -217,6 +217,14 @@ class SizeOnlyReplica:
         self.apply(values, step)
         return values
 
+    @property
+    def moved(self) -> Sequence[torch.Tensor]:
+        """There are no buffers."""
+        return ()
+
+    def move_buffers(self, moved: torch.Tensor | None) -> None:
+        """There are no buffers."""
+
     def read_values(self) -> torch.Tensor:
         """A vector without numbers."""
         return self._vector.new()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -188,6 +189,57 @@ def check_uncounted(kind: type[Strategy], **settings: Any) -> None:
     samples = trainer.strategy.complete_samples
     what = f"after a round without its contribution it contributed {samples} samples, not {kept + 3}"
     require(samples == kept + 3, kind, what)
+
+
+def check_buffers(kind: type[Strategy], **settings: Any) -> None:
+    """How far averaged buffers moved counts once: with the samples that it came with, beside a round or not, and not at
+    all where they do not count. At the end of a run buffers are where all have them.
+    """
+    facts = facts_for(kind, settings)
+    windows = (3, 2, 4)
+    alone = {window: _moved(kind, settings, [window])[0] for window in (1, *windows)}
+    good = all(0.0 < moved <= window for window, moved in alone.items())
+    require(good, kind, f"a buffer to which each micro-batch adds 1 moves by {alone} in rounds of so many")
+    for late in (0, 1, 2) if facts.keeps_late_micro_batches else (0,):
+        moved, wanted = _moved(kind, settings, windows, late), [alone[window] for window in windows]
+        require(
+            moved == wanted, kind, f"with {late} micro-batches beside a round a buffer moves by {moved}, not {wanted}"
+        )
+    for fate, counts in ((None, True), (ContributionFate.UNCOUNTED, facts.keeps_uncounted)):
+        trainer = Trainer(kind, settings, has_buffer=True)
+        trainer.feed((1.0, 1), (1.0, 1))
+        trainer.seal()
+        if fate is not None:
+            trainer.absorb(trainer.mean(0.0), fate)
+        elif facts.keeps_late_micro_batches:
+            trainer.feed((1.0, 1))
+            trainer.take_back()
+        else:
+            trainer.take_back()
+        trainer.feed(*[(1.0, 1)] * (3 - trainer.strategy.samples if counts else 1))
+        trainer.absorb(trainer.seal()[0].clone())
+        moved, wanted = [trainer.shared_count()], [alone[3 if counts else 1]]
+        what = "came to nothing" if fate is None else "counted without its contribution"
+        require(moved == wanted, kind, f"after a round that {what} a buffer moves by {moved}, not {wanted}")
+        trainer.feed((1.0, 1))
+        trainer.strategy.conclude()
+        is_there = trainer.buffer is not None and float(trainer.buffer) == trainer.shared_count()
+        require(is_there, kind, "a run ended with other buffers than those of all")
+
+
+def _moved(kind: type[Strategy], settings: dict[str, Any], windows: Sequence[int], late: int = 0) -> list[float]:
+    """By how much rounds of so many micro-batches move a buffer that each adds 1 to, of which so many come `late`:
+    while the round before is under way.
+    """
+    trainer, found, before, beside = Trainer(kind, settings, has_buffer=True), list[float](), 0.0, 0
+    for window in windows:
+        trainer.feed(*[(1.0, 1)] * (window - beside))
+        mean, beside = trainer.seal()[0].clone(), late if len(found) + 1 < len(windows) else 0
+        trainer.feed(*[(1.0, 1)] * beside)
+        trainer.absorb(mean)
+        found.append(trainer.shared_count() - before)
+        before += found[-1]
+    return found
 
 
 def check_score(kind: type[Strategy], **settings: Any) -> None:

@@ -19,6 +19,7 @@ from minga.testing.arguments import require_class
 from minga.testing.strategies.contributions import (
     check_absorb,
     check_alone,
+    check_buffers,
     check_facts,
     check_late_micro_batches,
     check_mean,
@@ -50,6 +51,7 @@ STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
     check_unequal_speeds,
     check_absorb,
     check_uncounted,
+    check_buffers,
     check_shared_part,
     check_parts_of_the_state,
     check_missed_rounds,

@@ -33,7 +33,8 @@ def require(holds: bool, kind: type[Strategy], what: str) -> None:
 class Trainer:
     """One strategy at work on a model of a few numbers, all 8 at first, under plain gradient descent.
 
-    `dtypes` are those of its tensors. With `is_scheduled` the learning rate of 0.5 is divided by 1, 2, 3 …
+    `dtypes` are those of its tensors. With `is_scheduled` the learning rate of 0.5 is divided by 1, 2, 3 … With
+    `has_buffer` it has a buffer of one number, to which each micro-batch adds 1.
     """
 
     def __init__(
@@ -44,11 +45,14 @@ class Trainer:
         *,
         dtypes: Sequence[torch.dtype] = (torch.float32,) * len(NUMELS),
         is_scheduled: bool = False,
+        has_buffer: bool = False,
     ) -> None:
         shapes = zip(NUMELS, dtypes, strict=True)
         tensors = [torch.nn.Parameter(torch.full((numel,), 8.0, dtype=dtype)) for numel, dtype in shapes]
         model = torch.nn.ParameterList(tensors)
         self.kind, self.tensors = kind, tensors
+        self.buffer = torch.zeros(1) if has_buffer else None
+        model.register_buffer("count", self.buffer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         scheduler = LambdaLR(optimizer, lambda step: 1.0 / (1 + step)) if is_scheduled else None
         self.replica = Replica(SPEC, optimizer, model=model, scheduler=scheduler)
@@ -63,6 +67,8 @@ class Trainer:
             self._take(samples, abs(value))
 
     def _take(self, samples: int, loss: float) -> None:
+        if self.buffer is not None:
+            self.buffer.add_(1.0)
         self.strategy.note_loss(loss)
         if self.strategy.micro_batch(samples):
             self.strategy.count(samples)
@@ -78,6 +84,11 @@ class Trainer:
     def values(self) -> torch.Tensor:
         """All numbers of the model, as float32."""
         return torch.cat([tensor.detach().float() for tensor in self.tensors])
+
+    def shared_count(self) -> float:
+        """What the buffer is in the state that peers share."""
+        tensors = self.replica.capture().named_tensors()
+        return next(float(tensor) for entry, tensor in tensors if entry.name == "model/count")
 
     def mean(self, value: float = 0.25) -> torch.Tensor:
         """A mean of the present round with this value everywhere."""

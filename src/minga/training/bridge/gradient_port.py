@@ -394,8 +394,10 @@ class GradientPort(TrainingThread):
     # ---- inner workings
 
     def _go_back(self) -> None:
-        """The parameters here may be others than the shared ones."""
-        if not self.facts.shares_optimizer:
+        """The parameters and buffers here may be others than the shared ones."""
+        if self.facts.shares_optimizer:
+            self._replica.move_buffers(None)
+        else:
             self._replica.restore(self._replica.capture())
 
     def _begin(self, choice: StrategyChoice) -> None:
@@ -454,8 +456,8 @@ class GradientPort(TrainingThread):
         ended.taken = taken
         if ended.in_time and not taken and self._broken_in_row == WARNED_AFTER:
             logger.warning(
-                "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
-                "is learned from this peer",
+                "in the last %d micro-batches gradients, or movements of averaged buffers, were NaN, infinite or too "
+                "large, and such ones do not count: nothing is learned from this peer",
                 WARNED_AFTER,
             )
         if urgent:

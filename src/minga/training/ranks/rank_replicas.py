@@ -102,6 +102,9 @@ class RankReplica(Replica):
         if total is None:
             self.sum_in_ram()
             total = self._combiner.combine(samples)
+        combiner = self._combiner if self._shares is None or self._shares.lacks_room else self._shares
+        if self.leads and self._buffers.averaged and (rest := combiner.rest) is not None:
+            self._buffers.take(rest)
         return total
 
     # ---- what rank 0 does, and has the others do
@@ -111,6 +114,16 @@ class RankReplica(Replica):
     adopt = in_all_ranks(Replica.adopt)
     write_values = in_all_ranks(Replica.write_values)
     amend = in_all_ranks(Replica.amend)
+
+    def move_buffers(self, moved: torch.Tensor | None = None) -> None:
+        """Have the buffers of all ranks stand where rank 0 says, which has the mean of what they moved."""
+        if self._buffers.averaged:
+            self.tell("move_buffers")
+            found = torch.zeros(sum(buffer.numel() for buffer in self._buffers.averaged))
+            if moved is not None:
+                found.copy_(moved[: found.numel()])
+            self._ranks.share(found)
+            super().move_buffers(found)
 
     @in_all_ranks
     def open_sum(self, key: int) -> torch.Tensor | None:
@@ -184,6 +197,7 @@ class RankReplica(Replica):
             self.step_by,
             self.adopt,
             self.write_values,
+            self.move_buffers,
             self.amend,
             self.open_sum,
             self.add_to_sum,
@@ -370,6 +384,13 @@ class WholeCombiner:
         self._ranks, self._vector = ranks, replica.vector
         self._sum = None if are_combined else replica.vector.new()
         self._samples = 0
+
+    @property
+    def rest(self) -> torch.Tensor | None:
+        """See `RankShares`."""
+        if self._sum is None or not self._samples:
+            return None
+        return self._sum[self._vector.parameters_numel :] / self._samples
 
     def combine(self, samples: int) -> int:
         """In all ranks: this one's micro-batch of `samples` is ready. Returns the samples of all that count; of all, if

@@ -72,6 +72,7 @@ class RankShares(ABC):
         self._rows: list[tuple[int, torch.Tensor]] = []  # of the present micro-batch, each with its place in a share
         self._is_finite: bool | torch.Tensor = False
         self._divisor = 1.0
+        self._rest: torch.Tensor | None = None
         self._shares: dict[int, _Share] = {}
         self._done, self._has_done = 0, threading.Condition()  # how often it made a sum, or added to one
         self._carriers, self._word, self._has_ended = ProcessGroup(), threading.Lock(), False
@@ -91,6 +92,13 @@ class RankShares(ABC):
     @abstractmethod
     def _numels(self) -> list[int]:
         """Elements of the tensors in this rank's share, without the end of the vector."""
+
+    @property
+    def rest(self) -> torch.Tensor | None:
+        """At rank 0: the end of the vector in the present micro-batch, the mean over the ranks; None if it is that of
+        this rank.
+        """
+        return None if self._rest is None else self._rest / self._divisor
 
     def let_go(self) -> None:
         """Forget the present micro-batch: its gradients take memory that an update needs."""
@@ -306,7 +314,7 @@ class CopyShares(RankShares):
     @torch.no_grad()
     def mean(self) -> torch.Tensor | None:
         """The mean gradient of the present micro-batch, whole on the device of each rank; None if it is not finite."""
-        if not self._is_finite:  # waits for the device
+        if not self._is_finite or self._rest is None:  # waits for the device
             return None
         size = -(-self._whole.parameters_numel // self._ranks.size)
         own = torch.zeros(size, dtype=torch.float32, device=self._device)

@@ -29,7 +29,7 @@ from minga.training.ranks.rank_replicas import RankReplica, in_all_ranks
 from minga.training.ranks.rank_sums import ITEM_BYTES, RankShares
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards, is_split
 from minga.training.replica.accelerator import Accelerator
-from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.buffers import SharedBuffers, flat_movements
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.replica import Replica
 from minga.training.state.base import Base, hashed
@@ -181,7 +181,7 @@ class ShardedVector(ParameterVector):
             numbers = piece.view(torch.float32)
             values[start // ITEM_BYTES :][: numbers.numel()].copy_(numbers)
         if self._ranks.leads and self._buffers.averaged:
-            movements = torch.cat(self._moved())
+            movements = flat_movements(self._buffers.moved)
             values[self.parameters_numel :][: movements.numel()].copy_(movements)
         return values
 
@@ -203,9 +203,6 @@ class ShardedVector(ParameterVector):
             return
         raw = vector[: self.parameters_numel].view(torch.uint8)
         self._stream.scatter(self._map, parts, lambda start, stop: raw[start:stop], torch.float32)
-
-    def _moved(self) -> list[torch.Tensor]:
-        return [movement.reshape(-1).cpu() for movement in self._buffers.movements()]
 
     def _advance_buffers(self, vector: torch.Tensor) -> None:
         sizes = [buffer.numel() for buffer in self._buffers.averaged]
@@ -380,6 +377,7 @@ class ShardShares(RankShares):
         """
         rest = torch.cat([flat.cpu() for flat in flats[len(self._whole.parameters()) :] if flat is not None])
         self._ranks.sum_at_leader(rest.mul_(share))
+        self._rest = rest
         if self._ranks.leads:
             self._rows.append((sum(self._numels()), rest))
 

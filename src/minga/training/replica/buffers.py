@@ -2,10 +2,27 @@
 
 Theory of operation. What is averaged is how far each floating-point buffer (BatchNorm's running mean and variance, say)
 has moved since the last step, not its value: constants such as masks and position tables thus contribute exact zeros,
-whatever codec the run uses, even where they hold infinities. Whole numbers cannot be averaged: BatchNorm's
-`num_batches_tracked` counts global steps, as it would with one large batch, and any other buffer goes back to what it
-was after the last step, of which the program is told. Buffers that are not persistent are rebuilt by each peer's own
-code and left alone, and what layers with packed weights keep there belongs to the base (`training/state/base.py`).
+whatever codec the run uses, even where they hold infinities or NaN.
+
+    base       what the buffers held after the last step: shared by all peers, a function of means alone
+    moved      how far they were from the base when the last micro-batch ended: this peer's, and yet to count
+    a round    base ← base + mean,   buffers ← the new base + what of moved counts later
+
+The invariant: a movement goes where the samples go that it came with. With them it is in one mean, once; or it is kept
+for a later round, and the buffers have it still; or it is dropped, and the buffers are back at the base. A strategy of
+gradients contributes the mean of `moved` over its micro-batches, any other one `moved` itself. What a contribution
+closed with is counted; what micro-batches beside its round add to that is not yet, so their strategy has the buffers
+`move` by it once they are at the new base, and measures on from there.
+
+So in no strategy do buffers hold what was contributed and not taken, by a coarse codec or a sketch: those that follow a
+running mean are further from it, and move by it again, and those that add something up have lost it. Error feedback
+would count it twice with the first, and to drop it would be wrong for the others. So where a codec or a sketch leaves
+something out, buffers travel whole (`VectorLayout.whole`), and residuals hold nothing of them.
+
+What is NaN or infinite after a step cannot move: it contributes 0 and goes back, of which the program is told. Whole
+numbers cannot be averaged either: BatchNorm's `num_batches_tracked` counts global steps, as it would with one large
+batch, and any other buffer goes back as well. Buffers that are not persistent are rebuilt by each peer's own code and
+left alone, and what layers with packed weights keep there belongs to the base of the run (`training/state/base.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +33,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT
+from minga.core.errors import ConfigurationError
 from minga.training.state.base import packed_tensors
 from minga.training.state.model_names import ModelNames
 
@@ -25,70 +44,107 @@ COUNTER = "num_batches_tracked"
 
 
 class SharedBuffers:
-    """The persistent buffers of `model` (of nothing, if None) and their values after the last step."""
+    """The persistent buffers of `model` (of nothing, if None) and their values after the last step.
+
+    Raises `ConfigurationError` for buffers that cannot be changed.
+    """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         named = {} if model is None else _persistent(model)
-        self.averaged = [] if model is None else averaged_buffers(model)
+        for name, buffer in named.items():
+            _check(name, buffer)
+        self._names = [name for name, buffer in named.items() if buffer.is_floating_point()]
+        self.averaged = [named[name] for name in self._names]
         others = [(name, buffer) for name, buffer in named.items() if not buffer.is_floating_point()]
         self._counters = [buffer for name, buffer in others if name.rpartition(".")[2] == COUNTER]
         self._fixed = [buffer for name, buffer in others if name.rpartition(".")[2] != COUNTER]
         self._watched = [name for name, _ in others if name.rpartition(".")[2] != COUNTER]
-        self._bases: list[torch.Tensor] = []
-        self.rebase()
-
-    @torch.no_grad()
-    def movements(self) -> list[torch.Tensor]:
-        """By how much each of `averaged` has moved since the last step (float32, its shape and device)."""
-        found: dict[int, torch.Tensor] = {}
-        for indices, _, _, moved in self._joined():
-            found |= zip(indices, self._split(moved, indices), strict=True)
-        return [found[index] for index in range(len(self.averaged))]
-
-    @torch.no_grad()
-    def undo_broken(self) -> None:
-        """Put what has become NaN or infinite back to the last step: a bad batch must not spoil the next ones. No
-        device is waited for.
-        """
-        for indices, present, base, moved in self._joined():
-            kept = torch.where(moved.isfinite(), present, base)
-            torch._foreach_copy_([self.averaged[index] for index in indices], self._split(kept, indices))
-
-    def _joined(self) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The averaged buffers of one device and dtype as one flat tensor, since most are small: their places, what
-        they hold, what they held after the last step, and the difference as float32.
-        """
+        self._tensors = [*self.averaged, *self._counters, *self._fixed]
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, buffer in enumerate(self.averaged):
             kinds.setdefault((buffer.device, buffer.dtype), []).append(index)
-        for indices in kinds.values():
-            present, base = (
-                torch.cat([tensors[index].detach().reshape(-1) for index in indices])
-                for tensors in (self.averaged, self._bases)
-            )
-            yield indices, present, base, torch.where(present != base, present.float() - base.float(), 0.0)
+        self._groups = list(kinds.values())  # places in `averaged` that are handled together, since most are small
+        self._bases: list[torch.Tensor] = []
+        self._moved: list[torch.Tensor] = []  # of each group; replaced as a whole, since any thread may read it
+        self._unmoved: list[int] = []  # those of `averaged` that hold NaN or infinity after the last step
+        self.rebase()
 
-    def _split(self, flat: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor]:
-        """The reverse, in the shapes of the buffers."""
-        shapes = [self.averaged[index].shape for index in indices]
+    @property
+    def moved(self) -> list[torch.Tensor]:
+        """By how much each of `averaged` had moved since the last step when the last micro-batch ended (float32, its
+        shape and device). Any thread may ask, and keep it.
+        """
+        return self._in_order(self._moved)
+
+    @torch.no_grad()
+    def movements(self) -> list[torch.Tensor]:
+        """A micro-batch ended: by how much each has moved now. What is NaN, infinite or too large to be sent is not
+        `moved`.
+        """
+        present = [self._measured(group) for group in self._groups]
+        self._moved = [torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True)]
+        return self._in_order(present)
+
+    @torch.no_grad()
+    def undo_broken(self) -> None:
+        """Put what is NaN, infinite or too far away to be sent back to where it was before the micro-batch: a bad one
+        must not spoil the next ones. No device is waited for.
+        """
+        for group, moved in zip(self._groups, self._moved, strict=True):
+            present, base = (_joined(tensors, group) for tensors in (self.averaged, self._bases))
+            kept = torch.where(_is_good(self._measured(group)), present, _sum(base, moved))
+            torch._foreach_copy_([self.averaged[index] for index in group], self._split(kept, group))
+
+    def _measured(self, group: Sequence[int]) -> torch.Tensor:
+        """How far some buffers are from where they were after the last step, as one flat float32 tensor."""
+        present, base = (_wide(_joined(tensors, group)) for tensors in (self.averaged, self._bases))
+        return torch.where(base.isfinite(), present - base, 0.0).float()
+
+    def _in_order(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What is given for each group, for each of `averaged`."""
+        found: dict[int, torch.Tensor] = {}
+        for group, flat in zip(self._groups, flats, strict=True):
+            found |= zip(group, self._split(flat, group), strict=True)
+        return [found[index] for index in range(len(self.averaged))]
+
+    def _split(self, flat: torch.Tensor, group: Sequence[int]) -> list[torch.Tensor]:
+        """The tensors of the shapes of some buffers that make up a flat one."""
+        shapes = [self.averaged[index].shape for index in group]
         parts = torch.split(flat, [shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @torch.no_grad()
     def advance(self, means: Sequence[torch.Tensor]) -> None:
         """Begin the next step with the mean movements of all peers, one flat tensor for each of `averaged`."""
-        tensors = [*self.averaged, *self._counters, *self._fixed]
         self._warn_of_changed()
-        for buffer, base in zip(tensors, self._bases, strict=True):
-            buffer.copy_(base)
-        for buffer, mean in zip(self.averaged, means, strict=True):
-            buffer.add_(mean.to(buffer.device).view(buffer.shape))
-        for counter in self._counters:
-            counter.add_(1)
-        self.rebase()
+        for base, mean in zip(self._bases, means, strict=False):
+            base.copy_(_sum(base, mean))
+        for base, _ in zip(self._bases[len(self.averaged) :], self._counters, strict=False):
+            base.add_(1)
+        self.move(None)
+
+    @torch.no_grad()
+    def move(self, moved: torch.Tensor | None) -> None:
+        """Stand so far from the last step: nothing but that has yet to count. It is as `flat_movements` has it; None is
+        not at all.
+        """
+        for tensor, base in zip(self._tensors, self._bases, strict=True):
+            tensor.copy_(base)
+        self._moved = [torch.zeros_like(_joined(self.averaged, group), dtype=torch.float32) for group in self._groups]
+        if moved is not None:
+            self.take(moved)
+            for buffer, base, part in zip(self.averaged, self._bases, self.moved, strict=False):
+                buffer.copy_(_sum(base, part))
+
+    @torch.no_grad()
+    def take(self, moved: torch.Tensor) -> None:
+        """What is `moved` is this: it begins as `flat_movements` has it."""
+        found = self._split(moved[: sum(buffer.numel() for buffer in self.averaged)], range(len(self.averaged)))
+        present = [_joined(found, group).to(old.device) for group, old in zip(self._groups, self._moved, strict=True)]
+        self._moved = [torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True)]
 
     def _warn_of_changed(self) -> None:
-        """Say, once, which of the whole numbers go back."""
+        """Say, once, which buffers go back."""
         bases = self._bases[len(self._bases) - len(self._fixed) :]
         for name, buffer, base in zip(self._watched, self._fixed, bases, strict=False):
             if not torch.equal(buffer, base):
@@ -99,13 +155,24 @@ class SharedBuffers:
                     'change it once for each global step; training.buffers = "local" leaves all buffers to each peer',
                     name,
                 )
-                return
+                break
+        for index in self._unmoved:
+            before, present = _wide(self._bases[index]), _wide(self.averaged[index])
+            if bool((~before.isfinite() & (present != before) & ~(present.isnan() & before.isnan())).any()):
+                self._unmoved = []
+                logger.warning(
+                    "the buffer %s was NaN or infinite and was changed by the program, and goes back at each global "
+                    "step: nothing can be averaged from there. Give it finite values before the run begins; "
+                    'training.buffers = "local" leaves all buffers to each peer',
+                    self._names[index],
+                )
+                break
 
     @contextlib.contextmanager
     def at_base(self) -> Iterator[None]:
         """Inside, the buffers have their values after the last step: those that all peers share."""
-        tensors = [*self.averaged, *self._counters, *self._fixed]
-        moved = [(t, b, t.clone()) for t, b in zip(tensors, self._bases, strict=True) if not torch.equal(t, b)]
+        pairs = zip(self._tensors, self._bases, strict=True)
+        moved = [(t, b, t.clone()) for t, b in pairs if not torch.equal(t, b)]
         for tensor, base, _ in moved:
             tensor.copy_(base)
         try:
@@ -117,11 +184,19 @@ class SharedBuffers:
     @torch.no_grad()
     def rebase(self) -> None:
         """Take the present values for those after the last step: the state was replaced."""
-        tensors = [*self.averaged, *self._counters, *self._fixed]
         if not self._bases:
-            self._bases = [tensor.clone() for tensor in tensors]
-        for base, tensor in zip(self._bases, tensors, strict=True):
+            self._bases = [tensor.clone() for tensor in self._tensors]
+        for base, tensor in zip(self._bases, self._tensors, strict=True):
             base.copy_(tensor)
+        self._unmoved = [
+            index for index, buffer in enumerate(self.averaged) if not bool(_wide(buffer).isfinite().all())
+        ]
+        self.move(None)
+
+
+def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Movements of buffers as they are in the vector: one after the other, in RAM."""
+    return torch.cat([torch.zeros(0), *(each.reshape(-1).cpu() for each in moved)])
 
 
 def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -133,3 +208,39 @@ def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     packed = {id(each) for each in packed_tensors(model).values()}
     named = ModelNames(model).buffers().items()
     return {name: buffer for name, buffer in named if buffer.numel() and id(buffer) not in packed}
+
+
+def _check(name: str, buffer: torch.Tensor) -> None:
+    if buffer.is_meta:
+        raise ConfigurationError(f"the buffer {name} is on the device meta: give it values first")
+    if buffer.layout is not torch.strided:
+        raise ConfigurationError(
+            f"the buffer {name} is sparse, which a state cannot hold: make it dense, or register it with "
+            "persistent=False"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+        raise ConfigurationError(
+            f"several elements of the buffer {name} are one number in memory, as expand() makes them, so it cannot be "
+            "changed: register its clone(), or register it with persistent=False"
+        )
+
+
+def _joined(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Tensor:
+    """Some of the tensors as one flat tensor."""
+    return torch.cat([tensors[index].detach().reshape(-1) for index in group])
+
+
+def _is_good(moved: torch.Tensor) -> torch.Tensor:
+    """Which movements can be sent."""
+    return moved.abs() <= CONTRIBUTION_LIMIT  # False of NaN
+
+
+def _sum(base: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """In the dtype of `base`. Devices differ in the bits of a NaN that they compute, so what is not finite is kept."""
+    before = _wide(base)
+    return torch.where(before.isfinite(), (before + moved.to(base.device).view(base.shape)).to(base.dtype), base)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """As numbers of a dtype that has all operations."""
+    return values if values.dtype is torch.float64 else values.float()

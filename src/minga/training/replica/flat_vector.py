@@ -3,7 +3,7 @@
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
 of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`),
 so that peers whose programs list their layers in other orders average the same ones. Movements of averaged buffers
-follow, and at the end one number for each parameter, in the same order.
+follow, and at the end one number for each parameter, in the same order. Where there are buffers, both travel whole.
 
 Such a number says in how many of the samples the parameter had a gradient at all. To torch a gradient of zeros and none
 are two things: by zeros an optimizer decays a parameter and moves its moments, and without a gradient it leaves the
@@ -83,6 +83,7 @@ class ParameterVector:
             tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged, self._all_present]),
             codec,
             download_codec,
+            whole=len(buffers.averaged) + 1 if buffers.averaged else 0,
         )
         self.numel = self.layout.total
         self.numels = list(self.layout.numels)
@@ -291,12 +292,12 @@ class ParameterVector:
 
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
-        """The parameters themselves, in the order of the vector, and the movements of averaged buffers; zeros behind
-        these. An accelerator is waited for once.
+        """The parameters themselves, in the order of the vector, and what averaged buffers had moved when the last
+        micro-batch ended; zeros behind these. An accelerator is waited for once.
         """
         values, accelerator = self.new(), self.accelerator
         far, offset = list[tuple[int, torch.Tensor]](), 0
-        for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=False):
+        for value, part in zip([*self._parameters, *self._buffers.moved], self._slices(values), strict=False):
             if accelerator is not None and value.device == accelerator.device:
                 accelerator.copy(value.detach().reshape(-1), part)
             elif value.is_cpu:

@@ -88,6 +88,10 @@ class GradientSum:
         self.vector().add_(other.vector())
         other.clear()
 
+    def add_part(self, start: int, values: torch.Tensor) -> None:
+        """Add some values in RAM to the elements from `start` on."""
+        self._vector[start : start + values.numel()].add_(values)
+
     def fill(self, values: torch.Tensor) -> None:
         """Become a vector in RAM."""
         self.vector().copy_(values)
@@ -189,6 +193,16 @@ class DeviceSum(GradientSum):
             self._near = None
         self._far, self._is_near_empty = None, True
         return far, self._written, near
+
+    @torch.no_grad()
+    def add_part(self, start: int, values: torch.Tensor) -> None:
+        """See `GradientSum`."""
+        if self._far is None:
+            self._in_ram()[start : start + values.numel()].add_(values)
+            return
+        self._accelerator.follow(self._written)
+        self._far[start : start + values.numel()].add_(values.to(self._far.device))
+        self._written = self._accelerator.mark()
 
     def fill(self, values: torch.Tensor) -> None:
         """See `GradientSum`."""

@@ -143,8 +143,19 @@ class ReplicaInterface(Protocol):
         learning-rate schedules go on. Returns them as the model's rules changed them, or `values` itself.
         """
 
+    @property
+    def moved(self) -> Sequence[torch.Tensor]:
+        """What averaged buffers had moved since the last global step when the last micro-batch ended, wherever they are
+        (`buffers.py`). Any thread may ask, and keep it.
+        """
+
+    def move_buffers(self, moved: torch.Tensor | None) -> None:
+        """Have averaged buffers stand so far from where the last global step left them, as `read_values` has it behind
+        the parameters; None is not at all.
+        """
+
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector, with the movements of averaged buffers since the last global step."""
+        """The parameters as a vector, with what is `moved`."""
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """What `read_values` gives after such a vector was written, in parameters of fewer bits; or `values` itself."""

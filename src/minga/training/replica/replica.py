@@ -115,9 +115,9 @@ class Replica:
                 f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
                 "later: pass max_grad_norm=, or take a codec that sends everything"
             )
-        sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
+        sketch = make_sketch(spec.averaging.sketch, self.vector.layout.head)
         decay = spec.averaging.residual_decay
-        self._projections = RoundProjections(sketch, decay=decay)
+        self._projections = RoundProjections(sketch, whole=self.vector.layout, decay=decay)
         access = self._new_access(accelerator)
         self._state = TrainingState(
             optimizer,
@@ -415,8 +415,18 @@ class Replica:
         parts = zip(parameters, torch.split(vector, list(self.vector.layout.numels)), strict=False)
         return {names[id(parameter)]: part.view(parameter.shape).to(parameter.dtype) for parameter, part in parts}
 
+    @property
+    def moved(self) -> Sequence[torch.Tensor]:
+        """What averaged buffers had moved when the last micro-batch ended; see `ReplicaInterface`."""
+        return self._buffers.moved
+
+    def move_buffers(self, moved: torch.Tensor | None = None) -> None:
+        """Have averaged buffers stand so far from where the last global step left them."""
+        with self.point.here():
+            self._buffers.move(moved)
+
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector, and movements of averaged buffers (float32, flat, CPU)."""
+        """The parameters as a vector, and what averaged buffers moved (float32, flat, CPU)."""
         with self._reading():
             return self.vector.read_values()
 

@@ -117,6 +117,7 @@ class Centred(Strategy):
 
     def conclude(self) -> None:
         """The model of the run is the one at the centre."""
+        super().conclude()
         self.replica.write_values(self._centre)
 
     @abstractmethod
@@ -151,6 +152,7 @@ class Centred(Strategy):
         """Go on from the centre, as a newcomer does."""
         self._is_apart = self._is_lost = False
         self.replica.write_values(self._centre)
+        self.replica.move_buffers(None)
         self.replica.put({name: torch.zeros_like(each) for name, each in self.replica.moments().items()})
 
     # ---- state
@@ -178,7 +180,9 @@ class Centred(Strategy):
         self._is_apart, self._is_lost = local is not None, False
         if local is not None:
             own = local[_OWN].clone()
+            moved = own[self.replica.vector.parameters_numel :].clone()
             self.replica.write_values(own if int(local[_ROUND]) == round else self._rebased(own))
+            self.replica.move_buffers(moved)
             self.replica.put(own_moments(local))
         self._count_anew(0 if local is None else int(local[_SAMPLES]))
 

@@ -173,8 +173,11 @@ class Strategy(ABC):
 
     # ---- on the training thread, between two micro-batches
 
-    def conclude(self) -> None:  # noqa: B027
-        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
+    def conclude(self) -> None:
+        """The run is over: leave the replica with the parameters and buffers that all share, if they are not there
+        anyway.
+        """
+        self.replica.move_buffers(None)
 
     # ---- state: on the training thread, between two micro-batches
 

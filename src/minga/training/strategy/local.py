@@ -609,6 +609,8 @@ class Local(Strategy):
             before = self.replica.rounded(self._anchor)
             for run, part in self._fragments.slices(fragment):
                 self._merge.depart(own[run], before[run], None if sealed is None else sealed.delta[part])
+            if sealed is not None:
+                own[self._fragments.tail].sub_(self._fragments.buffers(sealed.delta))
         for run, part in self._fragments.slices(fragment):
             momentum = None if self._momentum is None else self._momentum[run]
             self._outer.step(self._anchor[run], momentum, mean[part])
@@ -617,6 +619,8 @@ class Local(Strategy):
             for run, _ in self._fragments.slices(fragment):
                 self._merge.arrive(own[run], self._anchor[run], self._own.alpha)
             self.replica.write_values(own)
+            if self.facts.keeps_uncounted:
+                self.replica.move_buffers(own[self._fragments.tail])
         if self._guess is not None:
             self._guess.note(
                 mean, None if sealed is None else sealed.delta, 0.0 if sealed is None else self._share(sealed)
@@ -652,6 +656,7 @@ class Local(Strategy):
 
     def conclude(self) -> None:
         """The model of the run is Θ. What moved beside the last round is gone, and counts no more in a later one."""
+        super().conclude()
         self.replica.write_values(self._anchor)
         self._forget_work()
 
@@ -697,7 +702,9 @@ class Local(Strategy):
         else:
             own = local["parameters"]
             is_same = int(local["counts"][0]) == round  # else it is of this process, where Θ was `before`
-            self.replica.write_values(own if is_same else after + (own - self.replica.rounded(before)))
+            found = own if is_same else after + (own - self.replica.rounded(before))
+            self.replica.write_values(found)
+            self.replica.move_buffers(found[self._fragments.tail])
             self.replica.put(own_moments(local))
             self._take_up(local)
             if is_same:  # a later round of the step may have the result of an earlier one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,6 +13,7 @@ from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Section
 from minga.training.replica.accelerator import LateVerdict
+from minga.training.replica.buffers import flat_movements
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import Strategy
@@ -122,6 +123,8 @@ class Delayed(GradientSums):
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
         super().__init__(condition, unit=unit, settings=settings)
         self._aside_samples = 0
+        self._closed_at: Sequence[torch.Tensor] = ()  # what buffers had moved when that was closed; nothing, if empty
+        self._counted = torch.zeros(0)  # of the movements in the sum that is closed next, or was: to be taken out
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
@@ -154,20 +157,45 @@ class Delayed(GradientSums):
         """What comes from now on goes into the other buffer."""
         self._sum, self._aside = self._aside, self._sum
         self._samples, self._aside_samples = 0, self._samples
+        self._closed_at = self.replica.moved
 
     def merge(self) -> None:
         """What lies aside counts towards the open step again."""
         self._sum.merge(self._aside)
         with self._condition:
             self._samples, self._aside_samples = self.samples, 0
+        self._closed_at = ()
+
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
+        """See `GradientSums`. Of what buffers moved, that which came beside the round goes on counting, and alone."""
+        before, now = flat_movements(self._closed_at), flat_movements(self.replica.moved)
+        super().absorb(round, mean, fate)
+        if now.numel() and self._samples:
+            self.replica.move_buffers(now - before if before.numel() else now)
+        if before.numel():
+            self._counted = before.mul_(self._samples / self._unit)
+        self._closed_at = ()
+
+    def contribution(self) -> tuple[torch.Tensor | None, int]:
+        """See `GradientSums`. What an earlier mean has of the movements of buffers is taken out first."""
+        if self._aside_samples and self._counted.numel():
+            self._aside.add_part(self.replica.vector.parameters_numel, self._counted.neg_())
+            self._counted = torch.zeros(0)
+        return super().contribution()
 
     def restored(
         self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
     ) -> None:
         """See `GradientSums`."""
         self._sum.clear()
+        self._closed_at = ()
         self._count_anew()
         super().restored(shared, round, local)
+
+    def _count_anew(self, samples: int = 0) -> None:
+        super()._count_anew(samples)
+        if not self._closed_at:
+            self._counted = torch.zeros(0)
 
     def _complete(self) -> GradientSum:
         return self._aside

@@ -47,6 +47,7 @@ class LocalSGD(Strategy):
         if local is not None:  # what this peer has moved goes on from the new parameters, to the bit if they are old
             own, before = local["parameters"], local["anchor"]
             self.replica.write_values(torch.where(before == self.anchor, own, self.anchor + (own - before)))
+            self.replica.move_buffers(own[self.replica.vector.parameters_numel :])
             self.replica.put({name: each for name, each in local.items() if name.startswith("optimizer/")})
         self._count_anew(0 if local is None else int(local["samples"]))
 
