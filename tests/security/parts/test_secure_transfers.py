@@ -188,7 +188,7 @@ async def test_what_would_come_too_late_is_asked_of_others() -> None:
 
 @virtually
 async def test_what_is_brought_in_time_is_not_asked_for() -> None:
-    coming, asked = {1: 5.0, 2: 1e9}, list[tuple[float, list[int]]]()
+    coming, asked = {1: 5.0, 2: 1e9, 3: 4.0, 4: 4.0, 5: 4.0}, list[tuple[float, list[int]]]()
     loop, lacking, changed = asyncio.get_running_loop(), [1, 2, 3, 4, 5], Signal()
     begun_s = loop.time()
 

@@ -81,6 +81,54 @@ def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
     run()
 
 
+def stand_still(swarm: SecureSwarm, name: str, begins_s: float, for_s: float) -> None:
+    later(begins_s, lambda: swarm.internet.stall(name))
+    later(begins_s + for_s, lambda: swarm.internet.resume(name))
+
+
+async def get_over_it(swarm: SecureSwarm, steps: int) -> None:
+    """Who was removed comes back, and all end alike, long before anybody gives up waiting for most others."""
+    ends = await swarm.run(steps)
+    assert set(ends.values()) == {None}
+    assert len({await peer.work.digest() for peer in swarm.peers.values()}) == 1
+    assert asyncio.get_running_loop().time() < 200
+
+
+@pytest.mark.parametrize("seed", [19, 37, *map(soaked, (6, 10, 11, 21, 22, 42, 49, 56))])
+def test_two_of_four_that_stand_still_at_once_ask_for_what_did_not_come_to_them(seed: int) -> None:
+    """Each may lack half of the parts, or of the aggregates, since the streams on which they came are broken."""
+
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"standstill {seed}")
+        swarm = SecureSwarm(4, lambda: Quadratic(70, compute_s=generator.uniform(0.05, 0.6)), seed=seed, returns=True)
+        for name in generator.sample(list(swarm.peers), 2):
+            stand_still(swarm, name, generator.uniform(0.3, 1.3), generator.uniform(3.0, 12.0))
+        await get_over_it(swarm, 4)
+
+    run()
+
+
+@virtually
+async def test_who_missed_words_and_votes_by_standing_still_asks_for_both() -> None:
+    """With the words alone it would take the step with a member that the others have voted out."""
+    seconds = iter((0.17, 0.172, 0.515))
+    swarm = SecureSwarm(3, lambda: Quadratic(70, compute_s=next(seconds)), seed=180, returns=True)
+    stand_still(swarm, "p1", 0.76, 6.43)
+    stand_still(swarm, "p0", 1.04, 9.66)
+    await get_over_it(swarm, 3)
+
+
+@virtually
+async def test_to_commit_oneself_too_late_is_no_offence() -> None:
+    """It brings its parts to those who have voted, and wait for its vote."""
+    seconds = iter((7.0, 0.2, 0.2, 0.2))
+    swarm = SecureSwarm(4, lambda: Quadratic(70, compute_s=next(seconds)))
+    await swarm.run(2)
+    assert swarm.peers["p1"].member.membership.former.keys() == {swarm.peers["p0"].peer_id}
+    assert not [event for peer in swarm.peers.values() for event in peer.log if event.kind == "peer.offence"]
+
+
 def test_whoever_listens_late_asks_for_what_it_missed() -> None:
     @virtually
     async def run() -> None:

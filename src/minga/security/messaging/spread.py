@@ -410,6 +410,10 @@ class Deliveries:
                 with store.arrivals.expecting((owner, part), stream):
                     digest = await receive_hashed(stream, data)
                 await store.committed.wait()
+                if owner not in store.roots:
+                    raise RejectedError(
+                        "most did not hear it commit itself in time", code=RefusalCode.LATE, round=delivery.step
+                    )
                 if not store.put_part(owner, part, data, delivery.path, digest):
                     raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
             while part not in store.values:

@@ -19,6 +19,7 @@ what is missing: else those who gave up the last phase and those who completed i
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -67,9 +68,8 @@ class ReliableBroadcast:
             lambda: [] if self._is_voted(slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
-            lambda missing, _: self._gossip.pull(slot, missing, self._members),
+            lambda missing, _: self._ask(slot, missing),
             self.patience,
-            is_cheap=True,
         )
         if self._is_spoiled(slot) and (missing := self._missing(slot, is_sound, excused)):
             await self._gossip.pull(slot, missing, self._members, self.patience.leeway_s)
@@ -104,6 +104,17 @@ class ReliableBroadcast:
         if done is not None and self._me not in self._gossip.slots.of(vote.slot):
             self._tell_vote(done)
 
+    async def _ask(self, slot: Slot, missing: Sequence[PeerId]) -> None:
+        """Ask all for what is missing, and each of them for votes before: who missed the one may have missed the other,
+        and would take for heard by all what others have voted on as not heard.
+        """
+
+        async def ask(peer: PeerId) -> None:
+            await self._gossip.pull(slot.vote, self._members, [peer])
+            await self._gossip.pull(slot, missing, [peer])
+
+        await asyncio.gather(*map(ask, self._members))
+
     def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]) -> list[PeerId]:
         heard = self._gossip.slots.of(slot)
         for author in [author for author, statement in heard.items() if not is_sound(statement)]:
@@ -137,7 +148,6 @@ class ReliableBroadcast:
             self._gossip.slots.changed,
             lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
             self.patience,
-            is_cheap=True,
         )
         return await self._fetch(slot, {peer: digest for peer, digest in tally.heard.items() if peer not in excused})
 

@@ -154,8 +154,8 @@ def _is_fast(stream: MessageStream, now: float, by_s: float) -> bool:
 # Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
 # long most took: a member that needs twice as long, and some seconds more, is not waited for any longer. But first,
 # soon after most came, what is missing is asked of everybody else, because a line between two honest members may be
-# broken, and because an author that tells only some shall be heard by all. For words, which are short, they are asked
-# even before most came: it may be this peer that came late and missed what they said.
+# broken, and because an author that tells only some shall be heard by all. They are asked even before most came, if
+# somewhat later: it may be this peer that stood still, missed what they said, and lost the streams on which bytes came.
 
 
 T = TypeVar("T")
@@ -194,21 +194,16 @@ async def wait_for_all(
     ask: Callable[[Sequence[T], float], Awaitable[None]],
     patience: WaitPolicy,
     *,
-    is_cheap: bool = False,
     is_coming: Callable[[T, float], bool] = lambda _, __: False,
 ) -> None:
     """Return when nothing of `total` is missing any more, or when that is not to be expected.
 
-    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely;
-    where that `is_cheap`, even before most came. It is told the loop time until which there is no hurry: what
-    `is_coming` by then is not asked for.
+    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely. It
+    is told the loop time until which there is no hurry: what `is_coming` by then is not asked for.
     """
     loop = asyncio.get_running_loop()
     begun_s, asking = loop.time(), set[asyncio.Future[None]]()
-    limit_s, ask_s, most_s = begun_s + patience.longest_s, float("inf"), None
-    by_s = ask_s
-    if is_cheap:
-        ask_s = begun_s + patience.ask_most_s
+    limit_s, ask_s, by_s, most_s = begun_s + patience.longest_s, begun_s + patience.ask_most_s, float("inf"), None
     try:
         while lacking := missing():
             now = loop.time()
