@@ -258,7 +258,8 @@ class Optimizer(torch.optim.Optimizer):
                     self.zero_grad()  # what it left behind belongs to no gradient
 
     def follow(self, seconds: float | None = None) -> None:
-        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
+        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state. For 0
+        seconds this only says that no gradient is to be expected for now, which a rank may do without the others.
 
         Raises `ConfigurationError` in a run with `security.verification = "byzantine"`: there every member owes
         gradients.
@@ -270,7 +271,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self._port is not None:
             self._port.pause()
-        self._work_until(lambda: self.finished, seconds)
+        if seconds is None or seconds > 0.0:
+            self._work_until(lambda: self.finished, seconds)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the micro-batch, as with any optimizer."""

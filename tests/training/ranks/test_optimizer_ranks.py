@@ -181,6 +181,8 @@ with torch.no_grad():
     for each, value in zip(parameters, begun):
         each.copy_(value)
 opt, said = minga.Optimizer(torch.optim.SGD(parameters, lr=0.1), peer, model=trained), ""
+if kind == "pause" and rank == 0:
+    opt.follow(0.0)
 try:
     with trained.no_sync() if kind == "no_sync" else torch.enable_grad():
         loss(trained(batches[rank])).backward()
@@ -201,6 +203,13 @@ def test_what_distributed_data_parallel_leaves_out_is_combined_all_the_same(kind
     write_spec(tmp_path, stop_after_steps=1)
     results = finish([start(tmp_path, "host", kind, rank, PARTS) for rank in (0, 1)])
     assert [result["said"] for result in results] == ["", ""]
+    assert all(result["apart"] < 1e-6 for result in results)
+
+
+def test_a_rank_may_say_without_the_others_that_it_does_something_else(tmp_path: Path) -> None:
+    """As an evaluation in the first process alone, of which the adapters tell the run: the ranks waited for ever."""
+    write_spec(tmp_path, stop_after_steps=1)
+    results = finish([start(tmp_path, "host", "pause", rank, PARTS) for rank in (0, 1)])
     assert all(result["apart"] < 1e-6 for result in results)
 
 
