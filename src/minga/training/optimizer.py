@@ -36,7 +36,7 @@ from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import RankReplica
 from minga.training.ranks.sharded_replicas import ShardedReplica, make_replica, trains_shards
 from minga.training.replica.buffers import averaged_buffers
-from minga.training.replica.schedule import SchedulesTogether
+from minga.training.replica.schedule import FIXED_PARAMETERS, SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
 from minga.training.session import Session
@@ -316,7 +316,7 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""
         if hasattr(self, "inner"):
-            raise ConfigurationError("parameters cannot be added to a run: all peers average the same vector")
+            raise ConfigurationError(FIXED_PARAMETERS)
         super().add_param_group(param_group)
 
     def digest(self) -> str:
