@@ -309,9 +309,8 @@ class Optimizer(torch.optim.Optimizer):
                 f"the state is of global step {step}, and this peer is at {self.global_step}; a run resumes from its "
                 "own checkpoints, and to begin one with a given state load that into the torch optimizer first"
             )
-        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "global_step"})
+        self._replica.load_optimizer({k: v for k, v in state_dict.items() if k != "global_step"})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self._replica.loop_rates.keep()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""

@@ -460,6 +460,12 @@ class Replica:
         self._schedule.note()
         self.loop_rates.begin_anew()
 
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Have the optimizer load what its `state_dict` returned, where it keeps its state."""
+        with self._reading():
+            self.optimizer.load_state_dict(state)
+        self.loop_rates.keep()
+
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
         self._check_model()
