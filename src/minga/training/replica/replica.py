@@ -189,7 +189,14 @@ class Replica:
 
         Where gradients are added up in RAM this returns when they are computed to the end: to add them then takes no
         time worth mention. Elsewhere an accelerator is not waited for, and the `loss` is fetched with the verdict.
+
+        Raises `ConfigurationError` if its gradients are those of the point that is evaluated.
         """
+        if self.point.is_away:
+            raise ConfigurationError(
+                "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
+                "where they are evaluated. Call optimizer.train() before the next forward pass"
+            )
         self.look_at_loop()
         self.vector.wait()
         self._loss = loss if isinstance(loss, torch.Tensor) and not loss.is_cpu else None
@@ -379,7 +386,8 @@ class Replica:
     def _follow_update(self) -> None:
         """Let the program change what the optimizer does not train, once a global step."""
         if self._after_update is not None:
-            self._after_update()
+            with self.point.here():
+                self._after_update()
             self._buffers.rebase()
 
     def tensors(self) -> dict[str, torch.Tensor]:
