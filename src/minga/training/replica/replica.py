@@ -53,6 +53,9 @@ logger = logging.getLogger("minga.training")
 FIRST_STEPS: Final = 3
 """Steps of a peer of which it tells the others a sketch of its first micro-batch."""
 
+EMPTY_IN_ROW: Final = 10
+"""Micro-batches in a row without any gradient, after which the program is stopped; one or two may be so by chance."""
+
 
 class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
@@ -155,6 +158,7 @@ class Replica:
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
         self._is_told_of_clipping = False
+        self._empty_in_row, self._is_told_of_empty = 0, False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
 
@@ -190,13 +194,15 @@ class Replica:
         Where gradients are added up in RAM this returns when they are computed to the end: to add them then takes no
         time worth mention. Elsewhere an accelerator is not waited for, and the `loss` is fetched with the verdict.
 
-        Raises `ConfigurationError` if its gradients are those of the point that is evaluated.
+        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or if there were none at
+        all for some micro-batches.
         """
         if self.point.is_away:
             raise ConfigurationError(
                 "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
                 "where they are evaluated. Call optimizer.train() before the next forward pass"
             )
+        self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
         self._loss = loss if isinstance(loss, torch.Tensor) and not loss.is_cpu else None
@@ -503,6 +509,22 @@ class Replica:
             self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
             self._warn_of_clipping()
             self._first_step = self.step if self._firsts <= FIRST_STEPS else None
+
+    def _look_for_gradients(self) -> None:
+        """A micro-batch without any gradient counts as zeros for its samples, which no program means."""
+        if self.vector.has_gradients() or self._ruled.resting(self.step):
+            self._empty_in_row = 0
+            return
+        self._empty_in_row += 1
+        words = (
+            "step() found no gradient at all, so that its samples count as zeros: call it after backward(), and "
+            "zero_grad() after it"
+        )
+        if self._empty_in_row >= EMPTY_IN_ROW:
+            raise ConfigurationError(f"{EMPTY_IN_ROW} times in a row {words}")
+        if not self._is_told_of_empty:
+            self._is_told_of_empty = True
+            logger.warning("%s", words)
 
     def _warn_of_clipping(self) -> None:
         if not self._is_told_of_clipping and (found := self.vector.clipped()):
