@@ -40,6 +40,7 @@ from minga.training.replica.schedule import UNKNOWN, LoopRates, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
+from minga.training.replica.value_watch import ValueWatch
 from minga.training.state.base import Base, check_base
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
@@ -157,10 +158,12 @@ class Replica:
         self._first: Sketch = ()
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
+        self._looked_at: int | None = None  # the last step of which a micro-batch was looked at
         self._is_told_of_clipping = False
         self._empty_in_row, self._is_told_of_empty = 0, False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
+        self._values = ValueWatch(self.vector.parameters(), accelerator)
 
     @property
     def rounds_alike(self) -> bool:
@@ -262,8 +265,10 @@ class Replica:
     @contextmanager
     def _changing(self, *, with_gradients: bool = False) -> Iterator[None]:
         host = nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
-        with self.point.here(), host:
-            yield
+        with self.point.here():
+            with host:
+                yield
+            self._values.note()
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
@@ -301,6 +306,7 @@ class Replica:
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
+        self._look_at_values()
         with self._changing():
             self.vector.load(mean)
             self._ruled.drop_frozen(step - 1)
@@ -371,6 +377,7 @@ class Replica:
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
         found = values
+        self._look_at_values()
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
@@ -504,11 +511,19 @@ class Replica:
         """
         self._schedule.check()
         self.loop_rates.look(self.step)
+        self._values.hear()
+        if self._looked_at != self.step:
+            self._looked_at = self.step
+            self._look_at_values()
         if self._first_step != self.step and self._first_step is not None:
             self._firsts += 1
             self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
             self._warn_of_clipping()
             self._first_step = self.step if self._firsts <= FIRST_STEPS else None
+
+    def _look_at_values(self) -> None:
+        if not self.point.is_away:
+            self._values.look()
 
     def _look_for_gradients(self) -> None:
         """A micro-batch without any gradient counts as zeros for its samples, which no program means."""
