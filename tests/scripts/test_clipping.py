@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import minga
+from tests.worlds.framework_peers import results_of
 from tests.worlds.script_peers import Machine, batches_of, network, run_scripts, spec_of, values
 
 STEPS = 4
@@ -92,3 +93,36 @@ def test_a_peer_that_clips_otherwise_is_refused(tmp_path: Path) -> None:
     _, error = run_scripts(spec_of(4, None), [host, guest], tmp_path)
     assert isinstance(error, minga.ConfigurationError)
     assert "the run began with max_grad_value=0.02, this program has None" in str(error)
+
+
+ACCELERATE = """
+import logging
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from minga.integrations.accelerate import prepare
+
+words, found = [], []
+handler = logging.Handler()
+handler.emit = lambda record: words.append(record.getMessage())
+logging.getLogger("minga").addHandler(handler)
+for number, most in enumerate((None, 0.001)):
+    with enter(spec_of(4, 3, optimizer={"max_grad_norm": "off"}), number) as peer:
+        accelerator, model = Accelerator(cpu=True), network()
+        inner, data = torch.optim.SGD(model.parameters(), lr=0.5), DataLoader(rows(24, 1), batch_size=4)
+        model, optimizer, loader = prepare(accelerator, peer, model, inner, data)
+        for batch in loader:
+            accelerator.backward(model(batch).square().mean())
+            if most is not None:
+                accelerator.clip_grad_value_(model.parameters(), most)
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(values(model))
+say(found=found, words=[each for each in words if "this script" in each])
+"""
+
+
+def test_accelerate_clips_no_values_of_one_peer(tmp_path: Path) -> None:
+    (told,) = results_of(tmp_path, [ACCELERATE])
+    assert told["found"][0] == told["found"][1]
+    (said,) = told["words"]
+    assert "clips each value to 0.001, which is left out" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import minga
+from minga.training.replica.replica import Replica
 from tests.worlds.framework_peers import results_of
 from tests.worlds.script_peers import Machine, batches_of, network, run_scripts, spec_of, values
 
@@ -82,6 +84,40 @@ def test_peers_evaluate_when_they_like_and_train_at_one_point(tmp_path: Path, co
             plain.zero_grad()
         plain.eval()
         assert found[0][0] == values(model)
+
+
+def test_gradients_of_the_point_that_is_evaluated_are_refused() -> None:
+    model = network()
+    replica = Replica(spec_of(4, STEPS), ScheduleFree(model.parameters()), model=model)
+    for step in (1, 2):
+        model(torch.ones(4, 6)).square().mean().backward()
+        replica.collect(4)
+        replica.apply(torch.ones(replica.vector.numel), step)
+    replica.point.leave()
+    model(torch.ones(4, 6)).square().mean().backward()
+    with pytest.raises(minga.ConfigurationError, match=r"Call optimizer\.train\(\) before"):
+        replica.collect(4)
+    replica.point.come_back()
+    replica.collect(4)
+
+
+def test_what_follows_an_update_finds_the_training_point_whatever_the_program_evaluates() -> None:
+    followed = []
+    for evaluates in (False, True):
+        model, seen = network(), list[list[float]]()
+        replica = Replica(
+            spec_of(4, STEPS),
+            ScheduleFree(model.parameters()),
+            model=model,
+            after_update=partial(lambda one, into: into.append(values(one)), model, seen),
+        )
+        for step in (1, 2, 3):
+            if evaluates:
+                replica.point.leave()
+            replica.apply(torch.ones(replica.vector.numel), step)
+            replica.point.come_back()
+        followed.append(seen)
+    assert followed[0] == followed[1]
 
 
 TRAINER = """

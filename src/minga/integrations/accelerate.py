@@ -117,7 +117,8 @@ def prepare(
     ends with the run; the others are for evaluation. The scheduler counts global steps, of the run: one that
     `transformers.get_scheduler` made goes over the run's steps, whatever number it was made with. What comes back in
     its place may be stepped, and does nothing. Gradients are clipped after averaging, as the run spec says
-    (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips.
+    (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips, nor does
+    `accelerator.clip_grad_value_`.
 
     `weigh` says what a batch counts for, by default its samples. Where the loss is a mean over target tokens it is to
     return their number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on
@@ -207,11 +208,8 @@ def _prepared(
 def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) -> None:
     """Hear of each loss, and leave the clipping to the run."""
     tally = joined.tally
-    own_backward, own_clip, own_skip = (
-        accelerator.backward,
-        accelerator.clip_grad_norm_,
-        accelerator.skip_first_batches,
-    )
+    own_backward, own_skip = accelerator.backward, accelerator.skip_first_batches
+    own_clip, own_clip_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
 
     def backward(loss: torch.Tensor, **named: Any) -> None:
         tally.window = accelerator.gradient_accumulation_steps
@@ -220,15 +218,19 @@ def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) 
 
     is_told = False
 
-    def tell_of_clipping(own: float | None) -> None:
+    def tell_of_clipping(own: float | None, *, by_value: bool = False) -> None:
         nonlocal is_told
         if not is_told:
             is_told = True
-            place.tell_of_clipping(own)
+            place.tell_of_clipping(own, by_value=by_value)
 
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
         tell_of_clipping(max_norm)
         return own_clip(parameters, float("inf"), norm_type)
+
+    def clip_grad_value_(parameters: Any, clip_value: float) -> None:
+        tell_of_clipping(clip_value, by_value=True)
+        own_clip_value(parameters, float("inf"))
 
     def before_step(*_: Any) -> None:
         tell_of_clipping(None)  # unless the script clipped before its first optimizer call
@@ -245,5 +247,6 @@ def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) 
 
     joined.register_step_pre_hook(before_step)
     backward.joined = True  # type: ignore[attr-defined]
-    accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
+    accelerator.backward = backward
+    accelerator.clip_grad_norm_, accelerator.clip_grad_value_ = clip_grad_norm_, clip_grad_value_
     accelerator.load_state, accelerator.skip_first_batches = load_state, skip

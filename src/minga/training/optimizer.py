@@ -36,7 +36,7 @@ from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import RankReplica
 from minga.training.ranks.sharded_replicas import ShardedReplica, make_replica, trains_shards
 from minga.training.replica.buffers import averaged_buffers
-from minga.training.replica.schedule import SchedulesTogether
+from minga.training.replica.schedule import FIXED_PARAMETERS, SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
 from minga.training.session import Session
@@ -258,7 +258,8 @@ class Optimizer(torch.optim.Optimizer):
                     self.zero_grad()  # what it left behind belongs to no gradient
 
     def follow(self, seconds: float | None = None) -> None:
-        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
+        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state. For 0
+        seconds this only says that no gradient is to be expected for now, which a rank may do without the others.
 
         Raises `ConfigurationError` in a run with `security.verification = "byzantine"`: there every member owes
         gradients.
@@ -270,7 +271,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self._port is not None:
             self._port.pause()
-        self._work_until(lambda: self.finished, seconds)
+        if seconds is None or seconds > 0.0:
+            self._work_until(lambda: self.finished, seconds)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the micro-batch, as with any optimizer."""
@@ -307,14 +309,13 @@ class Optimizer(torch.optim.Optimizer):
                 f"the state is of global step {step}, and this peer is at {self.global_step}; a run resumes from its "
                 "own checkpoints, and to begin one with a given state load that into the torch optimizer first"
             )
-        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "global_step"})
+        self._replica.load_optimizer({k: v for k, v in state_dict.items() if k != "global_step"})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self._replica.loop_rates.keep()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""
         if hasattr(self, "inner"):
-            raise ConfigurationError("parameters cannot be added to a run: all peers average the same vector")
+            raise ConfigurationError(FIXED_PARAMETERS)
         super().add_param_group(param_group)
 
     def digest(self) -> str:

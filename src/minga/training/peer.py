@@ -128,7 +128,7 @@ class Peer:
         """The state of the run as this peer sees it now: step, loss, speed, peers, plan, the last problem.
 
         The loss is known from the second call on, since it is the difference of two reports of the peers. One thread at
-        a time may call it, and no listener. Raises `ClosedError` after `close`, and `RejectedError` once this peer may
+        a time may call it. Raises `ClosedError` after `close`, and `RejectedError` once this peer may
         not take part any more.
         """
         return self._status.look().status
@@ -215,10 +215,12 @@ class Peer:
         """Say goodbye and end the background thread; may be called twice.
 
         Takes about a second at most, in a Byzantine-tolerant run as long as the members need to finish the step, up to
-        10 s, and as long as a checkpoint that is being written needs to be whole.
+        10 s, and as long as a checkpoint that is being written needs to be whole. Raises `ConfigurationError` in a
+        listener, which may not wait.
         """
         if self._closed:
             return
+        self._thread.check_elsewhere()
         self._closed = True
         atexit.unregister(self.close)
         with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off each part

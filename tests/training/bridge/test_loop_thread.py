@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from minga.core.errors import ClosedError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.loop_thread import LoopThread
 
 
@@ -79,3 +79,20 @@ def test_work_that_takes_long_and_then_asks_the_loop_ends_with_it() -> None:
     goes_on.set()
     worker.join(30)
     assert said == ["this peer was closed"]
+
+
+def test_on_the_thread_of_the_loop_nothing_waits_for_the_loop() -> None:
+    """As in a listener to events, which is called there."""
+    thread = LoopThread("peer")
+
+    async def listen() -> int:
+        with pytest.raises(ConfigurationError, match="on another thread"):
+            thread.call(asyncio.sleep(0))
+        with pytest.raises(ConfigurationError, match="on another thread"):
+            thread.close()
+        return thread.ask(lambda: 7)
+
+    try:
+        assert thread.call(listen(), 30) == 7
+    finally:
+        thread.close()

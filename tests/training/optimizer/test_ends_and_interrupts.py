@@ -41,6 +41,26 @@ def test_following_without_gradients(host: MakePeer) -> None:
     assert opt.global_step == STEPS
 
 
+def test_a_listener_may_ask_for_the_status_and_cannot_close_its_peer(host: MakePeer) -> None:
+    model, peer, heard = small_model(), host(), list[object]()
+
+    def listen(event: Event) -> None:
+        if event.kind == "step.applied":
+            heard.append(peer.status().step)
+            try:
+                peer.close()
+            except minga.ConfigurationError as error:
+                heard.append("on another thread" in str(error))
+
+    peer.subscribe(listen)
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model)
+    assert peer.status().step == STEPS
+    peer.close()
+    assert [each for each in heard if each is True] == [True] * STEPS
+    assert len(heard) == 2 * STEPS
+
+
 def left_by(peer: minga.Peer) -> StateSnapshot:
     """The newest checkpoint that a peer has left, of which there has to be one."""
     peer.close()

@@ -153,3 +153,18 @@ def test_parameters_cannot_be_added(host: MakePeer) -> None:
     opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
     with pytest.raises(minga.ConfigurationError, match="parameters cannot be added to a run"):
         opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+@pytest.mark.parametrize("way", ["group", "in a group", "together"])
+def test_parameters_that_are_added_behind_the_back_of_the_run_are_noticed(host: MakePeer, way: str) -> None:
+    model, more = small_model(), nn.Parameter(torch.zeros(2))
+    inner = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    given = inner if way == "together" else torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = minga.Optimizer(given, host(), model=model)
+    train(opt, model, steps=1)
+    if way == "in a group":
+        opt.inner.param_groups[0]["params"].append(more)
+    else:
+        (inner[1] if way == "together" else opt.inner).add_param_group({"params": [more]})
+    with pytest.raises(minga.ConfigurationError, match="parameters cannot be added to a run"):
+        train(opt, model)

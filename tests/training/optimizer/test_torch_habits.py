@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import minga
+from minga.training.replica.replica import EMPTY_IN_ROW
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
 
 
@@ -155,3 +156,20 @@ def test_the_state_of_another_step_is_refused(host: MakePeer) -> None:
     with pytest.raises(minga.ConfigurationError, match=r"global step 0, and this peer is at 1"):
         opt.load_state_dict(saved)
     opt.load_state_dict(opt.inner.state_dict())  # one of torch's own has no step
+
+
+def test_steps_without_any_gradient_are_told_and_then_refused(host: MakePeer, caplog: pytest.LogCaptureFixture) -> None:
+    """As where `zero_grad()` comes before `step()`."""
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(stop_after_steps=50), model=model)
+    stream = batches(BATCH)
+    for _ in range(EMPTY_IN_ROW - 1):
+        mean_loss(model, next(stream)).backward()
+        opt.zero_grad()
+        opt.step(samples=BATCH)
+    assert sum("step() found no gradient at all" in each for each in caplog.messages) == 1
+    train(opt, model, steps=opt.global_step + 1)  # the count begins anew
+    for _ in range(EMPTY_IN_ROW - 1):
+        opt.step(samples=BATCH)
+    with pytest.raises(minga.ConfigurationError, match="zero_grad\\(\\) after it"):
+        opt.step(samples=BATCH)

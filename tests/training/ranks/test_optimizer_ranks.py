@@ -87,12 +87,12 @@ if role == "host":
 """
 
 
-def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen[str]:
+def start(folder: Path, role: str, kind: str, rank: int = 0, script: str = SCRIPT) -> subprocess.Popen[str]:
     """One process."""
     environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    words = ("-c", SCRIPT, str(folder), role, kind)
+    words = ("-c", script, str(folder), role, kind)
     pipe = subprocess.PIPE
     return forked.start(*words, env=environment, stdout=pipe, stderr=pipe)
 
@@ -142,6 +142,81 @@ def test_two_ranks_alone_under_distributed_data_parallel(tmp_path: Path) -> None
     results = finish([start(tmp_path, "host", "ddp", rank) for rank in (0, 1)])
     assert [result["micro_batches"] for result in results] == [12, 12]  # 4 of 4 + 4 samples make a step of 32
     assert results[0]["digest"] == results[1]["digest"]
+
+
+PARTS = """
+import json, os, pathlib, sys, torch, minga
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+folder, kind, rank = pathlib.Path(sys.argv[1]), sys.argv[3], int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=2)
+peer = None
+if rank == 0:
+    spec = minga.RunSpec.from_toml((folder / "run.toml").read_text())
+    peer = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1"))
+
+
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return (x + self.shift).square().mean()
+
+
+torch.manual_seed(0)
+model, loss, batches = torch.nn.Linear(6, 3), Loss(), torch.randn(2, 16, 6)
+parameters = [*model.parameters(), *([] if kind == "no_sync" else loss.parameters())]
+begun, plain = [each.detach().clone() for each in parameters], torch.optim.SGD(parameters, lr=0.1)
+if kind == "ignored":
+    model._ddp_params_and_buffers_to_ignore = ["bias"]
+trained = DistributedDataParallel(model)
+loss(model(batches.flatten(0, 1))).backward()
+plain.step()
+plain.zero_grad()
+after = [each.detach().clone() for each in parameters]
+with torch.no_grad():
+    for each, value in zip(parameters, begun):
+        each.copy_(value)
+opt, said = minga.Optimizer(torch.optim.SGD(parameters, lr=0.1), peer, model=trained), ""
+if kind == "pause" and rank == 0:
+    opt.follow(0.0)
+try:
+    with trained.no_sync() if kind == "no_sync" else torch.enable_grad():
+        loss(trained(batches[rank])).backward()
+    opt.step(samples=16)
+except minga.ConfigurationError as error:
+    said = str(error)
+apart = max((each - value).abs().max().item() for each, value in zip(parameters, after))
+print(json.dumps({"apart": apart, "said": said}), flush=True)
+if peer is not None:
+    peer.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["criterion", "ignored"])
+def test_what_distributed_data_parallel_leaves_out_is_combined_all_the_same(kind: str, tmp_path: Path) -> None:
+    """As parameters of the loss itself: the gradient of rank 0 alone was taken for the mean."""
+    write_spec(tmp_path, stop_after_steps=1)
+    results = finish([start(tmp_path, "host", kind, rank, PARTS) for rank in (0, 1)])
+    assert [result["said"] for result in results] == ["", ""]
+    assert all(result["apart"] < 1e-6 for result in results)
+
+
+def test_a_rank_may_say_without_the_others_that_it_does_something_else(tmp_path: Path) -> None:
+    """As an evaluation in the first process alone, of which the adapters tell the run: the ranks waited for ever."""
+    write_spec(tmp_path, stop_after_steps=1)
+    results = finish([start(tmp_path, "host", "pause", rank, PARTS) for rank in (0, 1)])
+    assert all(result["apart"] < 1e-6 for result in results)
+
+
+def test_gradients_that_distributed_data_parallel_has_not_combined_are_no_mean(tmp_path: Path) -> None:
+    write_spec(tmp_path, stop_after_steps=1)
+    results = finish([start(tmp_path, "host", "no_sync", rank, PARTS) for rank in (0, 1)])
+    assert all("after a backward() outside of model.no_sync()" in result["said"] for result in results)
 
 
 def test_without_a_group_there_are_no_ranks() -> None:

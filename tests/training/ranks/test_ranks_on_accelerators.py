@@ -73,7 +73,7 @@ class Distributed(nn.parallel.DistributedDataParallel):
 
     def __init__(self, module):
         nn.Module.__init__(self)
-        self.module = module
+        self.module, self.process_group, self.parameters_to_ignore = module, None, set()
 
 
 def away(tensor):

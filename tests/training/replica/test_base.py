@@ -49,6 +49,18 @@ class Packed(nn.Module):
         self.register_buffer("scales", torch.full((WIDE,), scale))
 
 
+class Exporting(nn.Module):
+    """A part whose files are to have the weights alone, by a method that takes no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {name: each for name, each in super().state_dict().items() if "running" not in name}
+
+
 def replica(model: nn.Module, *, shares: bool = False, **settings: Any) -> Replica:
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.1)
     return Replica(make_spec(4, state={"share_base": shares}), optimizer, model=model, **settings)
@@ -87,6 +99,14 @@ def test_a_state_has_what_is_trained_and_the_buffers_and_names_the_base(tmp_path
     ):
         other.restore(checkpoint.snapshot)
     assert other.digest() == before
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_buffers_are_shared_whatever_the_model_writes_to_its_own_files(*, wraps: bool) -> None:
+    model, prefix = (nn.Sequential(Exporting()), "0.") if wraps else (Exporting(), "")
+    found = names(Replica(make_spec(4), torch.optim.SGD(model.parameters(), lr=0.1), model=model).capture())
+    kept = [f"model/{prefix}inner.1.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
+    assert [name for name in found if name.rpartition(".")[2] not in ("weight", "bias")] == kept
 
 
 def test_a_model_that_only_reads_a_state_needs_its_base(tmp_path: Path) -> None:

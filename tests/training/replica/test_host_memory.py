@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Iterator
@@ -200,3 +201,28 @@ def test_what_the_optimizer_keeps_is_made_in_ram_and_follows_the_update() -> Non
     assert not torch.equal(model.weight, before)
     assert model.weight.grad is None
     assert set(optimizer.state) == set(model.parameters())
+
+
+class Noting(torch.optim.Adam):
+    """Notes where its parameters are when a state is loaded, which goes there."""
+
+    places: tuple[int, ...] = ()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.places = tuple(each.data_ptr() for each in self.param_groups[0]["params"])
+        super().load_state_dict(state_dict)
+
+
+def test_a_state_that_is_loaded_goes_where_updates_are_made(tmp_path: Path) -> None:
+    model = model_of()
+    with minga.host(run_spec(), options(tmp_path)) as peer:
+        inner = Noting(model.parameters(), lr=0.01)
+        opt = minga.Optimizer(inner, peer, model=model, offload=True)
+        train(opt, model, steps=2)
+        model(torch.ones(4, 6)).sum().backward()
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        assert not set(inner.places) & {each.data_ptr() for each in model.parameters()}
+        assert all(each.grad is not None for each in model.parameters())
+        opt.zero_grad()
+        train(opt, model)
+        assert opt.finished

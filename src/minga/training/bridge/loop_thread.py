@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from minga.core.aio import end
-from minga.core.errors import ClosedError
+from minga.core.errors import ClosedError, ConfigurationError
 
 T = TypeVar("T")
 
@@ -43,8 +43,14 @@ class LoopThread:
         """Run a coroutine on the loop and wait for its result, from any other thread.
 
         If the waiting thread is interrupted (Ctrl-C), the coroutine is cancelled. Raises `ClosedError` if the loop ends
-        first, or has ended: nobody may wait for it then, least of all a thread that the interpreter waits for.
+        first, or has ended: nobody may wait for it then, least of all a thread that the interpreter waits for. Raises
+        `ConfigurationError` on the thread of the loop.
         """
+        try:
+            self.check_elsewhere()
+        except ConfigurationError:
+            coroutine.close()
+            raise
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError as error:  # the loop is closed
@@ -68,7 +74,9 @@ class LoopThread:
             raise
 
     def ask(self, function: Callable[[], T]) -> T:
-        """Run a plain function on the loop and wait for its result."""
+        """Run a plain function on the loop and wait for its result; on the loop's own thread at once."""
+        if threading.current_thread() is self._thread:
+            return function()
 
         async def run() -> T:
             return function()
@@ -77,12 +85,21 @@ class LoopThread:
 
     def close(self) -> None:
         """Stop the loop, cancel what is left on it, and wait for the thread, for some seconds at most; may be called
-        twice.
+        twice. Raises `ConfigurationError` on the thread itself.
         """
+        self.check_elsewhere()
         if not self._is_ending:
             self._is_ending = True
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(4 * END_S)  # `_run` gives three times as long as one thing has to end
+
+    def check_elsewhere(self) -> None:
+        """Raise `ConfigurationError` on the thread of the loop, which cannot wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError(
+                "a listener to events is called on the peer's background thread, which this would wait for: have it "
+                "note what happened, and do this on another thread"
+            )
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

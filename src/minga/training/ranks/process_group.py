@@ -135,6 +135,14 @@ class ProcessGroup:
             dist.all_reduce(sums, group=self._group)
         return tuple(int(each) for each in sums)
 
+    def rows(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Those of each rank, in order; all have equally many."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        with _together():
+            dist.all_gather(rows, own, group=self._group)
+        return [tuple(row.tolist()) for row in rows]
+
     def sum_at_leader(self, vector: torch.Tensor) -> None:
         """Replace rank 0's `vector` by the sum over all ranks; those of the others are used up."""
         with _together():

@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from minga.core.decoding import decode_json
-from minga.core.errors import ClosedError, MingaError, UnfitError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnfitError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import and_others
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
@@ -39,10 +41,14 @@ from minga.training.ranks.shard_map import rows_of
 from minga.training.replica.accelerator import Accelerator, LateVerdict, verdict_of
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import GradientSum
-from minga.training.replica.replica import Replica
+from minga.training.replica.replica import FIRST_STEPS, Replica
 from minga.training.replica.trained_record import TrainedRecord
 from minga.training.state.base import Base, BaseTensor, largest
+from minga.training.state.sketch import NUMBERS, distance, length
 from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
+
+NOT_COMBINED: Final = 1e-3
+"""Share of the gradients by which those of two ranks differ that were not combined; a sum of theirs rounds alike."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -77,7 +83,7 @@ class RankReplica(Replica):
         super().__init__(spec, optimizer, **settings)
         self.vector.quick = False  # what one rank adds is not looked at again before the sum over all
         self._ranks.open_board(self.vector.numel)
-        self._is_distributed = isinstance(settings.get("model"), DistributedDataParallel)
+        self._are_combined = _combines(settings.get("model"), self.vector.parameters(), ranks.size)
         self._shares = self._new_shares()
         self._sums = 0  # of the present strategy
         self._alone: RankSum | None = None  # of one micro-batch
@@ -106,6 +112,22 @@ class RankReplica(Replica):
         if self.leads and self._buffers.averaged and (rest := combiner.rest) is not None:
             self._buffers.take(rest)
         return total
+
+    def look_at_loop(self) -> None:
+        """See `Replica`. Raises `ConfigurationError`, in all ranks, if gradients that `DistributedDataParallel` is to
+        have combined differ between them; a sample of those of the first steps shows it.
+        """
+        before = self._firsts
+        super().look_at_loop()
+        if not self._are_combined or self._firsts == before or self._firsts > FIRST_STEPS:
+            return
+        rows = self._ranks.rows(self._first or (math.nan,) * NUMBERS)
+        if any(distance(each, rows[0]) > NOT_COMBINED * length(rows[0]) for each in rows if not math.isnan(each[0])):
+            raise ConfigurationError(
+                "the processes of this peer have different gradients, which DistributedDataParallel did not combine: "
+                "call step() after a backward() outside of model.no_sync(), and wrap the model when all that is "
+                "trained requires a gradient"
+            )
 
     # ---- what rank 0 does, and has the others do
 
@@ -263,7 +285,7 @@ class RankReplica(Replica):
 
     @cached_property
     def _combiner(self) -> WholeCombiner:
-        return WholeCombiner(self._ranks, self, are_combined=self._is_distributed)
+        return WholeCombiner(self._ranks, self, are_combined=self._are_combined)
 
     def _new_vector(
         self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None
@@ -278,7 +300,7 @@ class RankReplica(Replica):
         """Shares of sums in each rank; None if all of them are made in rank 0's RAM."""
         if self.accelerator is None:
             return None
-        return CopyShares(self._ranks, self, are_combined=self._is_distributed)
+        return CopyShares(self._ranks, self, are_combined=self._are_combined)
 
     def _let_go(self, *, finished: bool = False) -> None:
         """The present micro-batch is not needed any more; if the run is `finished`, the other ranks neither."""
@@ -343,6 +365,17 @@ class RankReplica(Replica):
 
     def _end(self) -> None:
         self._ranks.end()
+
+
+def _combines(model: torch.nn.Module | None, trained: Sequence[torch.Tensor], processes: int) -> bool:
+    """Whether a backward pass takes the mean over so many processes of the gradients of all that is `trained`: a loss
+    may have parameters of its own, and others may be left out.
+    """
+    if not isinstance(model, DistributedDataParallel) or dist.get_world_size(model.process_group) != processes:
+        return False
+    named = model.module.named_parameters(remove_duplicate=False)
+    combined = {id(each) for name, each in named if name not in model.parameters_to_ignore}
+    return all(id(each) in combined for each in trained)
 
 
 class RankSum(GradientSum):

@@ -169,6 +169,10 @@ class ParameterVector:
             self._buffers.undo_broken()
         return torch.cat(norms).amax() <= CONTRIBUTION_LIMIT  # False of NaN
 
+    def has_gradients(self) -> bool:
+        """Whether any parameter has one at present."""
+        return any(parameter.grad is not None for parameter in self._parameters)
+
     @torch.no_grad()
     def sample(self) -> Sketch:
         """A sketch of some elements of the present gradients, by which peers tell whether theirs are the same; empty

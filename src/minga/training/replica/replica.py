@@ -41,6 +41,7 @@ from minga.training.replica.schedule import UNKNOWN, LoopRates, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
+from minga.training.replica.value_watch import ValueWatch
 from minga.training.state.base import Base, check_base
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
@@ -53,6 +54,9 @@ logger = logging.getLogger("minga.training")
 
 FIRST_STEPS: Final = 3
 """Steps of a peer of which it tells the others a sketch of its first micro-batch."""
+
+EMPTY_IN_ROW: Final = 10
+"""Micro-batches in a row without any gradient, after which the program is stopped; one or two may be so by chance."""
 
 
 class Replica:
@@ -155,9 +159,12 @@ class Replica:
         self._first: Sketch = ()
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
+        self._looked_at: int | None = None  # the last step of which a micro-batch was looked at
         self._is_told_of_clipping = False
+        self._empty_in_row, self._is_told_of_empty = 0, False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
+        self._values = ValueWatch(self.vector.parameters(), accelerator)
 
     @property
     def rounds_alike(self) -> bool:
@@ -190,7 +197,16 @@ class Replica:
 
         Where gradients are added up in RAM this returns when they are computed to the end: to add them then takes no
         time worth mention. Elsewhere an accelerator is not waited for, and the `loss` is fetched with the verdict.
+
+        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or if there were none at
+        all for some micro-batches.
         """
+        if self.point.is_away:
+            raise ConfigurationError(
+                "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
+                "where they are evaluated. Call optimizer.train() before the next forward pass"
+            )
+        self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
         self._loss = loss if isinstance(loss, torch.Tensor) and not loss.is_cpu else None
@@ -250,8 +266,10 @@ class Replica:
     @contextmanager
     def _changing(self, *, with_gradients: bool = False) -> Iterator[None]:
         host = nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
-        with self.point.here(), host:
-            yield
+        with self.point.here():
+            with host:
+                yield
+            self._values.note()
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
@@ -289,6 +307,7 @@ class Replica:
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
+        self._look_at_values()
         with self._changing():
             self.vector.load(mean)
             self._ruled.drop_frozen(step - 1)
@@ -357,6 +376,7 @@ class Replica:
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
         found = values
+        self._look_at_values()
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
@@ -378,7 +398,8 @@ class Replica:
     def _follow_update(self) -> None:
         """Let the program change what the optimizer does not train, once a global step."""
         if self._after_update is not None:
-            self._after_update()
+            with self.point.here():
+                self._after_update()
             self._buffers.rebase()
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -469,6 +490,12 @@ class Replica:
         self._schedule.note()
         self.loop_rates.begin_anew()
 
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Have the optimizer load what its `state_dict` returned, where it keeps its state."""
+        with self._reading():
+            self.optimizer.load_state_dict(state)
+        self.loop_rates.keep()
+
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
         self._check_model()
@@ -493,11 +520,35 @@ class Replica:
         """
         self._schedule.check()
         self.loop_rates.look(self.step)
+        self._values.hear()
+        if self._looked_at != self.step:
+            self._looked_at = self.step
+            self._look_at_values()
         if self._first_step != self.step and self._first_step is not None:
             self._firsts += 1
             self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
             self._warn_of_clipping()
             self._first_step = self.step if self._firsts <= FIRST_STEPS else None
+
+    def _look_at_values(self) -> None:
+        if not self.point.is_away:
+            self._values.look()
+
+    def _look_for_gradients(self) -> None:
+        """A micro-batch without any gradient counts as zeros for its samples, which no program means."""
+        if self.vector.has_gradients() or self._ruled.resting(self.step):
+            self._empty_in_row = 0
+            return
+        self._empty_in_row += 1
+        words = (
+            "step() found no gradient at all, so that its samples count as zeros: call it after backward(), and "
+            "zero_grad() after it"
+        )
+        if self._empty_in_row >= EMPTY_IN_ROW:
+            raise ConfigurationError(f"{EMPTY_IN_ROW} times in a row {words}")
+        if not self._is_told_of_empty:
+            self._is_told_of_empty = True
+            logger.warning("%s", words)
 
     def _warn_of_clipping(self) -> None:
         if not self._is_told_of_clipping and (found := self.vector.clipped()):

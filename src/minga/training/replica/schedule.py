@@ -364,6 +364,7 @@ IDLE: Final = 10
 """Updates in a row by a rate of 0 after which the program is told that nothing is learned."""
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
+FIXED_PARAMETERS: Final = "parameters cannot be added to a run: all peers average the same vector"
 _REMEDY: Final = (
     "Give minga.Optimizer the schedule, which it then follows by global steps on all peers: "
     "scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor), where factor(step) is the share of the "
@@ -392,6 +393,7 @@ class LoopRates:
         self._times, self._refusal = 0, ""
         self._is_ordered = self._is_told_of_order = False
         self._idle = 0  # updates in a row by a rate of 0
+        self._sizes = _sizes(optimizer)
         self.keep()
 
     def go_by_order(self, *, is_ordered: bool) -> None:
@@ -411,7 +413,11 @@ class LoopRates:
         self.keep()
 
     def changed(self) -> set[str]:
-        """Which numbers of the groups are others now than those of the run."""
+        """Which numbers of the groups are others now than those of the run. Raises `ConfigurationError` if they have
+        other parameters.
+        """
+        if self._sizes != _sizes(self._optimizer):
+            raise ConfigurationError(FIXED_PARAMETERS)
         pairs = zip(self._optimizer.param_groups, self._kept, strict=True)
         return {key for group, kept in pairs for key, value in kept.items() if group.get(key) != value}
 
@@ -522,6 +528,11 @@ class LoopRates:
 
     def _rates(self) -> Rates:
         return tuple(float(group.get("lr") or 0.0) for group in self._optimizer.param_groups)
+
+
+def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How many parameters each group has, also of one that was added to an optimizer that is together with others."""
+    return [len(group["params"]) for each in members_of(optimizer) for group in each.param_groups]
 
 
 def _numbers_in(group: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class TrainingPoint:
         if self.has_two:
             self._optimizer.train()
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the parameters are where they are evaluated."""
+        return self._aside is not None
+
     @torch.no_grad()
     def leave(self) -> None:
         """The program evaluates."""

@@ -46,9 +46,13 @@ class ModelNames:
 
     def saved(self) -> dict[str, Any]:
         """What the model's modules save of themselves: also what some keep beside parameters and buffers, such as the
-        scales of packed weights.
+        scales of packed weights. Each is asked by itself, as a `state_dict` of the program's own may leave out what
+        its files are not to have.
         """
-        return {self.clean(name): each for name, each in self._model.state_dict(keep_vars=True).items()}
+        found: dict[str, Any] = {}
+        for path, module in self._model.named_modules(remove_duplicate=False):
+            module._save_to_state_dict(found, f"{path}." if path else "", True)  # noqa: SLF001
+        return {self.clean(name): each for name, each in found.items()}
 
     def _first(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Each tensor by the first of its names, of those that go through the fewest wrappers."""
