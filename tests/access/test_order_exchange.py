@@ -187,3 +187,17 @@ def test_one_organiser_alone_moves_nobodys_versions(needed: int) -> None:
     for signer in (FIRST, SECOND):
         ledger.take(draft_revocation(ledger, "1" * 64, "", 2).signed_by(signer))
     assert "1" * 64 in ledger.barred()
+
+
+def test_an_organiser_that_bars_as_many_keys_as_it_may_keeps_no_other_from_barring_it() -> None:
+    organisers = Organisers(frozenset(each.peer_id for each in (FIRST, SECOND, THIRD)), 1)
+    ledger = AccessLedger(RUN.hex(), organisers, FIRST.peer_id, is_open=True)
+    for subject in range(1, 1 + MAX_BARRED):
+        ledger.take(bar(subject, version=10))
+    assert not ledger.may_bar(THIRD.peer_id, FIRST.peer_id)
+    assert ledger.may_bar(THIRD.peer_id, f"{1:064x}")
+    assert ledger.may_bar(SECOND.peer_id, THIRD.peer_id)
+    ledger.take(draft_revocation(ledger, THIRD.peer_id, "", 2).signed_by(SECOND))
+    assert THIRD.peer_id in ledger.barred()
+    assert ledger.take(bar(0, version=3)), "the last key by its digits makes room"
+    assert ledger.next_version == 12, "grants of what is gone are not good again"

@@ -55,9 +55,9 @@ GOSSIP_USES = 2
 WATCHERS_WRITE = ("access", "beat", "left")
 """The records of peers that only watch for a member."""
 
-SIGNATURES_EACH = 2
-"""So many are remembered for each admitted peer: a look at whose access ended goes over the tokens of all, one after
-the other, and would verify each anew where the last ones push out the first.
+MORE_SIGNATURES = 2
+"""Those of a token beside the organisers'. All are remembered of each admitted peer: a look at whose access ended goes
+over the tokens of all, one after the other, and would verify each anew where the last ones push out the first.
 """
 
 MAX_INVALID = 8
@@ -301,7 +301,8 @@ class Admission:
 
     def _note(self, peer: PeerId, found: AdmittedPeer) -> None:
         self._admitted[peer] = found
-        remember_signatures(SIGNATURES_EACH * len(self._admitted))
+        needed = 0 if self.ledger is None else self.ledger.organisers.needed
+        remember_signatures((MORE_SIGNATURES + needed) * len(self._admitted))
         self._look_again_s = 0.0
         access = found.access
         if access.invitation is None:

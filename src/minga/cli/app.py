@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import platform
 from dataclasses import MISSING, Field
 from importlib import metadata
@@ -150,7 +151,7 @@ def _as_meant(value: Any) -> Any:
     """A value as commands take it: with the home folder for `~`, which a shell leaves in `--directory=~/runs`."""
     match value:
         case Path():
-            return value.expanduser()
+            return Path(os.path.expanduser(value))  # which leaves the name of a user that is none as it is
         case list():
             return tuple(map(_as_meant, value))
     return value

@@ -226,6 +226,9 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     ends: float
     since: float
     used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    carried_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """What of it was used in another period; `is_past`: the clock went back into this one, and may be wrong."""
+    is_past: bool = False
     others: Annotated[tuple[_Spent, ...], msgspec.Meta(max_length=OTHERS)] = ()
 
 
@@ -308,10 +311,15 @@ class TrafficBudget:
             return
         spent = {each.ends: each for each in kept.others} | {kept.ends: _Spent(kept.ends, kept.since, kept.used_bytes)}
         there = spent.pop(ends, None)  # the clock has been in this period before
-        since, used = (wall_time, 0.0) if there is None else (there.since, there.used_bytes)
-        if is_back:
-            since, used = max(begin, min(kept.since, since)), max(kept.used_bytes, used)
-        self._kept = _Kept(self.limit.period, ends, since, used, tuple(spent.values())[-OTHERS:])
+        since, used = wall_time, 0.0
+        if there is not None:  # with what was used while the clock was wrong
+            since, used = there.since, there.used_bytes + kept.used_bytes - kept.carried_bytes
+        elif is_back:
+            since, used = max(begin, min(kept.since, wall_time)), kept.used_bytes
+        if is_over and kept.is_past:
+            del spent[kept.ends]
+        others, carried = tuple(spent.values())[-OTHERS:], 0.0 if there is None and is_over else used
+        self._kept = _Kept(self.limit.period, ends, since, used, carried, is_back and there is None, others)
         self._unwritten = 0.0 if is_over else self._unwritten
 
     def _begin(self, wall_time: float) -> _Kept:

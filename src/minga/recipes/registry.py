@@ -97,10 +97,10 @@ def pinned(spec: RunSpec) -> RunSpec:
     if spec.model.recipe == CUSTOM:
         return spec
     recipe = load_recipe(spec)
-    before, now = (
-        each.model_dump(mode="json", exclude_unset=True) for each in (recipe.settings, recipe.pinned_settings())
-    )
-    return spec if now == before else spec.with_recipe_settings(now)
+    now = recipe.pinned_settings()
+    if now.model_dump(mode="json") == recipe.settings.model_dump(mode="json"):
+        return spec
+    return spec.with_recipe_settings(now.model_dump(mode="json", exclude_unset=True))
 
 
 def spelled_out(spec: RunSpec, source: str = "run spec") -> RunSpec:

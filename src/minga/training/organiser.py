@@ -28,6 +28,7 @@ from minga.identity.access.ledger import (
 )
 from minga.identity.access.orders import (
     MAX_AMENDED_STEP,
+    MAX_BARRED,
     MAX_PRESENT,
     MAX_TERMS,
     Amendment,
@@ -134,6 +135,8 @@ class Organiser:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:
             raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
+        if not self.ledger.may_bar(self._key.peer_id, key):
+            raise ConfigurationError(f"one organiser bars at most {MAX_BARRED} keys; another one has to bar this one")
         self._issue(draft_revocation(self.ledger, key, reason, int(time.time())).signed_by(self._key))
         return key in self.ledger.barred()
 

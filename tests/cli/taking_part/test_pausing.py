@@ -111,10 +111,11 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     monkeypatch.setattr(Availability, "pause", lambda _: pauses[0] if pauses else None)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
 
-    def wait(*_: object) -> None:
+    def wait(*_: object) -> bool:
         if pauses:
             pauses.clear()
             said.append("waited")
+        return True
 
     @contextmanager
     def join(*_: object, consider: Callable[[object], None], probes: bool) -> Iterator[object]:

@@ -74,8 +74,8 @@ def present(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def wait_until_available(availability: Availability, context: Context) -> None:
-    """Block while the rules of this machine's owner keep it out of the run, unless this command is told to end."""
+def wait_until_available(availability: Availability, context: Context) -> bool:
+    """Block while the rules of this machine's owner keep it out of the run; False if this command is told to end."""
     said = ""
     while (pause := availability.pause()) is not None:
         if pause.why != said:
@@ -84,8 +84,9 @@ def wait_until_available(availability: Availability, context: Context) -> None:
             context.output.say(f"This machine pauses: {pause.why}{back}.")
             context.output.event("paused", why=pause.why, seconds=pause.seconds)
         if context.is_told_to_end:
-            return
+            return False
         time.sleep(POLL_S)
     if said:
         context.output.event("resumed")
         context.output.say("This machine takes part from now on.")
+    return True

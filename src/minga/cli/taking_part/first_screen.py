@@ -124,7 +124,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         if all(lies_in(folder, name, entry.size_bytes) is None for folder in places)
     )
     at_start = None if needs is None else needs.state + files
-    streams = model is not None and peer.role in ("trainer", "client") and load_recipe(spec).is_streamed
+    trains_on_the_runs = model is not None and peer.role in ("trainer", "client") and not work.data
+    streams = trains_on_the_runs and load_recipe(spec).is_streamed
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
     least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)

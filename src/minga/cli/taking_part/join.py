@@ -112,9 +112,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
             )
         availability = Availability(rules, folder, time.time)
         while is_paused:
-            if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
-                wait_until_available(availability, context)
-            if context.is_told_to_end:
+            # Else its owner, who is there now, is asked first.
+            if (done.is_agreed or not will_ask) and not wait_until_available(availability, context):
                 done.tell(context.output)
                 break
             with (

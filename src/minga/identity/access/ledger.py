@@ -120,6 +120,7 @@ class AccessLedger:
         self._carried: dict[str, int] = {}  # barred in earlier terms
         self._standing: frozenset[bytes] = frozenset()  # the changes of earlier terms that count
         self._barred: dict[str, int] = {}
+        self._highest = 0  # of the versions in it, also of those that are gone
 
     @classmethod
     def of_spec(cls, run_id: str, spec: RunSpec, signer: str) -> AccessLedger:
@@ -138,8 +139,8 @@ class AccessLedger:
 
     @property
     def next_version(self) -> int:
-        """Above every version at which a key is revoked."""
-        return max(self._barred.values(), default=0) + 1
+        """Above every version at which a key is, or was, revoked."""
+        return self._highest + 1
 
     def orders(self) -> Iterator[PublicOrder]:
         """All that others have to know, in an order in which it can be taken."""
@@ -157,6 +158,10 @@ class AccessLedger:
     def proposed(self) -> dict[str, int]:
         """The keys that some organisers barred, but fewer than it takes, and how many did."""
         return {key: len(orders) for key, orders in sorted(self._revocations.items()) if key not in self._barred}
+
+    def may_bar(self, signer: str, key: str) -> bool:
+        """Whether `signer` may bar this key, too."""
+        return self._barred_by[signer] < MAX_BARRED or signer in self._revocations.get(key, {})
 
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
@@ -241,6 +246,7 @@ class AccessLedger:
         self._terms.append(Organisers(frozenset(key.hex() for key in order.organisers), order.needed))
         self._carried = {barred.subject.hex(): barred.version for barred in order.barred}
         self._barred = dict(self._carried)
+        self._highest = max([self._highest, *self._carried.values()])
         self._revocations.clear()
         self._barred_by.clear()
         self.ranges = RangeBans()
@@ -328,6 +334,7 @@ class AccessLedger:
         before = self._barred.pop(subject, None)
         if found:
             self._barred[subject] = max(found)
+            self._highest = max(self._highest, *found)
         if not versions:
             del self._revocations[subject]
         if self._barred.get(subject) != before and any(subject in term.keys for term in self._terms):
@@ -397,11 +404,9 @@ def draft_amendment(ledger: AccessLedger, changes: Mapping[str, Any], from_step:
 def draft_revocation(ledger: AccessLedger, key: str, reason: str, now: int) -> Revocation:
     """The key of a peer or of an invitation is barred.
 
-    Raises `ConfigurationError` for a reason that cannot be shown, and where so many keys are barred already.
+    Raises `ConfigurationError` for a reason that cannot be shown.
     """
     _check_reason(reason)
-    if len(ledger.barred()) >= MAX_BARRED and key not in ledger.barred():
-        raise ConfigurationError(f"{MAX_BARRED} keys are barred from this run, and no more can be")
     return Revocation(_run(ledger), ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
 
 

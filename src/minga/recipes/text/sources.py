@@ -163,7 +163,7 @@ def named_files(patterns: Iterable[str]) -> Iterator[Path]:
     """The files that paths and globs name, in their order. Raises `ConfigurationError` for one that names none."""
     for pattern in patterns:
         if not (paths := matching_files([pattern])):
-            is_absolute = Path(pattern).expanduser().is_absolute()
+            is_absolute = Path(os.path.expanduser(pattern)).is_absolute()
             searched = "" if is_absolute else f" in {Path.cwd()}, where this command was typed"
             raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
         yield from paths

@@ -73,8 +73,9 @@ class TopCopies(Applying):
             if len(self._copies) >= self._max_copies:
                 why = f"{self._max_copies} clients have copies in this round already"
                 return [BatchOutcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
-            # A batch of the round before, which another client ended, is one of this round; the next one ends nothing.
-            round = max(round, self._before.get(work.client, -1) + 1)
+            # A batch of the round before, which another client ended, is one of this round, and the next one ends
+            # nothing. Nor does that of a client that was not there: who knows whether it comes in time.
+            round = max(round, self._before.get(work.client, round if self._before else -1) + 1)
             mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss), round)
         (outcome,) = mine.top.apply(work)
         if outcome.applied:
