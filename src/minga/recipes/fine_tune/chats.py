@@ -24,7 +24,14 @@ from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
-from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, MixedSource, mixed, split_documents
+from minga.recipes.text.corpus import (
+    MAX_DOCUMENTS,
+    MAX_TEXT_CHARACTERS,
+    MixedSource,
+    mixed,
+    reordered_passes,
+    split_documents,
+)
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
 from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
@@ -58,10 +65,11 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     if len(training) == 1:
         return training[0], heldout
     sources = [
-        MixedSource(lambda _, own=documents: iter(own), weight, as_it_is)  # type: ignore[misc]
-        for documents, weight in zip(training, weights, strict=True)
+        MixedSource(reordered_passes(documents, seed + number), weight, as_it_is)
+        for number, (documents, weight) in enumerate(zip(training, weights, strict=True))
     ]
-    return list(islice(mixed(sources, seed, _BLOCK), sum(map(len, training)))), heldout
+    total = sum(map(len, training))
+    return list(islice(mixed(sources, seed, min(_BLOCK, total)), total)), heldout
 
 
 def _documents(place: ChatPlace) -> Iterator[str]:
@@ -75,7 +83,7 @@ def _documents(place: ChatPlace) -> Iterator[str]:
         if size > MAX_TEXT_CHARACTERS or number > MAX_DOCUMENTS:
             raise ConfigurationError(
                 f"data: more than {MAX_TEXT_CHARACTERS >> 20} Mi characters or {MAX_DOCUMENTS >> 20} Mi conversations, "
-                'too much to travel with a run; take a part, such as split = "train[:10%]"'
+                "too much to travel with a run; take fewer files, or another split or config"
             )
         yield document
 
