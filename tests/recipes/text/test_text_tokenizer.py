@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.text import tokenizer as tokenizer_module
 from minga.recipes.text.tokenizer import (
     MASKED_TOKENS,
     encoded_texts,
@@ -41,6 +42,16 @@ def test_words_that_a_vocabulary_cannot_tell_apart_are_told_of(caplog):
         tokenizer = read_tokenizer(train_tokenizer(names * 20, size), size)
         assert any("<unk>" in tokenizer.encode(name).tokens for name in names) == is_told
         assert ("no room" in caplog.text) == is_told
+
+
+def test_of_too_much_text_a_tokenizer_reads_some_of_everywhere(monkeypatch):
+    """As if the files of one language came before those of the other."""
+    words = ("wednesday", "\u09ac\u09c1\u09a7\u09ac\u09be\u09b0")
+    documents = [f"{word} {number}" for word in words for number in range(1000)]
+    monkeypatch.setattr(tokenizer_module, "MAX_TRAINING_CHARACTERS", 10_000)
+    tokenizer = read_tokenizer(train_tokenizer(documents, 400), 400)
+    for word in words:
+        assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
 
 
 def test_vocabulary_too_small_for_the_characters():

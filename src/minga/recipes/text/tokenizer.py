@@ -33,6 +33,7 @@ from tokenizers import (
 )
 
 from minga.core.errors import ConfigurationError, reason_of
+from minga.recipes.data.hold_out import content_rank
 from minga.recipes.text.writing import USUAL, Split, Writing
 
 # ---- Tokenizers of strangers, used with bounded memory and with errors in words.
@@ -254,15 +255,16 @@ def train_tokenizer(
 ) -> bytes:
     """Learn a vocabulary of at most `vocabulary_size` entries; returns the content of `tokenizer.json`.
 
-    Stops reading after 16 Mi characters, which bounds time and memory; more text hardly changes the vocabulary. Logs a
-    warning if that is too small for the letters of the text: words with others cannot be told apart.
+    Of more than 16 Mi characters it reads so many, of documents in the order of their ranks, which bounds time and
+    memory: more text hardly changes the vocabulary. Logs a warning if that is too small for the letters of the text:
+    words with others cannot be told apart.
     """
     if vocabulary_size < 64:
         raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
     tokenizer = _untrained(kind, writing)
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
     special = [AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special_tokens]  # noqa: S105
-    pieces = _bounded(documents, writing.split if kind != "bpe" else lambda document: [document])
+    pieces = _bounded(list(documents), writing.split if kind != "bpe" else lambda document: [document])
     first = list(islice(pieces, _CHECKED_TEXTS))
     tokenizer.train_from_iterator(chain(first, pieces), _trainer(kind, vocabulary_size, special))
     if "[CLS]" in special_tokens:
@@ -353,9 +355,11 @@ def _frame_by_ends(tokenizer: Tokenizer) -> None:
     )
 
 
-def _bounded(documents: Iterable[str], split: Split) -> Iterator[str]:
+def _bounded(documents: Sequence[str], split: Split) -> Iterator[str]:
     # Sentences keep the trainer's own pieces short; its Unigram would otherwise hold whole documents.
     left = MAX_TRAINING_CHARACTERS
+    if sum(map(len, documents)) > left:  # the first ones may all be of one source
+        documents = sorted(documents, key=content_rank)
     for document in documents:
         yield from split(document)
         left -= len(document)
