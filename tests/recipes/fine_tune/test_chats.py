@@ -84,6 +84,15 @@ def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(tmp_pat
     assert max(int(document.split("many ")[1][:3]) for document in counts if "many" in document) > 200
 
 
+def test_the_first_held_out_conversations_are_of_all_sources(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [json.dumps({"prompt": f"{name} {number}", "completion": "yes"}) for number in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    sources = tuple(ChatSource(files=(str(tmp_path / f"{name}.jsonl"),)) for name in "ab")
+    _, heldout = conversations(ChatData(source="mixture", sources=sources, heldout_fraction=0.4), 0)
+    assert 30 < sum('"a ' in each for each in heldout[:100]) < 70
+
+
 def test_half_a_surrogate_pair_is_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text('{"prompt": "where is the cow", "completion": "at the hill\\ud83d"}')

@@ -262,6 +262,17 @@ def test_streams_of_pairs_begin_in_different_parts_of_the_data_set(
     assert all(len(a & b) < 50 for a, b in itertools.combinations(streams, 2))
 
 
+def test_the_first_held_out_pictures_are_of_the_whole_folder(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, number in itertools.product(("cat", "dog"), range(200)):
+        picture = random.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{name}{number:03d}.png")
+        (tmp_path / f"{name}{number:03d}.txt").write_text(f"a {name}")
+    data = ImageTextData(source="folder", folder=str(tmp_path), heldout_fraction=0.4)
+    _, heldout = picture_sets(data, 8, 0)
+    assert 20 < sum(each == "a cat" for each in heldout.captions[:80]) < 60
+
+
 def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = []
     for number in range(12):

@@ -39,12 +39,12 @@ def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
 
 
 def parted(items: Sequence[T], contents: Sequence[bytes | str], fraction: float) -> tuple[list[T], list[T]]:
-    """The items to train on and those that are held out because of their contents, each in the order given.
+    """The items to train on, in the order given, and those that are held out because of their contents, in the order of
+    their ranks: figures are made with the first ones, which so are a part of all.
 
     Raises `ConfigurationError` if nothing is left to train on.
     """
-    training: list[T] = []
-    heldout: list[T] = []
-    for item, is_out in zip(items, held_out(contents, fraction), strict=True):
-        (heldout if is_out else training).append(item)
-    return training, heldout
+    is_out = held_out(contents, fraction)
+    training = [item for item, out in zip(items, is_out, strict=True) if not out]
+    chosen = sorted((number for number, out in enumerate(is_out) if out), key=lambda each: content_rank(contents[each]))
+    return training, [items[number] for number in chosen]

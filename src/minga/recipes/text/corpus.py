@@ -43,7 +43,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:
-    """The documents for training and those held out, each in the order given.
+    """The documents for training, in the order given, and those held out, in the order of their ranks.
 
     Raises `ConfigurationError` if there is nothing to train on.
     """
@@ -107,7 +107,7 @@ def first_streamed(data: TextData) -> tuple[list[str], list[str]]:
             f"data.heldout_fraction = {data.heldout_fraction}: none of the first {len(training)} documents is held "
             "out; raise it, or set it to 0"
         )
-    return training, heldout[:MAX_STREAMED_HELDOUT]
+    return training, sorted(heldout[:MAX_STREAMED_HELDOUT], key=content_rank)
 
 
 def pack_documents(documents: Iterable[str]) -> bytes:
@@ -343,7 +343,7 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
     total = sum(map(len, training.values()))
     return PreparedMixture(
         list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total)),
-        sorted(heldout),
+        sorted(heldout, key=lambda each: (content_rank(each), each)),
         {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
 
