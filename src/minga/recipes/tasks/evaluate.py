@@ -283,7 +283,10 @@ class _Work:
             named["pad_token_id"] = self.tokenizer.pad_token_id
         try:
             if from_scratch:
-                model: nn.Module = kind.from_config(AutoConfig.from_pretrained(self.name, **named))
+                model: nn.Module = kind.from_config(
+                    AutoConfig.from_pretrained(self.name, **named),
+                    dtype=torch.float32,  # else that of the file, in which training rounds away most of an update
+                )
             else:
                 model = kind.from_pretrained(self.name, use_safetensors=True, dtype=torch.float32, **named)
         except (OSError, ValueError) as error:
