@@ -386,18 +386,13 @@ def test_no_source_trains_on_what_is_held_out_of_another(
     assert len(trained) > 100
 
 
-@pytest.mark.parametrize("source", ["files", "mixture"])
-def test_the_first_held_out_documents_are_of_all_sources(source: str, tmp_path: Path) -> None:
+def test_the_first_held_out_documents_of_a_mixture_are_of_all_sources(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
     for path in paths:
         rows = [json.dumps({"text": f"{path.stem} {number} is a document"}) for number in range(400)]
         path.write_text("\n".join(rows))
-    if source == "files":
-        data = TextData(source="files", files=tuple(map(str, paths)), heldout_fraction=0.4)
-        _, heldout = split_documents(local_documents(data), data.heldout_fraction)
-    else:
-        sources = tuple(SourceSettings(files=(str(path),)) for path in paths)
-        heldout = prepare_mixture(TextData(source="mixture", sources=sources, heldout_fraction=0.4), 0).heldout
+    sources = tuple(SourceSettings(files=(str(path),)) for path in paths)
+    heldout = prepare_mixture(TextData(source="mixture", sources=sources, heldout_fraction=0.4), 0).heldout
     assert len(heldout) == 320
     assert 30 < sum(each.startswith("a") for each in heldout[:100]) < 70
 

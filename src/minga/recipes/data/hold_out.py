@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from blake3 import blake3
@@ -18,6 +18,11 @@ def content_rank(content: bytes | str) -> float:
     """
     body = content.encode("utf-8", "ignore") if isinstance(content, str) else content
     return int.from_bytes(blake3(body).digest(length=8), "big") / 2**64
+
+
+def by_rank(contents: Iterable[str]) -> list[str]:
+    """The contents in the order of their ranks, so that the first ones are a part of all, whatever their order was."""
+    return sorted(contents, key=lambda each: (content_rank(each), each))
 
 
 def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
@@ -39,12 +44,12 @@ def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
 
 
 def parted(items: Sequence[T], contents: Sequence[bytes | str], fraction: float) -> tuple[list[T], list[T]]:
-    """The items to train on, in the order given, and those that are held out because of their contents, in the order of
-    their ranks: figures are made with the first ones, which so are a part of all.
+    """The items to train on and those that are held out because of their contents, each in the order given.
 
     Raises `ConfigurationError` if nothing is left to train on.
     """
-    is_out = held_out(contents, fraction)
-    training = [item for item, out in zip(items, is_out, strict=True) if not out]
-    chosen = sorted((number for number, out in enumerate(is_out) if out), key=lambda each: content_rank(contents[each]))
-    return training, [items[number] for number in chosen]
+    training: list[T] = []
+    heldout: list[T] = []
+    for item, is_out in zip(items, held_out(contents, fraction), strict=True):
+        (heldout if is_out else training).append(item)
+    return training, heldout

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, reason_of
+from minga.recipes.data.hold_out import by_rank
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
@@ -50,7 +51,7 @@ logger = logging.getLogger("minga.recipes")
 
 
 def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
-    """The conversations of a run as documents: those to train on, and those held out.
+    """The conversations of a run as documents: those to train on, and those held out, by their ranks.
 
     Raises `ConfigurationError` where there are none, or too much to travel; it names file and line of a bad row.
     """
@@ -58,7 +59,7 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     weights = [each.weight for each in data.sources] or [1.0]
     found = [list(dict.fromkeys(_documents(each))) for each in places]
     _, heldout = split_documents([each for documents in found for each in documents], data.heldout_fraction)
-    left_out = set(heldout)
+    heldout, left_out = by_rank(heldout), set(heldout)
     training = [[each for each in documents if each not in left_out] for documents in found]
     if empty := [number + 1 for number, documents in enumerate(training) if not documents]:
         raise ConfigurationError(f"data: source {empty[0]} has no conversation to train on besides the held-out")

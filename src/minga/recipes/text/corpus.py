@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.data.files import file_of
-from minga.recipes.data.hold_out import content_rank, held_out, parted
+from minga.recipes.data.hold_out import by_rank, content_rank, held_out, parted
 from minga.recipes.data.hub import open_hub
 from minga.recipes.data.order import numbered_passes
 from minga.recipes.interface import Files
@@ -43,7 +43,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:
-    """The documents for training, in the order given, and those held out, in the order of their ranks.
+    """The documents for training and those held out, each in the order given.
 
     Raises `ConfigurationError` if there is nothing to train on.
     """
@@ -107,7 +107,7 @@ def first_streamed(data: TextData) -> tuple[list[str], list[str]]:
             f"data.heldout_fraction = {data.heldout_fraction}: none of the first {len(training)} documents is held "
             "out; raise it, or set it to 0"
         )
-    return training, sorted(heldout[:MAX_STREAMED_HELDOUT], key=content_rank)
+    return training, heldout[:MAX_STREAMED_HELDOUT]
 
 
 def pack_documents(documents: Iterable[str]) -> bytes:
@@ -343,7 +343,7 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
     total = sum(map(len, training.values()))
     return PreparedMixture(
         list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total)),
-        sorted(heldout, key=lambda each: (content_rank(each), each)),
+        by_rank(heldout),
         {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
 

@@ -33,7 +33,7 @@ from tokenizers import (
 )
 
 from minga.core.errors import ConfigurationError, reason_of
-from minga.recipes.data.hold_out import content_rank
+from minga.recipes.data.hold_out import by_rank
 from minga.recipes.text.writing import USUAL, Split, Writing
 
 # ---- Tokenizers of strangers, used with bounded memory and with errors in words.
@@ -359,7 +359,7 @@ def _bounded(documents: Sequence[str], split: Split) -> Iterator[str]:
     # Sentences keep the trainer's own pieces short; its Unigram would otherwise hold whole documents.
     left = MAX_TRAINING_CHARACTERS
     if sum(map(len, documents)) > left:  # the first ones may all be of one source
-        documents = sorted(documents, key=content_rank)
+        documents = by_rank(documents)
     for document in documents:
         yield from split(document)
         left -= len(document)

@@ -126,6 +126,7 @@ def _split(
     captions: Sequence[str], picture: Callable[[int], Pixels], contents: Sequence[bytes | str], fraction: float
 ) -> tuple[CaptionedPictures, CaptionedPictures]:
     training, heldout = parted(range(len(captions)), contents, fraction)
+    heldout.sort(key=lambda number: content_rank(contents[number]))  # figures are made with the first ones
 
     def chosen(numbers: Sequence[int]) -> CaptionedPictures:
         return CaptionedPictures([captions[number] for number in numbers], lambda place: picture(numbers[place]))
