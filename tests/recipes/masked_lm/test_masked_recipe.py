@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
@@ -73,6 +73,21 @@ def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
         loaded = auto.from_pretrained(tmp_path / architecture)
         torch.testing.assert_close(loaded(**ids)[0], model(**ids)[0], rtol=0, atol=1e-6)
         assert auto.__name__ in (tmp_path / architecture / "README.md").read_text("utf-8")
+
+
+def test_an_exported_tokenizer_cuts_texts_where_training_did(tmp_path: Path) -> None:
+    longer = {"max_position_embeddings": 200}
+    for architecture, overrides in (("roberta", SMALL), ("bert", SMALL | longer)):
+        recipe = language_recipe(architecture, overrides=overrides)
+        files, model = prepared(recipe, tmp_path / f"{architecture}-files"), new_model(recipe).eval()
+        recipe.export(model, files, tmp_path / architecture, recipe.provenance(2))
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / architecture)
+        assert tokenizer.model_max_length == recipe.resolved.max_length < model.config.max_position_embeddings
+        long = tokenizer("the cow eats grass " * 400, truncation=True, return_tensors="pt")
+        assert model(**long)[0].shape[1] == recipe.resolved.max_length
+        card = (tmp_path / architecture / "README.md").read_text("utf-8")
+        (said,) = [line for line in card.split("\n") if "longest sequence, in tokens" in line]
+        assert f" {recipe.resolved.max_length} " in said
 
 
 def test_public_batches_are_rows_by_number(tmp_path: Path) -> None:

@@ -163,6 +163,17 @@ def test_beside_a_model_in_16_bits_the_one_from_scratch_is_trained_in_32(
     assert found == [torch.float32] * 2
 
 
+def test_examples_are_cut_where_the_tokenizer_of_a_model_cuts_texts(model: Path, names: str, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "short")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    tokenizer.model_max_length = 6
+    tokenizer.save_pretrained(tmp_path / "short")
+    for folder, longest in ((model, 16), (tmp_path / "short", 6)):
+        work = evaluate._Work.load(str(folder), TaskOptions("ner", names), names, QUICK)
+        shapes = [batch["input_ids"].shape[1] for batch in work._batches("training", 0)]
+        assert max(shapes) == min(longest, 10)
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:
     with pytest.raises(ConfigurationError, match="--data: name the examples of the task"):
         evaluate_model(tmp_path / "nothing", TaskOptions("ner", None, runs=1))

@@ -257,7 +257,7 @@ class _Work:
         if how is None:
             how = SMALL_MODEL if _parameters(config) < SMALL_PARAMETERS else FineTuning()
         longest = getattr(config, "max_position_embeddings", how.max_length)
-        tokenizer.model_max_length = min(how.max_length, longest)
+        tokenizer.model_max_length = min(how.max_length, longest, tokenizer.model_max_length)
         return cls(name, options.task, tokenizer, data, how)
 
     def score(self, seed: int, *, from_scratch: bool) -> dict[str, float]:
