@@ -111,6 +111,13 @@ def test_objectives_that_a_model_has_no_head_for(settings: dict[str, Any], words
         case("bert", **settings).recipe().published_settings()
 
 
+def test_pairs_are_refused_where_a_model_knows_one_type_of_segments() -> None:
+    overrides = {**SMALL, "type_vocab_size": 1}
+    with pytest.raises(ConfigurationError, match="one type of segments"):
+        case("roberta", overrides=overrides, packing="pairs").recipe().prepare()
+    case("roberta", overrides=overrides).recipe().prepare()
+
+
 def test_a_tokenizer_without_masks_is_refused(tmp_path: Path) -> None:
     text = [GENESIS.read_text("utf-8")]
     (tmp_path / "tokenizer.json").write_bytes(train_tokenizer(text, 400, "bpe", CAUSAL_TOKENS))
