@@ -19,6 +19,8 @@ from minga.recipes.text.tokenizer import (
     read_tokenizer,
     train_tokenizer,
 )
+from minga.recipes.text.sources import sentence_documents
+from minga.recipes.text.writing import WRITINGS
 from tests.worlds.recipe_text import GENESIS
 
 
@@ -52,6 +54,23 @@ def test_of_too_much_text_a_tokenizer_reads_some_of_everywhere(monkeypatch):
     tokenizer = read_tokenizer(train_tokenizer(documents, 400), 400)
     for word in words:
         assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("language", ["bn", "bn-paper"])
+def test_a_tokenizer_reads_a_text_of_anybody_as_training_read_it(kind, language):
+    writing = WRITINGS[language]
+    content = train_tokenizer(map(writing.normalize, sentence_documents("bn")), 400, kind, writing=writing)
+    tokenizer = read_tokenizer(content, 400)
+    ksha, dhaka = "\u0995\u09cd\u200d\u09b7", "\u09a2\u09be\u0995\u09be"
+    for text in (
+        f"{ksha} {dhaka}| {dhaka}\u200b{dhaka}",
+        f"{dhaka}\u09f7 {dhaka}\u09e5{dhaka}\u0965",
+        f"{dhaka}: {dhaka}\u00ad\ufeff  \u00a0{dhaka}\u0007",
+        f"\u09a1\u09bc {dhaka}\u09c7\u09be",
+    ):
+        raw, normal = encoded_texts(tokenizer, [text, writing.normalize(text)])
+        assert raw.ids == normal.ids
 
 
 def test_vocabulary_too_small_for_the_characters():

@@ -1,7 +1,7 @@
 """Tokenizers: trained once by the organiser, or taken from elsewhere, and shipped with the run as `tokenizer.json`.
 
 Special tokens have the first ids, in the order given. For WordPiece and Unigram, text is normalised to NFKC and lower
-case, accents are kept; byte-level BPE keeps every byte as it is.
+case, accents are kept; byte-level BPE keeps every byte as it is, but for what the writing of a language changes.
 """
 
 from __future__ import annotations
@@ -297,8 +297,11 @@ def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
 
 
 def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
+    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
+        if rules:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *rules])
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
@@ -316,7 +319,6 @@ def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
             ]
         )
         tokenizer.decoder = decoders.Metaspace()
-    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
     tokenizer.normalizer = normalizers.Sequence(
         [*rules, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
