@@ -35,11 +35,6 @@ _SIGNED_LABEL = b"minga-signature-1:"
 _VERIFIED_CACHE_SIZE = 1 << 10  # about 300 bytes each
 _PEER_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
-_FIELD = 2**255 - 19
-_HEIGHT_OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
-_SMALL_ORDER = frozenset((0, 1, _FIELD - 1, _HEIGHT_OF_ORDER_8, _FIELD - _HEIGHT_OF_ORDER_8))
-"""The y of the eight points of the curve that give zero when they are added up eight times."""
-
 
 def is_peer_id(text: object) -> bool:
     """Whether `text` has the form of a peer id: 64 lower-case hexadecimal digits."""
@@ -47,8 +42,7 @@ def is_peer_id(text: object) -> bool:
 
 
 def verify(peer_id: str, signature: bytes, message: bytes, *, context: bytes = b"") -> bool:
-    """Whether `peer_id` signed `message` for the purpose `context`; malformed ids and signatures are just False, and so
-    is whatever goes with one of the few ids for which anybody can make a signature, of many messages at once.
+    """Whether `peer_id` signed `message` for the purpose `context`; malformed ids and signatures are just False.
 
     A pure function: equal arguments are computed once and then remembered, see `remember_signatures`.
     """
@@ -63,9 +57,8 @@ def remember_signatures(count: int) -> None:
     A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones.
     """
     global _verified
-    remembered = _verified.cache_info().maxsize or 0
-    if remembered < count:  # what was found out so far is forgotten: not again and again where the count grows slowly
-        _verified = functools.lru_cache(max(count, 2 * remembered))(_verify_digest)
+    if (_verified.cache_info().maxsize or 0) < count:
+        _verified = functools.lru_cache(count)(_verify_digest)
 
 
 @final
@@ -216,17 +209,9 @@ def _digest(message: bytes, context: bytes) -> bytes:
     return bytes(hasher.digest())
 
 
-def _is_of_small_order(key: bytes) -> bool:
-    """Whether a public key belongs to no secret. One bit of it is the sign of x; y may be written in two ways."""
-    return (int.from_bytes(key, "little") & ((1 << 255) - 1)) % _FIELD in _SMALL_ORDER
-
-
 def _verify_digest(peer_id: str, signature: bytes, digest: bytes) -> bool:
-    key = bytes.fromhex(peer_id)
-    if _is_of_small_order(key):
-        return False
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _SIGNED_LABEL + digest)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer_id)).verify(signature, _SIGNED_LABEL + digest)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -6,7 +6,7 @@ tokens as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,11 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
         """Training text must fill a row; of held-out text any token can be guessed."""
         if what != "held out":
             self.check_rows(documents, tokenizer, what, self.packing)
+
+    def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
+        """With an end before them, too, where no other document comes before: it is what texts are begun from."""
+        found = super().encoded(documents, tokenizer)
+        return (np.concatenate([each[-1:], each]) for each in found) if self.packing == "document" else found
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Batches as `make_batch` describes them."""
