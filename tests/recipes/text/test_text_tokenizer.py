@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text import tokenizer as tokenizer_module
+from minga.recipes.text.sources import sentence_documents
 from minga.recipes.text.tokenizer import (
     MASKED_TOKENS,
     encoded_texts,
@@ -19,7 +20,6 @@ from minga.recipes.text.tokenizer import (
     read_tokenizer,
     train_tokenizer,
 )
-from minga.recipes.text.sources import sentence_documents
 from minga.recipes.text.writing import WRITINGS
 from tests.worlds.recipe_text import GENESIS
 
