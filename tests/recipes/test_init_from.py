@@ -131,6 +131,25 @@ def test_tied_tensors_are_filled_and_new_ones_keep_their_draws(
     load_initial(model, {})  # a run that begins with random parameters
 
 
+def test_given_tensors_that_the_model_lacks_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / INITIAL_FILE
+    given = filled(nn.Sequential(OrderedDict(first=nn.Linear(3, 3), second=nn.Linear(3, 3))), 0.5)
+    save_file(given, file)
+    load_initial(nn.Sequential(OrderedDict(first=nn.Linear(3, 3))), {INITIAL_FILE: file})
+    assert "have tensors that the model lacks: second.bias (and 1 other)" in caplog.text
+    assert "new values" not in caplog.text
+
+
+def test_a_tensor_by_another_name_is_refused_instead_of_drawn_anew(tmp_path: Path) -> None:
+    """As old files call the weights of norms `gamma`."""
+    file = tmp_path / INITIAL_FILE
+    given = filled(nn.Sequential(OrderedDict(first=nn.Linear(3, 3), norm=nn.LayerNorm(3))), 0.5)
+    save_file({name.replace("norm.weight", "norm.gamma"): each for name, each in given.items()}, file)
+    model = nn.Sequential(OrderedDict(first=nn.Linear(3, 3), norm=nn.LayerNorm(3)))
+    with pytest.raises(ConfigurationError, match=r"they have norm\.gamma, and the model norm\.weight in its place"):
+        load_initial(model, {INITIAL_FILE: file})
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

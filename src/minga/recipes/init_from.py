@@ -82,9 +82,9 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     """The parameters that came with the run for a `model`, which may be on the device `meta`, by its own names; read
     from the disk as they are used.
 
-    Tensors of the model that the files lack, such as those of a new head, keep their initial draws; a log line names
-    them. Raises `ConfigurationError` if the files fit no tensor, one that has another shape, or codes in the place of
-    numbers.
+    Tensors of the model that the files lack, such as those of a new head, keep their initial draws, and those of the
+    files that the model lacks are left out; log lines name both. Raises `ConfigurationError` if the files fit no
+    tensor, one by another name or that has another shape, or codes in the place of numbers.
     """
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
@@ -113,8 +113,16 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     frozen = {_place(name) for name, each in model.named_parameters() if not each.requires_grad}
     if lacking := [name for name in fresh if name in frozen]:
         raise ConfigurationError(f"{_GIVEN} lack {lacking[0]}{and_others(lacking)}, which is not trained here")
-    if frozen and (unused := sorted(given.keys() - own.keys())):
-        logger.warning("the base has tensors that its model does not use: %s%s", unused[0], and_others(unused))
+    unused = sorted(given.keys() - own.keys())
+    for name in fresh:
+        module, _, _ = name.rpartition(".")
+        for other in unused:
+            if other.rpartition(".")[0] == module and given[other].shape == own[name].shape:
+                raise ConfigurationError(
+                    f"{_GIVEN}: they have {other}, and the model {name} in its place: rename it in their file"
+                )
+    if unused:
+        logger.warning("the given parameters have tensors that the model lacks: %s%s", unused[0], and_others(unused))
     if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)

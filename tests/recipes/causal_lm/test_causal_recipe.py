@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -166,6 +167,17 @@ def test_bits_per_byte_are_those_of_the_text(kind: Any) -> None:
     assert figures["heldout_perplexity"] == pytest.approx(500)
     bits = math.log2(500) * rows.is_text.sum() / rows.sizes[rows.is_text].sum()
     assert figures["heldout_bits_per_byte"] == pytest.approx(bits)
+
+
+def test_figures_are_made_with_some_documents_of_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [f"{word} {number}" for word in ("cow", "barn") for number in range(200)]
+    tokenizer = read_tokenizer(train_tokenizer(documents, 400, "wordpiece", [END_OF_TEXT, "<unk>"]), 400)
+    monkeypatch.setattr("minga.recipes.causal_lm.evaluation.MAX_EVALUATION_ROWS", 10)
+    rows = heldout_rows(documents, tokenizer, 0, 23)
+    assert rows.ids.shape == (10, 24)
+    counts = [int((rows.ids == tokenizer.token_to_id(word)).sum()) for word in ("cow", "barn")]
+    assert min(counts) > 15
+    assert np.array_equal(rows.ids, heldout_rows(documents[::-1], tokenizer, 0, 23).ids)
 
 
 def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(

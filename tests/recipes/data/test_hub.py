@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from pyarrow import parquet
 
 from minga.core.errors import ConfigurationError, LocalError
 from minga.recipes.data import hub
-from minga.recipes.data.hub import in_order_of, open_hub, resumed_rows
+from minga.recipes.data.hub import in_order_of, open_hub, resumed_rows, rows_of
 from minga.recipes.data.order import next_pass
 from minga.recipes.swav.pictures import encoded_pictures
 from minga.recipes.swav.settings import ImageData
@@ -106,7 +107,7 @@ class Interrupted:
                 raise ConnectionResetError("the line is dead")
 
 
-@pytest.mark.parametrize("place", [1, 5, 11])
+@pytest.mark.parametrize("place", [1, 5, 7])
 @pytest.mark.parametrize("order", [None, 5])
 def test_parquet_files_in_any_order_go_on_after_the_last_row(
     place: int, order: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,16 +118,54 @@ def test_parquet_files_in_any_order_go_on_after_the_last_row(
         rows = datasets.Dataset.from_dict({"number": list(range(4 * number, 4 * number + 4))})
         rows.to_parquet(tmp_path / f"{number}.parquet")
     paths = sorted(map(str, tmp_path.glob("*.parquet")))
-
-    def opened() -> Any:
-        found = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
-        return found if order is None else in_order_of(order, found)
-
-    expected = [row["number"] for row in opened()]
-    assert sorted(expected) == list(range(12))
+    monkeypatch.setattr(hub, "MOST_SKIPPED", 6)
     pauses: list[float] = []
-    assert [row["number"] for row in resumed_rows(Interrupted(opened(), place), "x", pauses.append)] == expected
-    assert pauses == [1.0]
+
+    def read(make: Callable[[Any], Any]) -> list[int]:
+        found = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
+        stretches = [found] if order is None else in_order_of(order, found, "x")
+        rows = chain.from_iterable(resumed_rows(make(each), "x", pauses.append) for each in stretches)
+        return [row["number"] for row in rows]
+
+    expected = read(lambda rows: rows)
+    assert sorted(expected) == list(range(12))
+    assert pauses == []
+    assert read(lambda rows: Interrupted(rows, place)) == expected
+    assert 1 <= len(pauses) <= 2
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_orders_of_a_data_set_in_one_file_begin_at_different_rows(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = datasets.Dataset.from_dict({"text": [f"document {number}" for number in range(4000)]})
+    path = tmp_path / f"all.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(rows.data.table, path, row_group_size=100)
+    else:
+        rows.to_json(path)
+        monkeypatch.setattr(hub, "MOST_SKIPPED", 3000)
+    builder = "parquet" if suffix == "parquet" else "json"
+    found = datasets.load_dataset(builder, data_files=[str(path)], split="train", streaming=True)
+    if suffix == "parquet" and not hasattr(found, "reshard"):
+        monkeypatch.setattr(hub, "MOST_SKIPPED", 3000)
+    orders = [[row["text"] for row in rows_of(found, "x", order)] for order in range(5)]
+    assert all(sorted(each) == sorted(orders[0]) and len(each) == 4000 for each in orders)
+    firsts = [frozenset(each[:200]) for each in orders]
+    assert len(set(firsts)) == 5
+    assert sum(len(a & b) for a, b in combinations(firsts, 2)) < 500
+    assert orders[3] == [row["text"] for row in rows_of(found, "x", 3)]
+
+
+def test_files_whose_parts_cannot_be_listed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = datasets.Dataset.from_dict({"text": ["a", "b"]}).to_iterable_dataset()
+
+    def fail(_: Any) -> Any:
+        raise ConnectionResetError("the line is dead")
+
+    monkeypatch.setattr(datasets.IterableDataset, "reshard", fail, raising=False)
+    with pytest.raises(LocalError, match="x: cannot be read: the line is dead"):
+        list(rows_of(found, "x", 1))
 
 
 def test_a_stream_that_stays_broken_is_given_up_after_five_pauses(broken: Callable[[int], Line]) -> None:
@@ -164,6 +203,7 @@ def test_text_goes_on_after_a_break_and_reads_no_earlier_file_again(
     source: str, broken: Callable[[int], Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(hub, "FEW_PARTS", FILES)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: _line.data_set())
     settings = SourceSettings(source="hub", name="owner/name", text_column="text")
 

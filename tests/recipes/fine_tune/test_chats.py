@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from minga.core.errors import ConfigurationError
 from minga.recipes.fine_tune import chats as chats_module
 from minga.recipes.fine_tune.chats import FORMAT_FILE, TEMPLATE_FILE, ChatFormat, ChatWriter, conversations
-from minga.recipes.fine_tune.settings import ChatData
+from minga.recipes.fine_tune.settings import ChatData, ChatSource
 from minga.recipes.text.tokenizer import read_tokenizer
 
 TURNS = [("user", "where is the cow"), ("assistant", "at the hill"), ("user", "and"), ("assistant", "the barn")]
@@ -65,6 +66,31 @@ def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer:
     greeted = [{"role": "assistant", "content": "the cow"}, *MESSAGES[:2]]
     found = learned(ChatWriter(tokenizer, ChatFormat.usual(tokenizer)), tokenizer, {"messages": greeted})
     assert found == " at the hill<|endoftext|>"
+
+
+def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(tmp_path: Path) -> None:
+    for name, count in (("few", 20), ("many", 400)):
+        rows = [json.dumps({"prompt": f"{name} {number:03d}", "completion": "yes"}) for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    sources = tuple(
+        ChatSource(files=(str(tmp_path / f"{name}.jsonl"),), weight=weight)
+        for name, weight in (("few", 0.8), ("many", 0.2))
+    )
+    training, _ = conversations(ChatData(source="mixture", sources=sources, heldout_fraction=0.0), 0)
+    counts = Counter(training)
+    few = [count for document, count in counts.items() if "few" in document]
+    assert len(few) == 20
+    assert max(few) - min(few) <= 1
+    assert max(int(document.split("many ")[1][:3]) for document in counts if "many" in document) > 200
+
+
+def test_the_first_held_out_conversations_are_of_all_sources(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [json.dumps({"prompt": f"{name} {number}", "completion": "yes"}) for number in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    sources = tuple(ChatSource(files=(str(tmp_path / f"{name}.jsonl"),)) for name in "ab")
+    _, heldout = conversations(ChatData(source="mixture", sources=sources, heldout_fraction=0.4), 0)
+    assert 30 < sum('"a ' in each for each in heldout[:100]) < 70
 
 
 def test_half_a_surrogate_pair_is_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -48,6 +48,26 @@ def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Pat
     check(RecipeCase("fine-tune", settings), tmp_path / "checked")
 
 
+def test_conversations_of_which_nothing_is_learned_are_told_of(
+    base: Path, run_of: RunOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = [{"prompt": "where is the cow " * 40 + str(number), "completion": "at the hill"} for number in range(100)]
+    short = [{"prompt": f"where is the cow {number}", "completion": "at the hill"} for number in range(20)]
+    path = base.parent / "long.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in [*long, *short]))
+    data = {"files": [str(path)], "heldout_fraction": 0.0}
+    with caplog.at_level(logging.WARNING, "minga.recipes"):
+        run_of({"data": data})
+    assert "of 100 of 120 conversations nothing is learned" in caplog.text
+    assert "max_length = 64" in caplog.text
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in long))
+    with pytest.raises(ConfigurationError, match="of no conversation anything can be learned; raise max_length"):
+        run_of({"data": data})
+    caplog.clear()
+    run_of()
+    assert "is learned" not in caplog.text
+
+
 @pytest.mark.parametrize("lora", [{}, soaked({"dora": True, "rslora": True})], ids=["lora", "dora, rslora"])
 def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     lora: dict[str, Any], base: Path, run_of: RunOf

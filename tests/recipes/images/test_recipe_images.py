@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.grid import grid_png
@@ -28,6 +28,34 @@ def test_a_picture_is_cut_to_a_square_and_scaled_and_clear_parts_are_white() -> 
     wide.paste((0, 0, 255, 255), (10, 0, 30, 20))
     assert np.array_equal(square(open_picture(png(wide)), 8), np.full((8, 8, 3), (0, 0, 255), dtype=np.uint8))
     assert square(open_picture(png(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))), 8).min() == 255
+
+
+def test_a_grey_picture_of_16_bits_keeps_its_shades() -> None:
+    shades = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    found = np.asarray(open_picture(png(Image.fromarray(shades))))
+    assert np.array_equal(found, np.repeat((shades >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("orientation", range(9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_photo_is_turned_as_its_camera_says(orientation: int, kind: str) -> None:
+    picture = Image.new("RGB", (32, 16), (255, 0, 0))
+    picture.paste((0, 0, 255), (0, 0, 16, 8))
+    notes, body = Image.Exif(), io.BytesIO()
+    notes[ExifTags.Base.Orientation] = orientation
+    picture.save(body, kind, exif=notes)
+    with Image.open(io.BytesIO(body.getvalue())) as again:
+        expected = ImageOps.exif_transpose(again).convert("RGB")
+    assert np.array_equal(np.asarray(open_picture(body.getvalue())), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "notes", [b"junk", b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff", b"Exif\0\0II*\0\xff\xff\xff\xff"]
+)
+def test_a_photo_with_damaged_notes_is_taken_as_it_is(notes: bytes) -> None:
+    body = io.BytesIO()
+    Image.new("RGB", (32, 16)).save(body, "JPEG", exif=notes)
+    assert open_picture(body.getvalue()).size == (32, 16)
 
 
 def bomb() -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
@@ -75,6 +75,21 @@ def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
         assert auto.__name__ in (tmp_path / architecture / "README.md").read_text("utf-8")
 
 
+def test_an_exported_tokenizer_cuts_texts_where_training_did(tmp_path: Path) -> None:
+    longer = {"max_position_embeddings": 200}
+    for architecture, overrides in (("roberta", SMALL), ("bert", SMALL | longer)):
+        recipe = language_recipe(architecture, overrides=overrides)
+        files, model = prepared(recipe, tmp_path / f"{architecture}-files"), new_model(recipe).eval()
+        recipe.export(model, files, tmp_path / architecture, recipe.provenance(2))
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / architecture)
+        assert tokenizer.model_max_length == recipe.resolved.max_length < model.config.max_position_embeddings
+        long = tokenizer("the cow eats grass " * 400, truncation=True, return_tensors="pt")
+        assert model(**long)[0].shape[1] == recipe.resolved.max_length
+        card = (tmp_path / architecture / "README.md").read_text("utf-8")
+        (said,) = [line for line in card.split("\n") if "longest sequence, in tokens" in line]
+        assert f" {recipe.resolved.max_length} " in said
+
+
 def test_public_batches_are_rows_by_number(tmp_path: Path) -> None:
     recipe = language_recipe("roberta")
     files = prepared(recipe, tmp_path)
@@ -94,6 +109,13 @@ def test_public_batches_are_rows_by_number(tmp_path: Path) -> None:
 def test_objectives_that_a_model_has_no_head_for(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         case("bert", **settings).recipe().published_settings()
+
+
+def test_pairs_are_refused_where_a_model_knows_one_type_of_segments() -> None:
+    overrides = {**SMALL, "type_vocab_size": 1}
+    with pytest.raises(ConfigurationError, match="one type of segments"):
+        case("roberta", overrides=overrides, packing="pairs").recipe().prepare()
+    case("roberta", overrides=overrides).recipe().prepare()
 
 
 def test_a_tokenizer_without_masks_is_refused(tmp_path: Path) -> None:

@@ -174,6 +174,33 @@ def test_pictures_held_out_for_all_are_not_trained_on(folder: Path, tmp_path: Pa
     assert len(sets[0]) == len(sets[1]) < COUNT
 
 
+def test_picture_files_of_a_peer_take_the_place_of_all_of_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has more tar files than the peer; what is held out is left out though its files are others."""
+    monkeypatch.setattr("minga.recipes.swav.pictures.SHARD_BYTES", 6000)
+    case = case_of(source="folder", folder=str(folder), packed_size=0)
+    files = case.files(tmp_path)
+    shards = [name for name in files if name.startswith("pictures-")]
+    assert len(shards) > 2
+    (tmp_path / "few").mkdir()
+    for number in range(2):
+        Image.new("RGB", (30, 30), (200, number, 0)).save(tmp_path / "few" / f"{number}.png")
+    _, own = case.recipe().own_data(files, [str(tmp_path / "few")], tmp_path / "own")
+    assert len(EncodedSet(own)) == 2
+
+    for path in folder.rglob("*.png"):
+        with Image.open(path) as picture:
+            picture.save(tmp_path / "few" / f"again{path.stem}.bmp")
+    _, own = case.recipe().own_data(files, [str(tmp_path / "few")], tmp_path / "all")
+    assert len(EncodedSet(own)) == 2 + len(EncodedSet(files)) < 2 + COUNT
+    (tmp_path / "out").mkdir()
+    heldout = read_pictures(files["heldout.safetensors"], 3).pictures[0].permute(1, 2, 0).numpy()
+    Image.fromarray(heldout).save(tmp_path / "out" / "one.png")
+    with pytest.raises(ConfigurationError, match="all its pictures are held out"):
+        case.recipe().own_data(files, [str(tmp_path / "out")], tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     "names",
     [

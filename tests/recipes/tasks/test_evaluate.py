@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, P
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.task_report import TaskOptions
+from minga.recipes.tasks import evaluate
 from minga.recipes.tasks.evaluate import (
     IGNORED,
     Entity,
@@ -143,6 +145,33 @@ def test_a_causal_model_classifies_texts_by_their_last_token(model: Path, tmp_pa
     path.write_text("\n".join(map(json.dumps, rows)))
     report = evaluate_model(tmp_path / "causal", TaskOptions("ncc", str(path), runs=1), how=QUICK)
     assert report.trained["accuracy"].mean > 0.9, "the last word tells the class"
+
+
+def test_beside_a_model_in_16_bits_the_one_from_scratch_is_trained_in_32(
+    model: Path, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model, tmp_path / "half")
+    BertModel.from_pretrained(model, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    found, as_ever = list[torch.dtype](), evaluate.fine_tune
+
+    def spied(tuned: torch.nn.Module, *arguments: Any) -> float:
+        found.extend({each.dtype for each in tuned.parameters()})
+        return as_ever(tuned, *arguments)
+
+    monkeypatch.setattr(evaluate, "fine_tune", spied)
+    evaluate_model(tmp_path / "half", TaskOptions("ner", names, runs=1), how=QUICK)
+    assert found == [torch.float32] * 2
+
+
+def test_examples_are_cut_where_the_tokenizer_of_a_model_cuts_texts(model: Path, names: str, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "short")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    tokenizer.model_max_length = 6
+    tokenizer.save_pretrained(tmp_path / "short")
+    for folder, longest in ((model, 16), (tmp_path / "short", 6)):
+        work = evaluate._Work.load(str(folder), TaskOptions("ner", names), names, QUICK)
+        shapes = [batch["input_ids"].shape[1] for batch in work._batches("training", 0)]
+        assert max(shapes) == min(longest, 10)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import datasets
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -78,6 +80,55 @@ def test_classes_come_from_folders_and_from_lines(tmp_path: Path) -> None:
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(ConfigurationError, match=reason):
             read_classes(str(tmp_path / "bad.jsonl"))
+
+
+@pytest.mark.parametrize("where", ["hub", "lines"])
+def test_what_has_no_label_is_left_out_and_counted(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if where == "hub":
+        kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+        rows = [{"text": f"text {number}", "label": number % 2 if number < 200 else -1} for number in range(300)]
+        rows += [{"text": None, "label": 1}]
+        found = datasets.DatasetDict(all=datasets.Dataset.from_list(rows, features=datasets.Features(kinds)))
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+        data = read_classes("hub:owner/name")
+    else:
+        labels = ["neg", "pos", None, -1, math.nan]
+        lines = [json.dumps({"text": f"text {n}", "label": labels[n % 5]}) for n in range(300)]
+        (tmp_path / "some.jsonl").write_text("\n".join([*lines, '{"text": null, "label": "pos"}', ""]))
+        data = read_classes(str(tmp_path / "some.jsonl"))
+    assert data.labels == ("neg", "pos")
+    every = [*data.training, *data.validation, *data.test]
+    assert len(every) == (200 if where == "hub" else 120)
+    assert "None" not in {each.text for each in every}
+    assert f"{101 if where == 'hub' else 181} examples without a text or a label" in caplog.text
+
+
+def test_a_sentence_with_a_word_without_tag_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tags = datasets.Sequence(datasets.ClassLabel(names=["O", "B-person"]))
+    rows = [{"tokens": ["Ada", f"ran{n}"], "ner_tags": [1, 0 if n < 200 else -1]} for n in range(210)]
+    kinds = datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": tags})
+    found = datasets.DatasetDict(all=datasets.Dataset.from_list(rows, features=kinds))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    data = read_entities("hub:owner/name")
+    assert data.labels == ("O", "B-person")
+    assert len(data.training) + len(data.validation) + len(data.test) == 200
+    assert "10 examples without a text or a label" in caplog.text
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_only_a_line_feed_ends_a_line(separator: str, tmp_path: Path) -> None:
+    rows = [{"text": f"one{separator}other {number}", "label": "x"} for number in range(100)]
+    lines = "\r\n".join(json.dumps(each, ensure_ascii=False) for each in rows)
+    (tmp_path / "some.jsonl").write_bytes(f"{lines}\r\n".encode())
+    data = read_classes(str(tmp_path / "some.jsonl"))
+    assert all(separator in each.text for each in data.training)
+    words = "\n".join(f"one{separator}other{number}\tO\n" for number in range(100))
+    (tmp_path / "ner.txt").write_bytes(words.encode())
+    assert len(read_entities(str(tmp_path / "ner.txt")).training[0].words) == 1
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -292,6 +292,44 @@ def test_a_block_has_no_document_twice_unless_there_are_no_others() -> None:
     assert list(islice(mixed([short], 0, 10), 10)) == ["x"] * 10
 
 
+def test_a_source_that_is_used_up_gives_all_its_documents_equally_often() -> None:
+    opened: list[int] = []
+
+    def open_pass(number: int) -> Iterator[str]:
+        opened.append(number)
+        return (f"few {place}" for place in range(50))
+
+    few = MixedSource(open_pass, 0.5, everything)
+    many = MixedSource(lambda number: (f"many {number} {place}" for place in range(4000)), 0.5, everything)
+    counts = Counter(each for each in islice(mixed([few, many], 0, 1000), 4000) if each.startswith("few"))
+    assert len(counts) == 50
+    assert max(counts.values()) - min(counts.values()) <= 4, "at most once a block"
+    assert len(opened) <= 4000 // 2 // 50 + 2 * 4
+
+
+def test_a_source_may_have_more_documents_than_may_be_left_out_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "MAX_LEFT_OUT", 50)
+    source = MixedSource(lambda _: (f"a {place}" for place in range(60)), 1.0, everything)
+    assert len(set(islice(mixed([source], 0, 200), 200))) == 60
+
+
+def test_what_a_mixture_takes_of_a_large_source_is_not_its_beginning(tmp_path: Path) -> None:
+    for name, count in (("few", 20), ("many", 400)):
+        rows = [json.dumps({"text": f"{name} {number:03d} is a document"}) for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    sources = tuple(
+        SourceSettings(files=(str(tmp_path / f"{name}.jsonl"),), weight=weight)
+        for name, weight in (("few", 0.8), ("many", 0.2))
+    )
+    made = prepare_mixture(TextData(source="mixture", sources=sources, heldout_fraction=0.0), 0)
+    counts = Counter(made.training)
+    few = [count for document, count in counts.items() if document.startswith("few")]
+    assert len(few) == 20
+    assert max(few) - min(few) <= 1
+    taken = sorted(int(document.split()[1]) for document in counts if document.startswith("many"))
+    assert taken[len(taken) // 2] > 100
+
+
 def test_weights_are_shares_of_what_the_filters_keep() -> None:
     half = MixedSource(SOURCES[0].open_pass, 0.5, lambda each: each if each.endswith("0") else None)
     other = MixedSource(SOURCES[1].open_pass, 0.5, everything)
@@ -346,6 +384,17 @@ def test_no_source_trains_on_what_is_held_out_of_another(
     assert not trained & set(made.heldout)
     assert not set(made.training) & set(made.heldout)
     assert len(trained) > 100
+
+
+def test_the_first_held_out_documents_of_a_mixture_are_of_all_sources(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path in paths:
+        rows = [json.dumps({"text": f"{path.stem} {number} is a document"}) for number in range(400)]
+        path.write_text("\n".join(rows))
+    sources = tuple(SourceSettings(files=(str(path),)) for path in paths)
+    heldout = prepare_mixture(TextData(source="mixture", sources=sources, heldout_fraction=0.4), 0).heldout
+    assert len(heldout) == 320
+    assert 30 < sum(each.startswith("a") for each in heldout[:100]) < 70
 
 
 def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.text import tokenizer as tokenizer_module
+from minga.recipes.text.sources import sentence_documents
 from minga.recipes.text.tokenizer import (
     MASKED_TOKENS,
     encoded_texts,
@@ -18,6 +20,7 @@ from minga.recipes.text.tokenizer import (
     read_tokenizer,
     train_tokenizer,
 )
+from minga.recipes.text.writing import WRITINGS
 from tests.worlds.recipe_text import GENESIS
 
 
@@ -41,6 +44,33 @@ def test_words_that_a_vocabulary_cannot_tell_apart_are_told_of(caplog):
         tokenizer = read_tokenizer(train_tokenizer(names * 20, size), size)
         assert any("<unk>" in tokenizer.encode(name).tokens for name in names) == is_told
         assert ("no room" in caplog.text) == is_told
+
+
+def test_of_too_much_text_a_tokenizer_reads_some_of_everywhere(monkeypatch):
+    """As if the files of one language came before those of the other."""
+    words = ("wednesday", "\u09ac\u09c1\u09a7\u09ac\u09be\u09b0")
+    documents = [f"{word} {number}" for word in words for number in range(1000)]
+    monkeypatch.setattr(tokenizer_module, "MAX_TRAINING_CHARACTERS", 10_000)
+    tokenizer = read_tokenizer(train_tokenizer(documents, 400), 400)
+    for word in words:
+        assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("language", ["bn", "bn-paper"])
+def test_a_tokenizer_reads_a_text_of_anybody_as_training_read_it(kind, language):
+    writing = WRITINGS[language]
+    content = train_tokenizer(map(writing.normalize, sentence_documents("bn")), 400, kind, writing=writing)
+    tokenizer = read_tokenizer(content, 400)
+    ksha, dhaka = "\u0995\u09cd\u200d\u09b7", "\u09a2\u09be\u0995\u09be"
+    for text in (
+        f"{ksha} {dhaka}| {dhaka}\u200b{dhaka}",
+        f"{dhaka}\u09f7 {dhaka}\u09e5{dhaka}\u0965",
+        f"{dhaka}: {dhaka}\u00ad\ufeff  \u00a0{dhaka}\u0007",
+        f"\u09a1\u09bc {dhaka}\u09c7\u09be",
+    ):
+        raw, normal = encoded_texts(tokenizer, [text, writing.normalize(text)])
+        assert raw.ids == normal.ids
 
 
 def test_vocabulary_too_small_for_the_characters():

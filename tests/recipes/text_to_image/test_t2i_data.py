@@ -239,6 +239,40 @@ def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypa
     assert sizes == [7] * 20
 
 
+def test_streams_of_pairs_begin_in_different_parts_of_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 4000
+    codes = [[number % 256, number // 256] + [0] * 62 for number in range(count)]
+    rows = datasets.Dataset.from_dict({"caption": [f"picture {number}" for number in range(count)], "code": codes})
+    found = rows.to_iterable_dataset(num_shards=200)
+    monkeypatch.setattr(source, "open_hub", lambda *_: found)
+    data = {"source": "hub", "name": "owner/pairs", "code_column": "code", "shuffle_buffer": 50}
+    recipe = picture_recipe(data=data)
+    own = tmp_path / "files"
+    own.mkdir()
+    files = write_pictures(own, recipe.prepare())
+
+    def first(peer: str, step: int = 0) -> set[int]:
+        batch = next(recipe.batches(files, StreamPosition(peer, start_step=step), 60))["codes"]
+        return set((batch[:, 0] + 256 * batch[:, 1]).tolist())
+
+    streams = [first(ALICE), first(ALICE, 500), first(BOB)]
+    assert all(len(stream) == 60 for stream in streams)
+    assert all(len(a & b) < 50 for a, b in itertools.combinations(streams, 2))
+
+
+def test_the_first_held_out_pictures_are_of_the_whole_folder(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, number in itertools.product(("cat", "dog"), range(200)):
+        picture = random.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{name}{number:03d}.png")
+        (tmp_path / f"{name}{number:03d}.txt").write_text(f"a {name}")
+    data = ImageTextData(source="folder", folder=str(tmp_path), heldout_fraction=0.4)
+    _, heldout = picture_sets(data, 8, 0)
+    assert 20 < sum(each == "a cat" for each in heldout.captions[:80]) < 60
+
+
 def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = []
     for number in range(12):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.initial import new_model
@@ -18,7 +19,7 @@ from minga.recipes.text.tokenizer import TOKENIZER_FILE
 from minga.recipes.text_to_image.decoder import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import unpack_captions
 from minga.recipes.text_to_image.export import load_exported
-from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
+from minga.recipes.text_to_image.pairs import Pairs, encode_captions, pack_pairs, read_pairs
 from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SAMPLES_FILE, TRAINING_FILE, prepare_files
 from minga.recipes.text_to_image.recipe import TextToImageRecipe
 from minga.recipes.text_to_image.settings import TextToImageSettings
@@ -157,6 +158,14 @@ def test_an_export_can_be_read_without_a_run(files: dict[str, Path], tmp_path: P
     assert "after 2 global steps" in card
     with Image.open(target / "grid.png") as grid:
         assert grid.text["seed"] == "0"  # type: ignore[attr-defined]
+
+
+def test_a_word_with_the_id_of_padding_keeps_its_place() -> None:
+    words = Tokenizer(models.WordLevel({"red": 0, "green": 1, "cat": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert encode_captions(words, ["red cat", "green red cat"], 4).tolist() == [[0, 2, 0, 0], [1, 0, 2, 0]]
+    words.add_special_tokens(["red"])
+    assert encode_captions(words, ["red cat", "green red cat"], 4).tolist() == [[2, 0, 0, 0], [1, 2, 0, 0]]
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:

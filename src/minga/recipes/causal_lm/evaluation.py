@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.causal_lm.model import token_losses
+from minga.recipes.data.hold_out import by_rank
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
@@ -37,7 +38,10 @@ class HeldOutRows(NamedTuple):
 
 
 def heldout_rows(documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int) -> HeldOutRows:
-    """The first 512 rows of `length` targets of the documents, one after the other, the last row filled up."""
+    """The first 512 rows of `length` targets of the documents, one after the other by their ranks, the last row filled
+    up.
+    """
+    documents = by_rank(documents)
     most = MAX_EVALUATION_ROWS * (length + 1)
     ids: list[int] = []
     sizes: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from blake3 import blake3
@@ -18,6 +18,11 @@ def content_rank(content: bytes | str) -> float:
     """
     body = content.encode("utf-8", "ignore") if isinstance(content, str) else content
     return int.from_bytes(blake3(body).digest(length=8), "big") / 2**64
+
+
+def by_rank(contents: Iterable[str]) -> list[str]:
+    """The contents in the order of their ranks, so that the first ones are a part of all, whatever their order was."""
+    return sorted(contents, key=lambda each: (content_rank(each), each))
 
 
 def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
+import numpy as np
 from pydantic import Field
 
 from minga.core.errors import ConfigurationError, LocalError
@@ -23,6 +25,12 @@ from minga.core.spec.fields import Section
 from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
 
 S = TypeVar("S", bound=Section)
+FEW_PARTS: Final = 16
+"""A data set of fewer parts has too few orders for the streams of all peers to be different."""
+
+MOST_SKIPPED: Final = 10_000
+"""Rows; those of a data set in one part have to be read to be skipped."""
+
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """What the hub calls one state of a model or of a data set."""
 
@@ -114,12 +122,13 @@ def opened(setting: str, path: str, **how: Any) -> Any:
 
 
 def rows_of(dataset: Any, source: str, order: int | None = None) -> Iterator[Mapping[str, Any]]:
-    """The rows of a `datasets.IterableDataset`; `order` seeds another order of the parts of which it consists.
+    """The rows of a `datasets.IterableDataset`; `order` seeds another order, as `in_order_of` describes it.
 
     Raises `ConfigurationError` for rows without columns, and `LocalError`, which names the `source`, if the stream
     breaks off again and again.
     """
-    for row in resumed_rows(dataset if order is None else in_order_of(order, dataset), source):
+    stretches = [dataset] if order is None else in_order_of(order, dataset, source)
+    for row in chain.from_iterable(resumed_rows(stretch, source) for stretch in stretches):
         if not isinstance(row, Mapping):
             raise ConfigurationError(f"{source}: a row has no columns")
         yield row
@@ -152,10 +161,25 @@ def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.s
         pause(FIRST_PAUSE_S * 2 ** (failures - 1))
 
 
-def in_order_of(seed: int, rows: Any) -> Any:
-    """The parts of a `datasets.IterableDataset` in an order of the seed, each read to its end before the next one: of
-    parts that are read beside each other, all would be read again after a failure.
+def in_order_of(seed: int, rows: Any, source: str) -> list[Any]:
+    """The rows of a `datasets.IterableDataset` in an order of the seed, as data sets to read one after the other.
+
+    That is an order of its parts, each of which is read to its end before the next one: of parts that are read beside
+    each other, all would be read again after a failure. Where it has few files, their parts are those inside of them,
+    if the format (Parquet) and the library know such; where there are few of these, too, the order also begins at most
+    10,000 rows later, and ends with what it began behind.
+
+    Raises `LocalError`, which names the `source`, if the files cannot be read.
     """
+    if rows.n_shards < FEW_PARTS and hasattr(rows, "reshard"):  # datasets 5; it reads all files' tables of contents
+        try:
+            rows = rows.reshard()
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            raise LocalError(f"{source}: cannot be read: {str(error)[:500]}") from error
     shuffle = partial(rows.shuffle, seed=seed % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
     beside = "max_buffer_input_shards"  # datasets 5
-    return shuffle(**{beside: 1}) if beside in signature(rows.shuffle).parameters else shuffle()
+    found = shuffle(**{beside: 1}) if beside in signature(rows.shuffle).parameters else shuffle()
+    if rows.n_shards >= FEW_PARTS:
+        return [found]
+    skipped = int(np.random.default_rng(seed % 2**63).integers(MOST_SKIPPED))
+    return [found.skip(skipped), found.take(skipped)]

@@ -21,10 +21,18 @@ from transformers import PreTrainedTokenizerFast
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, reason_of
+from minga.recipes.data.hold_out import by_rank
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.fine_tune.samples import Chat
 from minga.recipes.fine_tune.settings import ChatData, ChatPlace
-from minga.recipes.text.corpus import MAX_DOCUMENTS, MAX_TEXT_CHARACTERS, MixedSource, mixed, split_documents
+from minga.recipes.text.corpus import (
+    MAX_DOCUMENTS,
+    MAX_TEXT_CHARACTERS,
+    MixedSource,
+    mixed,
+    reordered_passes,
+    split_documents,
+)
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
 from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
@@ -43,7 +51,7 @@ logger = logging.getLogger("minga.recipes")
 
 
 def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
-    """The conversations of a run as documents: those to train on, and those held out.
+    """The conversations of a run as documents: those to train on, and those held out, by their ranks.
 
     Raises `ConfigurationError` where there are none, or too much to travel; it names file and line of a bad row.
     """
@@ -51,17 +59,18 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     weights = [each.weight for each in data.sources] or [1.0]
     found = [list(dict.fromkeys(_documents(each))) for each in places]
     _, heldout = split_documents([each for documents in found for each in documents], data.heldout_fraction)
-    left_out = set(heldout)
+    heldout, left_out = by_rank(heldout), set(heldout)
     training = [[each for each in documents if each not in left_out] for documents in found]
     if empty := [number + 1 for number, documents in enumerate(training) if not documents]:
         raise ConfigurationError(f"data: source {empty[0]} has no conversation to train on besides the held-out")
     if len(training) == 1:
         return training[0], heldout
     sources = [
-        MixedSource(lambda _, own=documents: iter(own), weight, as_it_is)  # type: ignore[misc]
-        for documents, weight in zip(training, weights, strict=True)
+        MixedSource(reordered_passes(documents, seed + number), weight, as_it_is)
+        for number, (documents, weight) in enumerate(zip(training, weights, strict=True))
     ]
-    return list(islice(mixed(sources, seed, _BLOCK), sum(map(len, training)))), heldout
+    total = sum(map(len, training))
+    return list(islice(mixed(sources, seed, min(_BLOCK, total)), total)), heldout
 
 
 def _documents(place: ChatPlace) -> Iterator[str]:
@@ -75,7 +84,7 @@ def _documents(place: ChatPlace) -> Iterator[str]:
         if size > MAX_TEXT_CHARACTERS or number > MAX_DOCUMENTS:
             raise ConfigurationError(
                 f"data: more than {MAX_TEXT_CHARACTERS >> 20} Mi characters or {MAX_DOCUMENTS >> 20} Mi conversations, "
-                'too much to travel with a run; take a part, such as split = "train[:10%]"'
+                "too much to travel with a run; take fewer files, or another split or config"
             )
         yield document
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -83,6 +84,8 @@ MAX_EVALUATION_CHATS: Final = 256
 SHOWN_CHATS, SHOWN_TOKENS = 3, 24
 _BASE_PLACE: Final = "THE BASE"
 """What an export says where the base is a folder of the organiser's."""
+
+logger = logging.getLogger("minga.recipes")
 
 
 class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
@@ -193,7 +196,16 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         training, heldout = conversations(self.settings.data, self.context.seed)
         writer = ChatWriter(tokenizer, form)
         chats = list(writer.chats(training))
-        Samples(chats, self.settings.max_length, 0, packing=self.settings.packing)  # raises if there is nothing
+        length = self.settings.max_length
+        samples = Samples(chats, length, 0, packing=self.settings.packing)  # raises if there is nothing
+        if samples.left_out:
+            logger.warning(
+                "of %d of %d conversations nothing is learned: what the assistant says begins beyond max_length = %d "
+                "tokens; raise it",
+                samples.left_out,
+                len(chats),
+                length,
+            )
         files[CHATS_FILE] = pack_chats(chats)
         if kept := list(islice(writer.chats(heldout), MAX_EVALUATION_CHATS)):
             Samples(kept, self.settings.max_length, 0, packing=False)

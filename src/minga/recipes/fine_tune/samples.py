@@ -67,7 +67,7 @@ def stored_chats(path: Path, vocabulary_size: int) -> list[Chat]:
 
 class Samples:
     """The samples of a run by number, the same on every machine: of `length` tokens at most, each guessed from those
-    before it; `padding` fills them up.
+    before it; `padding` fills them up. Of `left_out` conversations nothing can be learned.
 
     Raises `ConfigurationError` if no token carries loss, and for `packing` with a version of transformers that does not
     keep conversations apart.
@@ -81,6 +81,7 @@ class Samples:
         cut = [each for each in cut if len(each.ids) > 1 and each.carries[1:].any()]
         if not cut:
             raise ConfigurationError("data: of no conversation anything can be learned; raise max_length")
+        self.left_out = len(chats) - len(cut)
         self._rows = _rows(cut, length) if packing else [[each] for each in cut]
         self._usual = np.float32(sum(int(each.carries[1:].sum()) for each in cut) / len(self._rows))
 

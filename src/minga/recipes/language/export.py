@@ -30,7 +30,6 @@ _FACTS: Final = {
     "layers": "num_hidden_layers",
     "attention heads": "num_attention_heads",
     "vocabulary": "vocab_size",
-    "longest sequence, in tokens": "max_position_embeddings",
 }
 """Of a configuration, by words for people."""
 
@@ -50,16 +49,17 @@ def export_model(
     figures: dict[str, float],
     text: str,
     auto: str,
+    length: int | None = None,
     special: Mapping[str, str] | None = None,
     chat_template: str | None = None,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
     `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
-    the model; one that generates gets a generation configuration, too. `special` names its
-    special tokens, such as `eos_token`, where these are not the usual ones, and `chat_template` how it is talked to.
-    All or nothing; see `Exported.to` for what is
-    raised.
+    the model; one that generates gets a generation configuration, too. `length` is that of the longest text it was
+    trained on, in tokens; None for as many as it has positions. `special` names its special tokens, such as
+    `eos_token`, where these are not the usual ones, and `chat_template` how it is talked to. All or nothing; see
+    `Exported.to` for what is raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
@@ -69,14 +69,17 @@ def export_model(
             model.save_pretrained(exported.folder)
         if auto == CAUSAL:
             _generation(tokenizer, special or {}).save_pretrained(exported.folder)
-        wrapped = wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL, special=special or {})
+        longest = length or getattr(config, "max_position_embeddings", None)
+        wrapped = wrap_tokenizer(tokenizer, model, longest, generates=auto == CAUSAL, special=special or {})
         wrapped.chat_template = chat_template
         wrapped.save_pretrained(exported.folder)
         exported.card(
             title,
             f"A model of the architecture {config.model_type} with {parameters:,} parameters, trained with minga by "
             f"peers that pooled their machines (recipe {provenance.recipe}).",
-            {words: getattr(config, name) for words, name in _FACTS.items() if hasattr(config, name)} | figures,
+            {words: getattr(config, name) for words, name in _FACTS.items() if hasattr(config, name)}
+            | ({} if longest is None else {"longest sequence, in tokens": longest})
+            | figures,
             _LOADING.format(auto=auto),
             tags=[config.model_type],
             library="transformers",
@@ -86,9 +89,16 @@ def export_model(
 
 
 def wrap_tokenizer(
-    tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool, special: Mapping[str, str] = MappingProxyType({})
+    tokenizer: Tokenizer,
+    model: PreTrainedModel,
+    longest: int | None,
+    *,
+    generates: bool,
+    special: Mapping[str, str] = MappingProxyType({}),
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer as `transformers` uses it, with its special tokens named; those of `special` as it says."""
+    """The tokenizer as `transformers` uses it, which cuts texts at `longest` tokens, with its special tokens named;
+    those of `special` as it says.
+    """
     config = model.config
     names = find_special_tokens(tokenizer).names
     if generates:
@@ -96,7 +106,6 @@ def wrap_tokenizer(
     else:
         roles = {word: names[role] for role, word in _ROLES.items() if role in names}
     types = ["token_type_ids"] if not generates and getattr(config, "type_vocab_size", 0) > 1 else []
-    longest = getattr(config, "max_position_embeddings", None)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", *types, "attention_mask"],

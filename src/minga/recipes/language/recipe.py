@@ -353,6 +353,7 @@ class LanguageRecipe(TransformersRecipe[T]):
             figures=self.evaluate(model, files),
             text=self.settings.data.in_words(),
             auto=self.auto_class,
+            length=self.resolved.max_length,  # of positions a shape may have more, which nothing was learned of
         )
 
     @classmethod

@@ -35,6 +35,7 @@ from minga.recipes.interface import (
     Shown,
     StreamPosition,
 )
+from minga.recipes.language.config_guard import read_config
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
@@ -159,6 +160,12 @@ class MaskedLmRecipe(LanguageRecipe[M]):
         if self.packing is not None:
             self.check_rows(documents, tokenizer, what, self.packing)
             return
+        settings = self.resolved
+        if isinstance(settings, MaskedLmSettings) and read_config(settings.config).get("type_vocab_size") == 1:
+            raise ConfigurationError(
+                f'recipe.{self.context.recipe}.packing = "pairs": this model knows one type of segments '
+                '(type_vocab_size = 1), and pairs have two; take packing = "stream"'
+            )
         encoded = encode_documents(tokenizer, documents, self.writing.split)
         length = self.resolved.max_length
         if next(make_instances(encoded, length, np.random.default_rng(0)), None) is None:

@@ -115,13 +115,18 @@ def pack_files(bodies: Sequence[bytes]) -> dict[str, bytes]:
     return shards
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file of a run is one of these."""
+    return name.startswith(_PREFIX)
+
+
 class EncodedSet:
     """The pictures of the tar files of a run, in their order. Raises `ConfigurationError` if these are damaged."""
 
     def __init__(self, files: Files) -> None:
         self._places: list[tuple[Path, int, int]] = []
         for name in sorted(files):
-            if name.startswith(_PREFIX):
+            if is_shard(name):
                 self._places += _places(files[name])
         if not self._places:
             raise ConfigurationError("the run came without pictures to train on")
@@ -344,6 +349,9 @@ def _take(found: PictureSet, rows: Sequence[int]) -> PictureSet:
 # ---- A folder of a peer's own pictures, to train on in the place of the run's.
 
 
+_ALL_HELD_OUT: Final = "--data: all its pictures are held out in this run"
+
+
 def own_pictures(folders: Sequence[str]) -> list[EncodedPicture]:
     """The picture files in folders. Raises `ConfigurationError` if one cannot be opened, or they hold none."""
     settings = [ImageData(source="folder", folder=str(Path(each).expanduser())) for each in folders]
@@ -359,20 +367,34 @@ def keep_squares(pictures: Sequence[EncodedPicture], like: PictureSet, heldout: 
     Raises `ConfigurationError` if none is left, and `StorageError` if the disk refuses.
     """
     found = _squares(pictures, like.pictures.shape[2], like.pictures.shape[1])
-    unwanted = set() if heldout is None else {picture.numpy().tobytes() for picture in heldout.pictures}
-    rows = [row for row, picture in enumerate(found.pictures) if picture.numpy().tobytes() not in unwanted]
+    unwanted = _contents(heldout)
+    rows = [row for row, picture in enumerate(found.pictures) if _pixels_of(picture) not in unwanted]
     if not rows:
-        raise ConfigurationError("--data: all its pictures are held out in this run")
+        raise ConfigurationError(_ALL_HELD_OUT)
     labels = torch.full((len(rows),), UNLABELLED, dtype=torch.int64)
     store(path, PictureSet(found.pictures[rows], labels).pack())
 
 
-def keep_files(pictures: Sequence[EncodedPicture], folder: Path) -> dict[str, Path]:
-    """Write the pictures as the files that they are, in tar files; their paths, by name.
+def keep_files(pictures: Sequence[EncodedPicture], heldout: PictureSet | None, folder: Path) -> dict[str, Path]:
+    """Write the pictures as the files that they are, in tar files; their paths, by name. Those whose middle squares are
+    held out are left out.
 
-    Raises `ConfigurationError` for what is no picture, and `StorageError` if the disk refuses.
+    Raises `ConfigurationError` for what is no picture and if none is left, and `StorageError` if the disk refuses.
     """
+    unwanted, kept = _contents(heldout), list[bytes]()
     for picture in pictures:
-        open_picture(picture.body, picture.name)
-    shards = pack_files([picture.body for picture in pictures])
-    return {name: store(folder / name, content) for name, content in shards.items()}
+        opened = open_picture(picture.body, picture.name)
+        side = 0 if heldout is None else heldout.pictures.shape[2]
+        if not (side and square(opened, side).transpose(2, 0, 1).tobytes() in unwanted):
+            kept.append(picture.body)
+    if not kept:
+        raise ConfigurationError(_ALL_HELD_OUT)
+    return {name: store(folder / name, content) for name, content in pack_files(kept).items()}
+
+
+def _contents(pictures: PictureSet | None) -> set[bytes]:
+    return set() if pictures is None else set(map(_pixels_of, pictures.pictures))
+
+
+def _pixels_of(picture: Tensor) -> bytes:
+    return picture.numpy().tobytes()

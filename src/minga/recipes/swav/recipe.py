@@ -45,6 +45,7 @@ from minga.recipes.swav.pictures import (
     PROBE_FILE,
     TRAINING_FILE,
     PictureSet,
+    is_shard,
     keep_files,
     keep_squares,
     own_pictures,
@@ -162,14 +163,15 @@ class SwavRecipe(Recipe[SwavSettings]):
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SwavRecipe, Files]:
         """The pictures of folders: as squares like the run's, or where it trains on files as files."""
         pictures = own_pictures(patterns)
+        heldout = self._pictures(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
         if self.settings.data.is_packed:
             path = folder / TRAINING_FILE
-            heldout = self._pictures(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
             keep_squares(pictures, self._pictures(files, TRAINING_FILE), heldout, path)
             known = {PROBE_FILE: files[TRAINING_FILE]}  # figures are those of all peers
             return SwavRecipe(self.settings, self.context), {**files, **known, TRAINING_FILE: path}
         settings = self.settings.model_copy(update={"data": ImageData(source="folder", packed_size=0)})
-        return SwavRecipe(settings, self.context), {**files, **keep_files(pictures, folder)}
+        others = {name: path for name, path in files.items() if not is_shard(name)}
+        return SwavRecipe(settings, self.context), {**others, **keep_files(pictures, heldout, folder)}
 
     def frozen(self, step: int) -> frozenset[str]:
         """The prototypes, in the first steps."""

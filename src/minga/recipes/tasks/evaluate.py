@@ -257,7 +257,7 @@ class _Work:
         if how is None:
             how = SMALL_MODEL if _parameters(config) < SMALL_PARAMETERS else FineTuning()
         longest = getattr(config, "max_position_embeddings", how.max_length)
-        tokenizer.model_max_length = min(how.max_length, longest)
+        tokenizer.model_max_length = min(how.max_length, longest, tokenizer.model_max_length)
         return cls(name, options.task, tokenizer, data, how)
 
     def score(self, seed: int, *, from_scratch: bool) -> dict[str, float]:
@@ -283,7 +283,10 @@ class _Work:
             named["pad_token_id"] = self.tokenizer.pad_token_id
         try:
             if from_scratch:
-                model: nn.Module = kind.from_config(AutoConfig.from_pretrained(self.name, **named))
+                model: nn.Module = kind.from_config(
+                    AutoConfig.from_pretrained(self.name, **named),
+                    dtype=torch.float32,  # else that of the file, in which training rounds away most of an update
+                )
             else:
                 model = kind.from_pretrained(self.name, use_safetensors=True, dtype=torch.float32, **named)
         except (OSError, ValueError) as error:

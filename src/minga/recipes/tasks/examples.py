@@ -7,6 +7,7 @@ split is the same on every machine and for every order of the source.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,13 @@ import numpy as np
 
 from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
+from minga.core.units import counted
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.data.hub import check_on_hub, opened
 
 TEST_SHARE = VALIDATION_SHARE = 0.1
+
+logger = logging.getLogger("minga.recipes")
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,15 @@ def read_entities(source: str) -> TaskData[TaggedSentence]:
     if source.startswith(HUB):
         rows = _hub_rows(source)
         return tagged(_from_tokens(rows, source))
-    return tagged(tagged_lines(_text_of(Path(source)).splitlines(), source))
+    return tagged(tagged_lines(_lines(_text_of(Path(source))), source))
 
 
 def read_classes(source: str) -> TaskData[LabelledText]:
     """The texts of a folder, a .jsonl file or a data set; raises `ConfigurationError` if they cannot be read."""
     if source.startswith(HUB):
-        return labelled(_from_columns(_hub_rows(source), source))
+        return labelled(_from_columns((source, row) for row in _hub_rows(source)))
     path = Path(source)
-    return labelled(_from_folder(path) if path.is_dir() else _from_lines(path))
+    return labelled(_from_folder(path) if path.is_dir() else _from_columns(_rows_in_lines(path)))
 
 
 def tagged(sentences: Iterable[TaggedSentence]) -> TaskData[TaggedSentence]:
@@ -141,20 +145,40 @@ def tagged_lines(lines: Iterable[str], source: str) -> Iterator[TaggedSentence]:
 
 
 def _from_tokens(rows: Iterable[dict[str, Any]], source: str) -> Iterator[TaggedSentence]:
+    unlabelled = 0
     for row in rows:
         try:
-            words, tags = [str(word) for word in row["tokens"]], [str(tag) for tag in row["ner_tags"]]
+            words, tags = [str(word) for word in row["tokens"]], list(row["ner_tags"])
         except (KeyError, TypeError) as error:
             raise ConfigurationError(f"{source}: a data set of entities has the columns tokens and ner_tags") from error
-        if len(words) == len(tags) and words:
-            yield TaggedSentence(tuple(words), tuple(tags))
+        if any(map(_is_none, tags)):
+            unlabelled += 1
+        elif len(words) == len(tags) and words:
+            yield TaggedSentence(tuple(words), tuple(map(str, tags)))
+    _warn_of_unlabelled(unlabelled)
 
 
-def _from_columns(rows: Iterable[dict[str, Any]], source: str) -> Iterator[LabelledText]:
-    for row in rows:
+def _from_columns(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[LabelledText]:
+    """Of rows, each with where it stands, those that have a text and a class."""
+    unlabelled = 0
+    for where, row in rows:
         if "text" not in row or "label" not in row:
-            raise ConfigurationError(f"{source}: a data set of classes has the columns text and label")
+            raise ConfigurationError(f"{where}: a data set of classes has the columns text and label")
+        if row["text"] is None or _is_none(row["label"]):
+            unlabelled += 1
+            continue
         yield LabelledText(str(row["text"])[:MAX_TEXT_CHARACTERS], str(row["label"]))
+    _warn_of_unlabelled(unlabelled)
+
+
+def _is_none(label: Any) -> bool:
+    """Whether that is how data sets write that something has no label."""
+    return label is None or (isinstance(label, int | float) and not label >= 0)  # not a number, too
+
+
+def _warn_of_unlabelled(count: int) -> None:
+    if count:
+        logger.warning("%s without a text or a label are left out", counted(count, "example"))
 
 
 def _from_folder(folder: Path) -> Iterator[LabelledText]:
@@ -162,15 +186,23 @@ def _from_folder(folder: Path) -> Iterator[LabelledText]:
         yield LabelledText(_text_of(path, "latin-1")[:MAX_TEXT_CHARACTERS], path.parent.name)
 
 
-def _from_lines(path: Path) -> Iterator[LabelledText]:
-    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+def _rows_in_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(_lines(_text_of(path)), start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number}: not JSON: {str(error)[:200]}") from error
+            raise ConfigurationError(f"{where}: not JSON: {str(error)[:200]}") from error
         if not isinstance(row, dict):
-            raise ConfigurationError(f"{path}, line {number}: not an object with the keys text and label")
-        yield from _from_columns([row], f"{path}, line {number}")
+            raise ConfigurationError(f"{where}: not an object with the keys text and label")
+        yield where, row
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a file: `splitlines` also cuts at what may stand in the midst of one, such as U+2028."""
+    return text.replace("\r\n", "\n").split("\n")
 
 
 def _text_of(path: Path, fallback: str | None = None) -> str:
@@ -205,6 +237,7 @@ def _class_names(feature: Any) -> list[str] | None:
 
 
 def _named(value: Any, names: list[str] | None) -> Any:
-    if names is None:
+    """The name of a class, or of each of a list; a number that stands for none stays as it is."""
+    if names is None or _is_none(value):
         return value
-    return [names[one] for one in value] if isinstance(value, list) else names[value]
+    return [_named(one, names) for one in value] if isinstance(value, list) else names[value]

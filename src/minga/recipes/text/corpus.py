@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.recipes.data.files import file_of
-from minga.recipes.data.hold_out import content_rank, held_out, parted
+from minga.recipes.data.hold_out import by_rank, content_rank, held_out, parted
 from minga.recipes.data.hub import open_hub
 from minga.recipes.data.order import numbered_passes
 from minga.recipes.interface import Files
@@ -156,7 +156,8 @@ def unpack_documents(path: Path) -> Iterator[str]:
 #
 # Documents come in blocks. For each place of a block a source is drawn by the weights, and its next document that
 # passes the filter is taken: so the weights are shares of documents that are trained on, whatever the filters leave
-# out. A document that the block has already is left out as well. Then the block is shuffled.
+# out. A document that the block has already is left out as well, until its source has been read to its end and has no
+# others: from then on, all of them come again in turn. Then the block is shuffled.
 
 
 MAX_SHIPPED_CHARACTERS: Final = 200 << 20
@@ -193,21 +194,24 @@ def mixed(sources: Sequence[MixedSource], seed: int, block_size: int) -> Iterato
     passes = [0] * len(sources)
     for number in count():
         chance, seen, block = np.random.default_rng([seed % 2**63, number]), set[bytes](), list[str]()
+        begun = list(passes)
         for choice in chance.choice(len(sources), size=block_size, p=shares).tolist():
-            begun = passes[choice]
-            for now, raw in islice(streams[choice], MAX_LEFT_OUT):
+            left_out = 0
+            for now, raw in streams[choice]:
                 passes[choice] = now
                 if (document := sources[choice].keep(raw)) is None:
+                    left_out += 1
+                    if left_out == MAX_LEFT_OUT:
+                        raise ConfigurationError(
+                            f"source {choice + 1} of the mixture: of {MAX_LEFT_OUT} documents in a row its filters "
+                            "keep none"
+                        )
                     continue
                 digest = blake3(document.encode("utf-8", "surrogatepass")).digest()
-                if digest not in seen or now > begun:  # one that was seen counts where there are no others
+                if digest not in seen or now > begun[choice] + 1:  # the block has a whole pass of this source
                     seen.add(digest)
                     block.append(document)
                     break
-            else:
-                raise ConfigurationError(
-                    f"source {choice + 1} of the mixture: of {MAX_LEFT_OUT} documents in a row its filters keep none"
-                )
         yield from (block[place] for place in chance.permutation(len(block)).tolist())
 
 
@@ -252,14 +256,24 @@ def shipped_file(number: int) -> str:
     return f"source-{number}.jsonl.gz"
 
 
+def reordered_passes(documents: Sequence[str], seed: int) -> Callable[[int], Iterator[str]]:
+    """Each pass over `documents` in an order of its own: of a source that is not used up, any part may come."""
+
+    def open_pass(number: int) -> Iterator[str]:
+        order = np.random.default_rng([seed % 2**63, number]).permutation(len(documents))
+        return (documents[place] for place in order.tolist())
+
+    return open_pass
+
+
 def _stored(path: Path, seed: int) -> Callable[[int], Iterator[str]]:
     documents: list[str] = []
+    reordered = reordered_passes(documents, seed)
 
     def open_pass(number: int) -> Iterator[str]:
         if not documents:
             documents.extend(unpack_documents(path))
-        order = np.random.default_rng([seed % 2**63, number]).permutation(len(documents))
-        return (documents[place] for place in order.tolist())
+        return reordered(number)
 
     return open_pass
 
@@ -323,12 +337,13 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
     if empty := [number + 1 for number, documents in training.items() if not documents]:
         raise ConfigurationError(f"source {empty[0]} of the mixture has no document to train on besides the held-out")
     sources = [
-        MixedSource(lambda _, own=training[number]: iter(own), source.weight, as_it_is)  # type: ignore[misc]
+        MixedSource(reordered_passes(training[number], seed + number), source.weight, as_it_is)
         for number, source in enumerate(data.sources)
     ]
+    total = sum(map(len, training.values()))
     return PreparedMixture(
-        list(islice(mixed(sources, seed, data.shuffle_buffer), sum(map(len, training.values())))),
-        sorted(heldout),
+        list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total)),
+        by_rank(heldout),
         {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
 

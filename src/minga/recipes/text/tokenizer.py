@@ -1,7 +1,7 @@
 """Tokenizers: trained once by the organiser, or taken from elsewhere, and shipped with the run as `tokenizer.json`.
 
 Special tokens have the first ids, in the order given. For WordPiece and Unigram, text is normalised to NFKC and lower
-case, accents are kept; byte-level BPE keeps every byte as it is.
+case, accents are kept; byte-level BPE keeps every byte as it is, but for what the writing of a language changes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tokenizers import (
 )
 
 from minga.core.errors import ConfigurationError, reason_of
+from minga.recipes.data.hold_out import by_rank
 from minga.recipes.text.writing import USUAL, Split, Writing
 
 # ---- Tokenizers of strangers, used with bounded memory and with errors in words.
@@ -254,15 +255,16 @@ def train_tokenizer(
 ) -> bytes:
     """Learn a vocabulary of at most `vocabulary_size` entries; returns the content of `tokenizer.json`.
 
-    Stops reading after 16 Mi characters, which bounds time and memory; more text hardly changes the vocabulary. Logs a
-    warning if that is too small for the letters of the text: words with others cannot be told apart.
+    Of more than 16 Mi characters it reads so many, of documents in the order of their ranks, which bounds time and
+    memory: more text hardly changes the vocabulary. Logs a warning if that is too small for the letters of the text:
+    words with others cannot be told apart.
     """
     if vocabulary_size < 64:
         raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
     tokenizer = _untrained(kind, writing)
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
     special = [AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special_tokens]  # noqa: S105
-    pieces = _bounded(documents, writing.split if kind != "bpe" else lambda document: [document])
+    pieces = _bounded(list(documents), writing.split if kind != "bpe" else lambda document: [document])
     first = list(islice(pieces, _CHECKED_TEXTS))
     tokenizer.train_from_iterator(chain(first, pieces), _trainer(kind, vocabulary_size, special))
     if "[CLS]" in special_tokens:
@@ -295,8 +297,11 @@ def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
 
 
 def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
+    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
+        if rules:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *rules])
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
@@ -314,7 +319,6 @@ def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
             ]
         )
         tokenizer.decoder = decoders.Metaspace()
-    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
     tokenizer.normalizer = normalizers.Sequence(
         [*rules, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
@@ -353,9 +357,11 @@ def _frame_by_ends(tokenizer: Tokenizer) -> None:
     )
 
 
-def _bounded(documents: Iterable[str], split: Split) -> Iterator[str]:
+def _bounded(documents: Sequence[str], split: Split) -> Iterator[str]:
     # Sentences keep the trainer's own pieces short; its Unigram would otherwise hold whole documents.
     left = MAX_TRAINING_CHARACTERS
+    if sum(map(len, documents)) > left:  # the first ones may all be of one source
+        documents = by_rank(documents)
     for document in documents:
         yield from split(document)
         left -= len(document)

@@ -88,11 +88,16 @@ _DROPPED = re.compile(
 )
 
 TOKENIZER_RULES: Final = (
-    ("[\u09e4\u09f7|]", DANDA),
-    ("\u09e5", "\u0965"),
-    (f"(?<=[{_LETTERS}{_MARKS}]):", "\u0983"),
+    (_DROPPED.pattern, ""),
+    (_DANDAS.pattern, DANDA),
+    (_DOUBLE_DANDAS.pattern, "\u0965"),
+    (_BLANKS.pattern, " "),
+    (_COLON.pattern, "\u0983"),
 )
-"""The rules that concern what a tokenizer sees, as regular expressions."""
+"""What `normalize_bengali` does to the midst of a line, as regular expressions."""
+
+PAPER_RULES: Final = ((_JOINERS.pattern, " "), *TOKENIZER_RULES, ("\u0965", DANDA))
+"""The same of `paper=True`."""
 
 _BENGALI_ABBREVIATIONS: Final = frozenset(
     ("ড", "ডা", "মো", "মোঃ", "মোছা", "অধ্যা", "লি", "কি.মি", "মি", "সে.মি", "প্রফে", "ইঞ্জি", "খ্রি", "পৃ")
@@ -158,6 +163,6 @@ USUAL: Final = Writing()
 WRITINGS: Final = {
     "": USUAL,
     "bn": Writing(split_bengali, normalize_bengali, TOKENIZER_RULES),
-    "bn-paper": Writing(split_bengali, partial(normalize_bengali, paper=True), TOKENIZER_RULES),
+    "bn-paper": Writing(split_bengali, partial(normalize_bengali, paper=True), PAPER_RULES),
 }
 """By the code of a language. With "bn-paper" joiners become blanks, as in the tokenizer of sahajBERT."""

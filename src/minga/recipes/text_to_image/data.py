@@ -73,9 +73,9 @@ def _fits(width: Any, height: Any, data: ImageTextData) -> bool:
     return max(width, height) <= data.filters.max_aspect * min(width, height)
 
 
-def _captioned_rows(data: ImageTextData) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of the data set that are taken, with their captions."""
-    for row in hub_rows(data):
+def _captioned_rows(data: ImageTextData, order: int | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of the data set that are taken, with their captions; `order` seeds another order."""
+    for row in hub_rows(data, order=order):
         caption = caption_of_row(row, data)
         if caption is not None:
             yield caption, row
@@ -126,6 +126,7 @@ def _split(
     captions: Sequence[str], picture: Callable[[int], Pixels], contents: Sequence[bytes | str], fraction: float
 ) -> tuple[CaptionedPictures, CaptionedPictures]:
     training, heldout = parted(range(len(captions)), contents, fraction)
+    heldout.sort(key=lambda number: content_rank(contents[number]))  # figures are made with the first ones
 
     def chosen(numbers: Sequence[int]) -> CaptionedPictures:
         return CaptionedPictures([captions[number] for number in numbers], lambda place: picture(numbers[place]))
@@ -202,9 +203,9 @@ def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[
 # ---- A data set that has codes in the place of pictures.
 
 
-def coded_rows(data: ImageTextData, length: int, codes: int) -> Iterator[CodedRow]:
-    """Captions and codes, int64 [length], each below `codes`; held-out ones included."""
-    for caption, row in _captioned_rows(data):
+def coded_rows(data: ImageTextData, length: int, codes: int, *, order: int | None = None) -> Iterator[CodedRow]:
+    """Captions and codes, int64 [length], each below `codes`; held-out ones included. `order` seeds another order."""
+    for caption, row in _captioned_rows(data, order):
         yield caption, codes_of_row(row, data, length, codes)
 
 
@@ -230,7 +231,12 @@ def codes_of_row(row: Mapping[str, Any], data: ImageTextData, length: int, codes
 
 def is_held_out(codes: Ids, fraction: float) -> bool:
     """Whether a streamed picture is held out, by its codes."""
-    return content_rank(_content(codes)) < fraction
+    return rank_of_codes(codes) < fraction
+
+
+def rank_of_codes(codes: Ids) -> float:
+    """The rank of a picture by its codes."""
+    return content_rank(_content(codes))
 
 
 def _content(codes: np.ndarray[Any, Any]) -> bytes:

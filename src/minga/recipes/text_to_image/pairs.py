@@ -57,10 +57,12 @@ def warn_of_cut_captions(tokenizer: Tokenizer, captions: Sequence[str], length: 
 
 
 def encode_captions(tokenizer: Tokenizer, captions: Sequence[str], length: int) -> Ids:
-    """int64 [n, length]: the first tokens of each caption, then 0."""
+    """int64 [n, length]: the first tokens of each caption, then 0. Where 0 is a special token, captions have none."""
+    added = tokenizer.get_added_tokens_decoder().get(PAD)
+    is_special = added is not None and added.special
     found = np.full((len(captions), length), PAD, dtype=np.int64)
     for row, encoding in enumerate(encoded_texts(tokenizer, captions)):
-        ids = [each for each in encoding.ids if each != PAD][:length]
+        ids = [each for each in encoding.ids if each != PAD or not is_special][:length]
         found[row, : len(ids)] = ids
     return found
 

@@ -14,7 +14,7 @@ from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.interface import Files
 from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
-from minga.recipes.text_to_image.data import CaptionedPictures, coded_rows, is_held_out, picture_sets
+from minga.recipes.text_to_image.data import CaptionedPictures, coded_rows, is_held_out, picture_sets, rank_of_codes
 from minga.recipes.text_to_image.decoder import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
 from minga.recipes.text_to_image.pairs import CodedRow, Pairs, caption_tokenizer, pack_pairs, warn_of_cut_captions
@@ -105,7 +105,7 @@ def _scanned(data: ImageTextData, shape: DecoderShape) -> tuple[list[CodedRow], 
         raise ConfigurationError("data: there is no pair that passes the filters")
     if fraction > 0 and not heldout:
         raise ConfigurationError(f"data.heldout_fraction = {fraction}: no pair is held out; raise it, or set it to 0")
-    return training, heldout
+    return training, sorted(heldout, key=lambda pair: rank_of_codes(pair[1]))
 
 
 def _encoded(

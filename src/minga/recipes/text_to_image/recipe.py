@@ -19,7 +19,7 @@ from minga.core.files import store
 from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hub import pinned
-from minga.recipes.data.order import block_chances, shuffled, shuffled_blocks, streamed
+from minga.recipes.data.order import block_chances, epoch_seed, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.images.source import files_below
@@ -275,7 +275,8 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         every = np.arange(micro_batch_size)
 
         def open_pass(epoch: int) -> Iterator[CodedRow]:
-            rows = coded_rows(data, shape.image_length, shape.codes)
+            order = epoch_seed(seed, position, epoch)
+            rows = coded_rows(data, shape.image_length, shape.codes, order=order)
             kept = (row for row in rows if not is_held_out(row[1], data.heldout_fraction))
             return shuffled_blocks(kept, data.shuffle_buffer, block_chances(seed, position, epoch))
 
