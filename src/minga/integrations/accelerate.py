@@ -26,7 +26,7 @@ from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
-from minga.training.replica.schedule import stretch
+from minga.training.replica.schedule import can_be_stretched, stretch
 from minga.training.replica.trained_record import SAMPLES
 
 logger = logging.getLogger("minga.integrations")
@@ -192,7 +192,8 @@ def _prepared(
     scheduler = objects.pop(kinds.index("scheduler")) if "scheduler" in kinds else None
     found = dict(zip(objects, accelerator.prepare(*objects.values()), strict=True))
     if scheduler is not None:
-        stretch(scheduler, place.schedule_steps)
+        if can_be_stretched(scheduler):
+            stretch(scheduler, place.schedule_steps)
         found[kinds.index("scheduler")] = GlobalSchedule(joined)
     joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
     tally.told_by = "accelerator.backward(loss)"

@@ -216,7 +216,7 @@ def test_what_travels_whole_does_so_where_codecs_leave_something_out() -> None:
     for choice, download in (("topk", None), ("sign", None), ("topk", "gtopk"), ("adaptive(large=sign)", None)):
         layout = VectorLayout(tensors, choice, download, whole=2)
         codecs = [(each.codecs.upload.name, each.codecs.download.name) for each in layout.segments]
-        assert codecs[-1] == ("float16", "float16")
+        assert codecs[-1] == ("float32", "float32")
         assert layout.segments[-1].start <= sizes[0]
         assert layout.head == VectorLayout(tensors[:1], choice, download)
         assert layout.head_total == sizes[0]

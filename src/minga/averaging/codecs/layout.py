@@ -30,7 +30,7 @@ from minga.network.rpc.stream import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
-WHOLE: Final = "float16"
+WHOLE: Final = "float32"
 """How tensors travel out of which nothing is to be left."""
 MAX_LABEL_CHARACTERS: Final = 200
 Shape = tuple[int, ...]

@@ -141,7 +141,9 @@ class RankReplica(Replica):
         """Have the buffers of all ranks stand where rank 0 says, which has the mean of what they moved."""
         if self._buffers.averaged:
             self.tell("move_buffers")
-            found = torch.zeros(sum(buffer.numel() for buffer in self._buffers.averaged))
+            found = torch.zeros(
+                sum(buffer.numel() for buffer in self._buffers.averaged), dtype=torch.float32, device="cpu"
+            )
             if moved is not None:
                 found.copy_(moved[: found.numel()])
             self._ranks.share(found)

@@ -196,7 +196,7 @@ class SharedBuffers:
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:
     """Movements of buffers as they are in the vector: one after the other, in RAM."""
-    return torch.cat([torch.zeros(0), *(each.reshape(-1).cpu() for each in moved)])
+    return torch.cat([torch.zeros(0, dtype=torch.float32, device="cpu"), *(each.reshape(-1).cpu() for each in moved)])
 
 
 def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -217,7 +217,8 @@ class _Trial:
         merge_numbers(self._scheduler, numbers_of(other._scheduler))
         pairs = zip(self._scheduler.optimizer.param_groups, other._scheduler.optimizer.param_groups, strict=True)
         for group, theirs in pairs:
-            set_group_numbers(group, group_numbers(theirs), ())
+            held = {key: value for key, value in group_numbers(theirs).items() if key in group}
+            set_group_numbers(group, held, group.keys())
         self._left = {index: self._left[index] for index in other._left}
 
     def rates(self) -> list[float]:
@@ -246,7 +247,7 @@ def _copy_of(value: Any, copies: dict[int, Any]) -> Any:
             found[key] = copied(each)
     elif type(value) in (list, tuple):
         found = type(value)(map(copied, value))
-    elif hasattr(value, "__dict__") and not isinstance(value, Enum):
+    elif hasattr(value, "__dict__") and not isinstance(value, Enum) and not hasattr(value, "__del__"):
         with contextlib.suppress(TypeError):  # of functions, classes and so on there is no such copy
             copies[id(value)] = found = object.__new__(type(value))
             held = vars(value).items()
@@ -271,13 +272,16 @@ def _settled(value: Any, before: Any) -> Any:
 
 
 def parts_of(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
-    """A scheduler and those that it holds, and so on."""
-    if scheduler is not None:
-        yield scheduler
-        for held in vars(scheduler).values():
-            for each in held if isinstance(held, list | tuple) else (held,):
-                if isinstance(each, LRScheduler):
-                    yield from parts_of(each)
+    """A scheduler and those that it holds, and so on, each once."""
+    waiting, seen = [] if scheduler is None else [scheduler], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        held = [value if isinstance(value, list | tuple) else [value] for value in vars(part).values()]
+        waiting += reversed([each for values in held for each in values if isinstance(each, LRScheduler)])
 
 
 def _apart(scheduler: LRScheduler | None) -> Sequence[LRScheduler]:
@@ -306,12 +310,15 @@ def length_of(scheduler: LRScheduler) -> int:
     return max([int(each) for each in named if isinstance(each, int)] + inner, default=0)
 
 
+def can_be_stretched(scheduler: LRScheduler) -> bool:
+    """Whether it is a schedule of `transformers.get_scheduler` that was made for some number of steps."""
+    return any(_LENGTH in each.keywords for each in _partials(scheduler))
+
+
 def stretch(scheduler: LRScheduler, steps: int) -> None:
-    """Have a schedule of `transformers.get_scheduler` go over so many steps: scripts make it for those of their own
-    loop.
-    """
+    """Have a schedule that can be go over so many steps: scripts make it for those of their own loop."""
     functions = getattr(scheduler, "lr_lambdas", None)
-    if not isinstance(functions, list) or not any(_LENGTH in each.keywords for each in _partials(scheduler)):
+    if not isinstance(functions, list):
         return
     for place, function in enumerate(functions):
         if isinstance(function, partial) and _LENGTH in function.keywords:
@@ -426,7 +433,8 @@ class LoopRates:
         groups, before = self._optimizer.param_groups, self.changed()
         names = [frozenset(group) for group in groups]
         step()
-        added = {key for group, had in zip(groups, names, strict=True) for key in group.keys() - had}
+        pairs = zip(groups, names, strict=True)
+        added = {key for group, had in pairs for key in group.keys() - had if _has_numbers(group[key])}
         return self.changed() - before | added
 
     def look(self, step: int) -> None:

@@ -147,9 +147,9 @@ class TrainedRecord:
         for group, theirs, names in zip(groups, _list(scalars.get("groups")), self.settings, strict=True):
             own = group_numbers(group)
             for name in sorted(names - moves):
-                if (run := _mapping(theirs).get(name)) != own[name]:
+                if (run := _mapping(theirs).get(name)) != own.get(name):
                     logger.warning(
-                        "%s = %s of this program's optimizer gives way to the run's %s", name, own[name], run
+                        "%s = %s of this program's optimizer gives way to the run's %s", name, own.get(name), run
                     )
 
     def _check_frozen(self, run: _Written) -> None:
@@ -190,6 +190,8 @@ class TrainedRecord:
                 f"the run is trained by {_listed(kinds)}, this program's optimizer is {_listed(self.optimizers)}: all "
                 "peers need the same one"
             )
+        if not len(self.settings) == len(settings) == len(run.present()):
+            raise ConfigurationError(_MALFORMED)
         for place, (here, there) in enumerate(zip(self.settings, settings, strict=True)):
             if differing := sorted(here ^ there):
                 first = differing[0]

@@ -209,12 +209,21 @@ class TrainingState:
         check_base(base, self.base)
 
     def step_optimizer(self) -> None:
-        """Have the optimizer take a step; the numbers that it adds to its parameter groups belong to the state."""
+        """Have the optimizer take a step; the numbers that it adds to its parameter groups belong to the state.
+
+        Raises `ConfigurationError` if it adds several numbers in one, or a tensor: these would not come to a newcomer.
+        """
         groups = self._optimizer.param_groups
         before = [frozenset(group) for group in groups]
         self._optimizer.step()
-        every = zip(groups, before, self._added, strict=True)
-        self._added = [added | (group.keys() - names) for group, names, added in every]
+        for place, (group, names) in enumerate(zip(groups, before, strict=True)):
+            new = {key for key in group.keys() - names if numbers_of(group[key]) not in (None, {}, [])}
+            if odd := sorted(key for key in new if type(group[key]) not in (int, float)):
+                raise ConfigurationError(
+                    f"the optimizer adds {odd[0]} to its parameter groups as it steps, and peers that fetch the state "
+                    "would not have it: let it add plain numbers, or have all from the start"
+                )
+            self._added[place] |= new
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Put a snapshot into the model, the optimizer and the scheduler, in place.

@@ -124,7 +124,8 @@ class Delayed(GradientSums):
         super().__init__(condition, unit=unit, settings=settings)
         self._aside_samples = 0
         self._closed_at: Sequence[torch.Tensor] = ()  # what buffers had moved when that was closed; nothing, if empty
-        self._counted = torch.zeros(0)  # of the movements in the sum that is closed next, or was: to be taken out
+        # Of the movements in the sum that is closed next, or was: to be taken out.
+        self._counted = torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
@@ -180,7 +181,7 @@ class Delayed(GradientSums):
         """See `GradientSums`. What an earlier mean has of the movements of buffers is taken out first."""
         if self._aside_samples and self._counted.numel():
             self._aside.add_part(self.replica.vector.parameters_numel, self._counted.neg_())
-            self._counted = torch.zeros(0)
+            self._counted = torch.zeros(0, dtype=torch.float32, device="cpu")
         return super().contribution()
 
     def restored(
@@ -195,7 +196,7 @@ class Delayed(GradientSums):
     def _count_anew(self, samples: int = 0) -> None:
         super()._count_anew(samples)
         if not self._closed_at:
-            self._counted = torch.zeros(0)
+            self._counted = torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def _complete(self) -> GradientSum:
         return self._aside
