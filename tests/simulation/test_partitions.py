@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from benchmarks._partition_play import Partition, Verdict, play, stall_s
+from minga.averaging.messages import Plan, SignedPlan
+from minga.averaging.planning.signed_plan import sign_plan
 from minga.core.events.bus import Event
+from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -264,6 +267,39 @@ def test_newcomers_go_on_after_the_only_member_said_goodbye_or_came_back(says_go
             assert {peer.replica.step for peer in swarm.alive()} == {step}
             swarm.restart("host")
         await swarm.run_until_step(step + 3, limit_s=400.0)
+        await assert_equal_states(swarm)
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", [3, *map(soaked, (1, 2))])
+def test_of_two_one_that_stops_as_it_leads_takes_no_step_by_itself_that_displaces_those_of_the_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other never hears of the plan, and goes on alone."""
+
+    @virtually
+    async def main() -> None:
+        swarm = swarm_of(2, seed)
+        await swarm.run_until_step(5)
+        led: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def sign_and_stop(plan: Plan, identity: Identity) -> SignedPlan:
+            if len(plan.members) == 2 and not led.done():
+                led.set_result(swarm.name_of(identity.peer_id))
+                swarm.internet.stall(led.result())
+            return sign_plan(plan, identity)
+
+        monkeypatch.setattr("minga.averaging.matchmaking.former.sign_plan", sign_and_stop)
+        stopped = await led
+        (other,) = (peer for name, peer in swarm.peers.items() if name != stopped)
+        await asyncio.sleep(30.0)
+        alone = other.replica.step
+        assert alone > swarm.peers[stopped].replica.step + 2
+        swarm.internet.resume(stopped)
+        await asyncio.sleep(20.0)
+        assert min(peer.replica.step for peer in swarm.alive()) > alone
         await assert_equal_states(swarm)
         await swarm.close()
 

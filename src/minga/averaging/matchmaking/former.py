@@ -105,10 +105,6 @@ class GroupFormation:
     def position(self, position: Position) -> None:
         self._attempt.position = position
 
-    def others_are_past(self, step: int) -> bool:
-        """Whether most of the other members of the view are past `step`."""
-        return self.position.are_past(self._swarm_view.ahead(step))
-
     def come_back(self, others: Mapping[PeerId, int]) -> None:
         """The state was taken over while `others` were in sight, at these distances from the last round."""
         self.position = self.position.come_back(others, asyncio.get_running_loop().time())

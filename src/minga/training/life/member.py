@@ -369,8 +369,14 @@ class Member:
         return "all" if step + 1 == self.amended.last_step(self.step) else self._port.facts.contributors
 
     def _gives_up_overtaken(self, plan: Plan) -> bool:
-        """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        if not self._formation.others_are_past(plan.step + 1) and self._orders.regroup(self.epoch) is None:
+        """Give a round up whose other members are done with the next one: they gave this peer up in this one.
+
+        That shows in the steps, too: who was alone in both rounds has no more shared ones than this peer, which would
+        count one more if it completed by itself what the other never heard of.
+        """
+        view, past = self.swarm_view, set(self.swarm_view.ahead(plan.step + 1))
+        past.update(peer for peer in view.ahead(plan.step) if view.settled()[peer].step > plan.step + 1)
+        if not self._formation.position.are_past(past) and self._orders.regroup(self.epoch) is None:
             return False
         self._all_reduce.give_up(plan, "its other members went on without us")
         return True
