@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from benchmarks._partition_play import Partition, Verdict, play, stall_s
+from minga.averaging.messages import Plan, SignedPlan
+from minga.averaging.planning.signed_plan import sign_plan
 from minga.core.events.bus import Event
+from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -203,6 +206,104 @@ async def test_a_newcomer_that_is_cut_off_before_its_first_round_ends_with_the_s
     assert {event.event.fields["members"] for event in swarm.log.of("step.applied")} == {1}, "both were alone"
     assert len(set(swarm.digests().values())) == 1
     await swarm.close()
+
+
+async def joined(swarm: Swarm, names: Sequence[str], entries: Sequence[SimulatedPeer] = ()) -> None:
+    """Have newcomers of these names fetch the state, one after the other, from all or only through the `entries`."""
+    addresses = [peer.network.address for peer in entries] or None
+    for name in names:
+        newcomer = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0), name=name, entries=addresses)
+        for peer in swarm.alive() if entries else ():
+            if peer not in (*entries, newcomer):
+                swarm.internet.cut(peer.name, name)
+        await asyncio.sleep(1.0)
+    while not all(swarm.peers[name].session.is_ready for name in names):
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("members", "seed"), [(1, 1), (3, 2), soaked(3, 1), soaked(3, 3)])
+def test_newcomers_behind_a_cut_take_no_step_however_many_they_are(members: int, seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(64), seed=seed)
+        old = [swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0)) for _ in range(members)]
+        await swarm.run_until_step(2)
+        await joined(swarm, ("first", "second"))
+        step, newcomers = old[0].replica.step, [swarm.peers[name] for name in ("first", "second")]
+        assert {peer.replica.step for peer in newcomers} == {step}, "no step may end before the cut"
+        for peer in old:
+            for newcomer in newcomers:
+                swarm.internet.cut(peer.name, newcomer.name)
+        await joined(swarm, ("third", "fourth", "fifth"), newcomers)  # they know only newcomers
+        newcomers += [swarm.peers[name] for name in ("third", "fourth", "fifth")]
+        await swarm.run_until_step(step + 2, peers=[peer.name for peer in old])
+        assert {peer.replica.step for peer in newcomers} == {step}
+        assert swarm.log.of("group.minority")
+        for peer in old:
+            for newcomer in newcomers:
+                swarm.internet.restore(peer.name, newcomer.name)
+        await swarm.run_until_step(step + 5)
+        await assert_equal_states(swarm)
+        assert_one_group_per_step(swarm)
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_newcomers_go_on_after_the_only_member_said_goodbye_or_came_back(says_goodbye: bool) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(64), seed=1, checkpoint_every=1)
+        host = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0), name="host")
+        await swarm.run_until_step(2)
+        await joined(swarm, ("first", "second"))
+        step = host.replica.step
+        if says_goodbye:
+            await host.session.close()
+        else:
+            swarm.internet.kill("host")
+            await asyncio.sleep(200.0)
+            assert {peer.replica.step for peer in swarm.alive()} == {step}
+            swarm.restart("host")
+        await swarm.run_until_step(step + 3, limit_s=400.0)
+        await assert_equal_states(swarm)
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", [3, *map(soaked, (1, 2))])
+def test_of_two_one_that_stops_as_it_leads_takes_no_step_by_itself_that_displaces_those_of_the_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other never hears of the plan, and goes on alone."""
+
+    @virtually
+    async def main() -> None:
+        swarm = swarm_of(2, seed)
+        await swarm.run_until_step(5)
+        led: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def sign_and_stop(plan: Plan, identity: Identity) -> SignedPlan:
+            if len(plan.members) == 2 and not led.done():
+                led.set_result(swarm.name_of(identity.peer_id))
+                swarm.internet.stall(led.result())
+            return sign_plan(plan, identity)
+
+        monkeypatch.setattr("minga.averaging.matchmaking.former.sign_plan", sign_and_stop)
+        stopped = await led
+        (other,) = (peer for name, peer in swarm.peers.items() if name != stopped)
+        await asyncio.sleep(30.0)
+        alone = other.replica.step
+        assert alone > swarm.peers[stopped].replica.step + 2
+        swarm.internet.resume(stopped)
+        await asyncio.sleep(20.0)
+        assert min(peer.replica.step for peer in swarm.alive()) > alone
+        await assert_equal_states(swarm)
+        await swarm.close()
+
+    main()
 
 
 @virtually

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from minga.averaging.links import LINKS
+from minga.averaging.matchmaking.votes import MOST_DISTANCE
 from minga.network.gossip.record_kinds import (
     MAX_PAYLOAD_BYTES,
     NETWORK_KINDS,
@@ -33,7 +34,8 @@ class Progress(Payload, frozen=True):
 
     `vector_bytes` is what the vector that the run averages takes as encoded, 0 if the owner does not say.
     `target_batch_size` is that of the step, 0 likewise. `lineage` is that of the owner's state: peers of different
-    foundings or epochs have nothing in common. `status` is a `Status`, or one that is not known here.
+    foundings or epochs have nothing in common. `status` is a `Status`, or one that is not known here. `distance` is 0
+    for who took part in the last round or brought a state of its own, else one more than for those from whom it has it.
     """
 
     step: Count
@@ -44,6 +46,7 @@ class Progress(Payload, frozen=True):
     vector_bytes: Count = 0
     target_batch_size: Count = 0
     lineage: Lineage = Lineage()
+    distance: Annotated[int, msgspec.Meta(ge=0, le=MOST_DISTANCE)] = 0
 
     @property
     def is_settled(self) -> bool:

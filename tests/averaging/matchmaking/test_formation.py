@@ -317,7 +317,7 @@ def test_a_newcomer_waits_for_those_from_whom_it_has_its_state(late_s: float, mo
         await asyncio.sleep(0.1)
         newcomer.step = host.step
         host.sight.hidden.clear()
-        newcomer.formation.come_back([host.party.peer_id])
+        newcomer.formation.come_back({host.party.peer_id: 0})
         monkeypatch.setattr(newcomer.sight, "at", lambda _: ())
         monkeypatch.setattr(newcomer.sight, "current", lambda _: ())
         for live in (newcomer.train(), newcomer.live()):

@@ -13,7 +13,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import GroupAttempt
-from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position
+from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position, Vote
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
@@ -81,5 +81,27 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
         assert attempt.at_work() == {other}
         await asyncio.sleep(0.02 * waits_s)
         assert attempt.at_work() == set()
+
+    main()
+
+
+def test_those_that_lost_touch_in_their_first_round_are_no_majority_of_it() -> None:
+    old, new = [PeerId(each * 64) for each in "abc"], [PeerId(each * 64) for each in "56789"]
+    me = new[0]
+
+    @virtually
+    async def main() -> None:
+        sight: Any = SimpleNamespace(alive=lambda: new, is_behind=lambda step: False, ahead=lambda step: [])
+        node: Any = SimpleNamespace(peer_id=me, events=SimpleNamespace(emit=lambda event: None))
+        settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
+        batch, standby = BatchSize(settings), Standby(node, trainer)  # type: ignore[arg-type]
+        position = Position(me).come_back(dict.fromkeys(old, 0), 0.0)
+        attempt = GroupAttempt(node, settings, sight, trainer, batch, standby, position)  # type: ignore[arg-type]
+        members = tuple(GroupMember(Address(peer), True) for peer in (*old, *new))
+        attempt.enter(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, voters=(0, 1, 2), electorate=3))
+        attempt.position = attempt.position.come_back(dict.fromkeys(old, 0) | dict.fromkeys(new[1:], 1), 1.0)
+        attempt = attempt.next(5)
+        assert not attempt.may_close(dict.fromkeys(new, Vote(0)), [])
+        assert attempt.may_close(dict.fromkeys([*old, *new], Vote(0)), [])
 
     main()

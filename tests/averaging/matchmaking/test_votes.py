@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from minga.averaging.election import Electorate, has_quorum
-from minga.averaging.matchmaking.votes import MOST_RAISED, Position, Vote, ballot_of, is_same
+from minga.averaging.matchmaking.votes import MOST_DISTANCE, MOST_RAISED, Position, Vote, ballot_of, is_same
 from minga.averaging.messages import MAX_BALLOT, Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
@@ -277,3 +277,27 @@ def test_the_random_acts_get_to_results_and_to_second_attempts() -> None:
     assert sum(bool(play.committed) for play in plays) > 20
     assert any(len(play.rounds) > 3 and any(round.plan.adopts for round in play.rounds) for play in plays)
     assert any(play.left_out for play in plays)
+
+
+def test_newcomers_go_with_the_members_in_sight_and_not_with_each_other() -> None:
+    old, new, late = PEERS[:3], PEERS[3:6], PEERS[6]
+    first = Position(new[0]).come_back(dict.fromkeys(old, 0), 0.0)
+    second = Position(new[1]).come_back(dict.fromkeys(old, 0) | {new[0]: first.distance}, 0.0)
+    assert first.origin == second.origin == tuple(old)
+    assert first.distance == second.distance == 1
+    third = Position(late).come_back({new[0]: first.distance, new[1]: second.distance, new[2]: 2}, 0.0)
+    assert (third.origin, third.distance) == (tuple(new[:2]), 2)
+    assert not first.may_begin_with(late, [*new, late])
+    assert first.may_begin_with(late, [*old[:2], *new, late])
+    assert first.may_begin_with(old[0], [old[0], *new])
+    for peer in old:
+        first = first.without(peer)
+    assert first.may_begin_with(late, [*new, late]), "all members said goodbye"
+
+
+def test_a_distance_has_bounds_and_ends_with_a_round() -> None:
+    position = Position(PEERS[0]).come_back({PEERS[1]: MOST_DISTANCE}, 0.0)
+    assert position.distance == MOST_DISTANCE
+    assert position.after(plan_of(1, PEERS[:2], PEERS[:2], 2)).distance == 0
+    assert position.regrouped(1, PEERS[:2], is_one=True).distance == 0
+    assert position.regrouped(1, PEERS[:2], is_one=False).distance == 1

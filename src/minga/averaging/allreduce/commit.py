@@ -43,10 +43,11 @@ may have forgotten a promise. Where so many were that the others are no quorum, 
 one group again. All of these have the same rounds behind them, so none has applied the step, and what those that ended
 had applied is lost with them; then the others decide alone, as if these had said goodbye. What is not covered, and
 named in `docs/guarantees.md`: an electorate of two, of which either may decide alone, and a first group, which succeeds
-none. Nor is this: members hold a result, it is committed, they say goodbye, and the rest is cut into halves before all
-of it has heard of the commit. Then the halves judge by electorates of different rounds, neither of which has the
-leavers in it. So do newcomers of that round behind a cut, if the members that committed it with them end, are started
-anew on this side, and come together with the rest.
+none, such as one of peers that were all started anew (newcomers make none without those that had the state before them:
+`come_back` in `averaging/matchmaking/votes.py`). Nor is this: members hold a result, it is committed, they say goodbye,
+and the rest is cut into halves before all of it has heard of the commit. Then the halves judge by electorates of
+different rounds, neither of which has the leavers in it. So do newcomers of that round behind a cut, if the members
+that committed it with them end, are started anew on this side, and come together with the rest.
 
 Where the first step comes from is not this protocol's affair, but one thing depends on it: electorates are compared
 within one history only. So each state carries its lineage (`minga.training.lineage`): the founding that the organiser

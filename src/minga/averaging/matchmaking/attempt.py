@@ -186,13 +186,15 @@ class GroupAttempt:
                 if self.settings.aggregates:
                     return None
                 continue
+            if not self.may_join(peer):
+                continue
             address = self.swarm_view.address(peer)
             if (address is not None and address.dialable) or self.node.is_connected(peer):
                 return address or Address(peer)
         if self.settings.aggregates:
             return None
         self.suspects.clear()  # a client cannot lead: ask everybody again
-        others = [peer for peer in self.swarm_view.current(self.step) if peer != self.me]
+        others = [peer for peer in self.swarm_view.current(self.step) if peer != self.me and self.may_join(peer)]
         if others:
             return self.swarm_view.address(others[0]) or Address(others[0])
         raise RejectedError("nobody can be reached who could lead", code=RefusalCode.STAND_BY)
@@ -208,7 +210,11 @@ class GroupAttempt:
         """Whether this peer's group may go to that leader: after a common round only its members lead, or a stranger
         that says to have a large group could call all others away.
         """
-        return not self.position.view or peer in self.position.view
+        return self.may_join(peer) and (not self.position.view or peer in self.position.view)
+
+    def may_join(self, peer: PeerId) -> bool:
+        """Whether this peer itself may go to that leader, as far as it is a newcomer."""
+        return bool(self.position.view) or self.position.may_begin_with(peer, set(self.swarm_view.alive()))
 
     def successor(self) -> Address | None:
         """Who leads instead of this peer, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
@@ -289,10 +295,10 @@ class GroupAttempt:
             return self._may_go_on(position, votes, voters)
         if set(voters) - self.viewless - {self.me}:
             return False  # they know who decides, and are being asked
-        if (
-            position.origin
-        ):  # nobody saw the last round: most of those from whom this peer has its state have to be here
-            return self._may_go_on(replace(position, view=position.origin), dict.fromkeys(votes, Vote(1)), votes.keys())
+        if position.origin:  # nobody saw the last round: most of those have to be here who decide what follows it
+            present = dict.fromkeys(votes, Vote(1))
+            decide = (replace(position, view=peers) for peers in (position.origin, position.seen))
+            return all(self._may_go_on(each, present, present.keys()) for each in decide)
         return self._may_found(votes.keys())
 
     def _may_go_on(self, position: Position, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
@@ -304,7 +310,7 @@ class GroupAttempt:
         self._look_whether_over(electorate)
         voteless = {peer for peer, vote in votes.items() if not vote.ballot}
         if not has_quorum({*votes, *self.swarm_view.alive()} - voteless, electorate):
-            self._report_minority(len(votes), len(position.view))
+            self._report_minority(len(votes.keys() & set(position.view)), len(position.view))
         return False
 
     def _may_found(self, group: Collection[PeerId]) -> bool:

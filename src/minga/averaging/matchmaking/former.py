@@ -105,12 +105,8 @@ class GroupFormation:
     def position(self, position: Position) -> None:
         self._attempt.position = position
 
-    def others_are_past(self, step: int) -> bool:
-        """Whether most of the other members of the view are past `step`."""
-        return self.position.are_past(self._swarm_view.ahead(step))
-
-    def come_back(self, others: Collection[PeerId]) -> None:
-        """The state was taken over from `others`."""
+    def come_back(self, others: Mapping[PeerId, int]) -> None:
+        """The state was taken over while `others` were in sight, at these distances from the last round."""
         self.position = self.position.come_back(others, asyncio.get_running_loop().time())
         self.batch.forget()
 
@@ -163,6 +159,8 @@ class GroupFormation:
                 if attempt.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=step)
                 leader, invited = invited, None
+                if leader is not None and not attempt.may_join(leader.peer_id):
+                    leader = None
                 try:
                     leader = leader or attempt.choose_leader()
                     if leader is not None:

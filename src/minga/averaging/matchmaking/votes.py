@@ -51,6 +51,8 @@ RECENT_S = 60.0
 """Seconds after a round for which its members count for a peer that had to fetch the state."""
 UNFORESEEN_S = 60.0
 """How long members that are still at work are waited for in a round of which nothing was foreseen."""
+MOST_DISTANCE = 1000
+"""The longest distance from the last round that a peer tells."""
 
 
 class Vote(NamedTuple):
@@ -72,12 +74,13 @@ class Position:
     all rounds that led to it (32 hexadecimal digits), `previous` is the fingerprint of the reduced vector that did,
     empty if it came in another way.
 
-    `view` are the members of the last round that this peer took part in, its leader first; empty before the first.
-    Those from whom it has its state are its `origin` until then. It `entered` a round with these members last, by a
-    plan that came at `planned_s` and may take its members until `late_s` (seconds of the loop's clock), and the
-    `clients` among them could not be dialled. It waited for the `tardy` in vain, which have not joined it since. Of its
-    view, the `departed` said goodbye and are gone, and the `departed_before` are gone since before this step or said
-    goodbye in it, even if they are back.
+    `view` are the members of the last round that this peer took part in, its leader first; empty before the first. The
+    `origin` are those who decide until then, where this peer has its state from others: it is at a `distance` from the
+    last round, one more than theirs. Most of those that it had `seen` shortly before have to agree. It `entered` a
+    round with these members last, by a plan that came at `planned_s` and may take its members until `late_s` (seconds
+    of the loop's clock), and the `clients` among them could not be dialled. It waited for the `tardy` in vain, which
+    have not joined it since. Of its view, the `departed` said goodbye and are gone, and the `departed_before` are gone
+    since before this step or said goodbye in it, even if they are back.
 
     It `has_vote` if its process took part in a committed round before, so that it forgot no promise. It `promised` this
     number, the highest at this step, to `leader`, and `joined` that with one; the number `is_used` once a plan came
@@ -93,6 +96,8 @@ class Position:
     previous: str = ""
     view: tuple[PeerId, ...] = ()
     origin: tuple[PeerId, ...] = ()
+    seen: tuple[PeerId, ...] = ()
+    distance: int = 0
     entered: tuple[PeerId, ...] = ()
     planned_s: float = -math.inf
     late_s: float = -math.inf
@@ -119,7 +124,7 @@ class Position:
         """An attempt at `step` begins, perhaps not the first. A peer that went back to an earlier step has forgotten
         what it promised there: it has no vote until its next committed round.
         """
-        departed = self.departed.intersection(self.everyone)
+        departed = self.departed.intersection((*self.everyone, *self.seen))
         if step == self.step:
             return replace(self, departed=departed)
         return replace(
@@ -137,20 +142,25 @@ class Position:
 
     def after(self, plan: Plan) -> Position:
         """The round of this plan is committed: the members that made its result are the next view."""
-        return replace(self, view=plan.succession, has_vote=True)
+        return replace(self, view=plan.succession, distance=0, has_vote=True)
 
     def holding(self, accepted: Accepted, succession: tuple[PeerId, ...]) -> Position:
         """The round was given up after this peer held its result."""
         return replace(self, accepted=accepted, succession=succession)
 
-    def come_back(self, others: Collection[PeerId], now_s: float) -> Position:
-        """The state was taken over from `others`: what this peer knew of the group is out of date.
+    def come_back(self, others: Mapping[PeerId, int], now_s: float) -> Position:
+        """The state was taken over while `others` were in sight, at these distances from the last round: what this peer
+        knew of the group is out of date.
 
-        Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
-        smaller side of a split could forget that there is a larger one.
+        Until it takes part in a round it goes with those of the shortest distance: any number of newcomers together
+        cannot tell whether the members are at the next round behind a cut. It also goes with those whom it saw in the
+        last minute: else the smaller side of a split could forget that there is a larger one.
         """
-        recent = (*self.everyone, *self.entered) if now_s - self.planned_s < RECENT_S else ()
-        return replace(self, view=(), origin=tuple(sorted({*others, *recent, self.me})))
+        least = min(others.values(), default=0)
+        nearest = tuple(sorted(peer for peer, distance in others.items() if distance == least))
+        recent = {*self.everyone, *self.entered} if now_s - self.planned_s < RECENT_S else set[PeerId]()
+        distance = min(least + 1, MOST_DISTANCE)
+        return replace(self, view=(), origin=nearest or (self.me,), seen=tuple(sorted(recent)), distance=distance)
 
     def regrouped(self, epoch: int, members: Sequence[PeerId], *, is_one: bool) -> Position:
         """The organisers named the `members` that go on in this epoch: the view, if this peer is one of them with their
@@ -158,8 +168,10 @@ class Position:
         """
         others = replace(self, epoch=epoch, entered=())
         if not is_one:
-            return replace(others, view=(), origin=tuple(members), planned_s=-math.inf, late_s=-math.inf)
-        return replace(others, view=tuple(members), origin=(), accepted=None, succession=(), has_vote=True)
+            return replace(
+                others, view=(), origin=tuple(members), seen=(), distance=1, planned_s=-math.inf, late_s=-math.inf
+            )
+        return replace(others, view=tuple(members), origin=(), distance=0, accepted=None, succession=(), has_vote=True)
 
     def with_view(self, view: Sequence[str]) -> Position:
         """A member of the last round, at the same step, told who else was in that."""
@@ -172,6 +184,15 @@ class Position:
     def with_again(self, peer: PeerId) -> Position:
         """A peer is back."""
         return replace(self, departed=self.departed - {peer})
+
+    def may_begin_with(self, leader: PeerId, alive: Collection[PeerId]) -> bool:
+        """Whether this peer may join `leader` while these peers are in sight. Who has its state from others joins none
+        but these while too few of them are there: a newcomer that knows only newcomers would go on with their number.
+        """
+        if leader in self.origin:
+            return True
+        present = [peer for peer in self.origin if peer not in self.departed]
+        return has_quorum(alive, by_tie_breaker(present, self.organiser))
 
     # ---- promises
 

@@ -178,6 +178,7 @@ class Member:
             client=not run.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
+            distance=lambda: self._formation.position.distance,
         )
         self._worth = WorthNotice(node)
         self._hold = TrainerHold(port, self.swarm_view)
@@ -368,8 +369,14 @@ class Member:
         return "all" if step + 1 == self.amended.last_step(self.step) else self._port.facts.contributors
 
     def _gives_up_overtaken(self, plan: Plan) -> bool:
-        """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        if not self._formation.others_are_past(plan.step + 1) and self._orders.regroup(self.epoch) is None:
+        """Give a round up whose other members are done with the next one: they gave this peer up in this one.
+
+        That shows in the steps, too: who was alone in both rounds has no more shared ones than this peer, which would
+        count one more if it completed by itself what the other never heard of.
+        """
+        view, past = self.swarm_view, set(self.swarm_view.ahead(plan.step + 1))
+        past.update(peer for peer in view.ahead(plan.step) if view.settled()[peer].step > plan.step + 1)
+        if not self._formation.position.are_past(past) and self._orders.regroup(self.epoch) is None:
             return False
         self._all_reduce.give_up(plan, "its other members went on without us")
         return True
@@ -586,7 +593,7 @@ class Member:
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
             self._hold.begin()
-        begun_s = asyncio.get_running_loop().time()
+        begun_s, before = asyncio.get_running_loop().time(), self._distances()
         try:
             state = await self._catching_up.fetch(wanted, in_doubt=self.in_doubt)
         except RemoteError as error:
@@ -600,7 +607,7 @@ class Member:
         if not had_state or (self.in_doubt and self.step != standing):
             self.vectors.left_out.forget()  # it may have counted, or was left out of another state than the run's
             self.in_doubt = False
-        self._formation.come_back(self.swarm_view.settled())
+        self._formation.come_back(self._distances() or before)  # a cut may have come meanwhile
         await self._stand()
         if changed := self._switch.said():
             self._node.events.emit(changed)
@@ -608,6 +615,10 @@ class Member:
         self._companions.begin_with({self._node.peer_id, *self.swarm_view.settled()})
         self._hold.end_soon()
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
+
+    def _distances(self) -> dict[PeerId, int]:
+        """How far each other member that has a state is from the last round."""
+        return {peer: progress.distance for peer, progress in self.swarm_view.settled().items()}
 
     async def _is_over(self) -> bool:
         """Whether this peer has the last step, and compared it with the others of the last round, and with those that

@@ -39,9 +39,10 @@ after the time of a beat."""
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client`, `lineage` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the member takes part
-    at all, are told at once. Whether it computes or averages is told if it still does so a moment later: in a run of
-    short steps that would be two more records of each step, which each peer gets from each other one.
+    `client`, `lineage`, `distance` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the
+    member takes part at all, are told at once. Whether it computes or averages is told if it still does so a moment
+    later: in a run of short steps that would be two more records of each step, which each peer gets from each other
+    one.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class ProgressPublisher:
         client: bool,
         vector_bytes: Callable[[int], int],
         lineage: Callable[[], Lineage],
+        distance: Callable[[], int] = lambda: 0,
     ) -> None:
         self._board, self._node, self._port, self._standing = board, node, port, standing
         self._client, self._vector_bytes, self._lineage = client, vector_bytes, lineage
+        self._distance = distance
         self._status: Status = "syncing"
         self._told: tuple[Status, int] | None = None
         self._told_s = -math.inf
@@ -122,5 +125,6 @@ class ProgressPublisher:
                 vector_bytes=self._vector_bytes(step),
                 target_batch_size=batch,
                 lineage=self._lineage(),
+                distance=self._distance(),
             )
         )
