@@ -37,7 +37,7 @@ from minga.averaging.messages import MAX_PLAN_NOTE_BYTES, Accepted, AskView, Joi
 from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
-from minga.core.aio import Signal
+from minga.core.aio import Signal, racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.averaging import GroupLeaderLost
 from minga.core.refusal_code import RefusalCode
@@ -155,40 +155,44 @@ class GroupFormation:
         attempt = self._attempt = self._attempt.next(step, avoid)
         self._standby.watch(step, before)
         self._changed.fire()
-        invited: Address | None = None
         try:
-            if not attempt.position.view:
-                invited = await ask_around(attempt)
-            while True:
-                if attempt.is_behind():
-                    raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=step)
-                leader, invited = invited, None
-                try:
-                    leader = leader or attempt.choose_leader()
-                    if leader is not None:
-                        attempt.count_try(leader.peer_id)
-                    outcome = await (self._lead(attempt) if leader is None else self._follow(attempt, leader))
-                except OutOfSyncError:
-                    raise
-                except RejectedError as error:  # it cannot take us right now: ask again a little later
-                    if error.code in _NO_LEADER_FOR_US and error.peer:
-                        attempt.suspects.add(PeerId(error.peer))
-                    await self._changed.wait(STAND_BY_S)
-                    continue
-                except RemoteError as error:
-                    peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else attempt.me
-                    attempt.suspects.add(peer)
-                    self._node.events.emit(GroupLeaderLost(peer=peer, step=step, why=error.message))
-                    continue
-                if isinstance(outcome, Plan):
-                    self._plan_maker.remember(outcome)
-                    self._standby.ask(step, rest=outcome.rank_of(attempt.me) in outcome.resting)
-                    return outcome
-                invited = outcome
+            async with racing((self._find(attempt), attempt.watch_quorum())) as ends:
+                return await next(ends)
         finally:
             self._led_group, self._following = None, None
             self._standby.end()
             self._changed.fire()
+
+    async def _find(self, attempt: GroupAttempt) -> Plan:
+        invited: Address | None = None
+        if not attempt.position.view:
+            invited = await ask_around(attempt)
+        while True:
+            if attempt.is_behind():
+                raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=attempt.step)
+            leader, invited = invited, None
+            try:
+                leader = leader or attempt.choose_leader()
+                if leader is not None:
+                    attempt.count_try(leader.peer_id)
+                outcome = await (self._lead(attempt) if leader is None else self._follow(attempt, leader))
+            except OutOfSyncError:
+                raise
+            except RejectedError as error:  # it cannot take us right now: ask again a little later
+                if error.code in _NO_LEADER_FOR_US and error.peer:
+                    attempt.suspects.add(PeerId(error.peer))
+                await self._changed.wait(STAND_BY_S)
+                continue
+            except RemoteError as error:
+                peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else attempt.me
+                attempt.suspects.add(peer)
+                self._node.events.emit(GroupLeaderLost(peer=peer, step=attempt.step, why=error.message))
+                continue
+            if isinstance(outcome, Plan):
+                self._plan_maker.remember(outcome)
+                self._standby.ask(attempt.step, rest=outcome.rank_of(attempt.me) in outcome.resting)
+                return outcome
+            invited = outcome
 
     async def _follow(self, attempt: GroupAttempt, leader: Address) -> Plan | Address:
         self._following = leader.peer_id
