@@ -77,7 +77,8 @@ def catching_up_at(own: Standing, newest: Standing) -> CatchingUp:
     return CatchingUp(unused, view, unused, unused, lambda _: False, wait)
 
 
-def test_a_step_is_not_over_because_a_history_that_gives_way_is_past_it() -> None:
+@virtually
+async def test_a_step_is_not_over_because_a_history_that_gives_way_is_past_it() -> None:
     """The only peer that can be dialled came back from a checkpoint, and went on alone past its clients' step."""
     clients, alone = Standing(False, 27, 0, 27, ""), Standing(False, 20, 1, 28, "a" * 64)
     catching_up = catching_up_at(clients, alone)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NoReturn
+from typing import Final
 
 from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.standby import Standby
@@ -103,8 +103,10 @@ class GroupAttempt:
     suspects: Suspects = field(default_factory=Suspects)
     merge_into: Address | None = None
     viewless: set[PeerId] = field(default_factory=set)
+    minority: MinorityError | None = None
     _tries: Counter[PeerId] = field(default_factory=Counter)
     _is_in_minority: bool = False
+    _misses: bool = False
     _apart_since_s: float | None = None
     _overtaken_since_s: float | None = None
 
@@ -334,19 +336,20 @@ class GroupAttempt:
                 "a member of the last round took this step already", code=RefusalCode.BEHIND, round=self.step
             )
 
-    async def watch_quorum(self) -> NoReturn:
-        """Look for a quorum while a group is sought, whoever leads: who follows, or finds nobody to follow, closes no
-        group and would never hear that none can be closed.
+    def look_for_quorum(self, finding: asyncio.Timeout) -> bool:
+        """Every `QUORUM_LOOK_S` while a group is being found, whoever leads: who follows, or finds nobody to follow,
+        closes no group and would never hear that none can be closed.
 
-        Raises `MinorityError` if the run spec says to stop then.
+        Ends the `finding` by the error `minority`, and returns True, if the run spec says to stop then.
         """
-        was_missing = False
-        while True:
-            await asyncio.sleep(QUORUM_LOOK_S)
-            is_missing = self._misses_quorum()
-            if is_missing and was_missing:
+        was_missing, self._misses = self._misses, self._misses_quorum()
+        try:
+            if was_missing and self._misses:
                 self._report_minority(self.swarm_view.alive())
-            was_missing = is_missing
+        except MinorityError as error:
+            self.minority = error
+            finding.reschedule(_now())
+        return self.minority is not None
 
     def _misses_quorum(self) -> bool:
         """Whether those in sight can take no step, as a client alone never can."""

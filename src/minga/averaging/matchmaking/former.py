@@ -29,7 +29,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import Contributor, GroupSettings, SwarmView
-from minga.averaging.matchmaking.attempt import HERE, JOIN, PROBE, VIEW, GroupAttempt, OutOfSyncError
+from minga.averaging.matchmaking.attempt import HERE, JOIN, PROBE, QUORUM_LOOK_S, VIEW, GroupAttempt, OutOfSyncError
 from minga.averaging.matchmaking.follower import ask_around, follow
 from minga.averaging.matchmaking.leader import LOOK_S, GroupLeader, Here
 from minga.averaging.matchmaking.votes import Position, adopting
@@ -37,7 +37,7 @@ from minga.averaging.messages import MAX_PLAN_NOTE_BYTES, Accepted, AskView, Joi
 from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
-from minga.core.aio import Signal, racing
+from minga.core.aio import Signal, watching
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.averaging import GroupLeaderLost
 from minga.core.refusal_code import RefusalCode
@@ -156,8 +156,13 @@ class GroupFormation:
         self._standby.watch(step, before)
         self._changed.fire()
         try:
-            async with racing((self._find(attempt), attempt.watch_quorum())) as ends:
-                return await next(ends)
+            async with asyncio.timeout(None) as finding:
+                with watching(QUORUM_LOOK_S, lambda: attempt.look_for_quorum(finding)):
+                    return await self._find(attempt)
+        except TimeoutError:
+            if attempt.minority is None:
+                raise
+            raise attempt.minority from None
         finally:
             self._led_group, self._following = None, None
             self._standby.end()
