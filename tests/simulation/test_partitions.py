@@ -10,6 +10,7 @@ import pytest
 from benchmarks._partition_play import Partition, Verdict, play, stall_s
 from minga.averaging.messages import Plan, SignedPlan
 from minga.averaging.planning.signed_plan import sign_plan
+from minga.core.errors import MinorityError
 from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
@@ -117,11 +118,33 @@ def test_half_of_six_without_the_organiser_waits_and_says_so(caplog: pytest.LogC
         step = max(peer.replica.step for peer in living)
         await asyncio.sleep(20.0)
         assert max(peer.replica.step for peer in living) == step
-        assert swarm.log.of("group.minority")
+        assert {logged.peer for logged in swarm.log.of("group.minority")} == {peer.name for peer in living}
         await swarm.close()
 
     main()
-    assert 1 <= caplog.text.count("waiting: only 3 of the 6 members of the last round") <= 3
+    assert caplog.text.count("waiting: only 3 of the 6 members of the last round") == 3
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_without_the_only_peer_that_can_be_dialled_stop_where_the_run_says_so(clients: int) -> None:
+    """They see nobody who could lead, so none of them leads."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(16, network={"minority": "stop"}), seed=3)
+        host = swarm.add(HostSettings(), TrainerSettings(4, 0.3))
+        for _ in range(clients):
+            swarm.add(HostSettings(dialable=False), TrainerSettings(4, 0.3))
+        await swarm.run_until_step(10)
+        swarm.internet.kill(host.name)
+        await asyncio.sleep(60.0)
+        errors = [peer.error for peer in swarm.alive()]
+        assert len(errors) == clients
+        assert all(isinstance(error, MinorityError) for error in errors), errors
+        assert f"only 1 of the {clients + 1} members" in str(errors[0])
+        await swarm.close()
+
+    main()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.12, *map(soaked, (0.02, 0.04, 0.06, 0.08, 0.1, 0.14))])

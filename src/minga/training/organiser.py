@@ -131,6 +131,14 @@ class Organiser:
             raise ConfigurationError(f"{said} with {beginning}; minga members LINK shows whole ids")
         return found[0]
 
+    def is_half_of_members(self, key: str) -> bool:
+        """Whether at least half of the members in sight have this key, or came by this invitation. Never where members
+        suspend who falls silent, and the others go on.
+        """
+        present = [view for view in self.members() if view.role != "monitor"]
+        barred = [view for view in present if key in (view.peer, view.invitation)]
+        return 2 * len(barred) >= len(present) > 0 and self._spec.security.verification != "byzantine"
+
     def bar(self, key: str, reason: str) -> bool:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:

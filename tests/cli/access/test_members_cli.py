@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -69,7 +70,8 @@ def desk_of_members() -> Organiser:
     spec, key = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}}), Identity.generate()
     link = Link(spec.run_id, key.peer_id, (EntryPoint(key.peer_id, ("127.0.0.1:9",)),))
     ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
-    return Organiser(link, spec, ledger, key, cast(Any, None), None)
+    files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
+    return Organiser(link, spec, ledger, key, files, None)
 
 
 def test_a_ban_takes_the_digits_that_displays_show_of_peers_and_of_invitations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +84,22 @@ def test_a_ban_takes_the_digits_that_displays_show_of_peers_and_of_invitations(m
 def test_a_ban_of_what_is_neither_says_what_it_takes() -> None:
     with pytest.raises(ConfigurationError, match=r"'nobody' is no peer id, which has 64 digits .* and no invitation"):
         members.run_ban(BanCommand(link="LINK", who="nobody"), cast(Any, SimpleNamespace(output=None)))
+
+
+@pytest.mark.parametrize(("guests", "says_so"), [(1, False), (2, True), (3, True)])
+def test_a_ban_of_half_of_the_members_says_how_the_others_go_on(
+    guests: int, says_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are gone at once, and what is left is no quorum; peers that look on are no members."""
+    invitation, desk, lines = "cd" * 32, desk_of_members(), list[str]()
+    present = [MemberView(f"{i:064x}", "trainer", None, invitation if i < guests else None, False) for i in range(4)]
+    watching = [MemberView(f"{i:064x}", "monitor", None, None, False) for i in range(4, 9)]
+    monkeypatch.setattr(Organiser, "members", lambda _: present + watching)
+    monkeypatch.setattr(BanCommand, "desk", lambda *_: contextlib.nullcontext(desk))
+    output = SimpleNamespace(say=lines.append, summary=lambda **_: None)
+    members.run_ban(BanCommand(link="LINK", who=invitation), cast(Any, SimpleNamespace(output=output)))
+    assert (members.BARS_MOST in lines) is says_so
+    assert "minga amend LINK resume --with-present" in members.BARS_MOST
 
 
 @pytest.mark.parametrize(

@@ -321,4 +321,4 @@ def test_a_base_that_has_a_tensor_more_is_told_and_one_that_lacks_one_refused(
     spec, files = run_of()
     with caplog.at_level(logging.WARNING, "minga.recipes"):
         first_model(load_recipe(spec), files)
-    assert "the base has tensors that its model does not use: model.norm.bias" in caplog.messages
+    assert "the given parameters have tensors that the model lacks: model.norm.bias" in caplog.messages

@@ -44,14 +44,16 @@ def assert_equal(view: BoardView, step: int) -> None:
         peer: (p.status == "finished" and last is not None and p.step >= last, p.step) for peer, p in settled.items()
     }
     own = max((False, step), *((True, step) for each in reached.values() if each == (True, step)), (False, 0))
-    members = [reached[peer] for peer, p in settled.items() if not p.client]
-    past = sum(each > own for each in members)
-    newest = sorted(members or reached.values(), reverse=True)
+    dialable = [reached[peer] for peer, p in settled.items() if not p.client]
+    bodies = [*reached.values()], dialable
+    past = [sum(each > own for each in members) for members in bodies]
+    newest = sorted(dialable or reached.values(), reverse=True)
     assert list(view.active().items()) == list(active.items())
     assert list(view.settled().items()) == list(settled.items())
     assert view.ahead(step) == [peer for peer, each in reached.items() if each > own]
     assert view.at(step) == [peer for peer, p in active.items() if p.step == step]
-    assert view.is_behind(step) == (past > 0 and 2 * past >= len(members) + 1)
+    is_half = [count > 0 and 2 * count >= len(members) + 1 for count, members in zip(past, bodies, strict=True)]
+    assert view.is_behind(step) == any(is_half)
     found = view.newest()
     assert (found and (found.final, found.step)) == (newest[(len(newest) - 1) // 2] if newest else None)
     assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}

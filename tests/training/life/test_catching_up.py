@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from minga.core.errors import RemoteError
 from minga.core.events.training import StateAwaited
-from minga.training.life.catching_up import LONGEST_WAIT_S, CatchingUp, StateWait
+from minga.training.life.catching_up import LONGEST_WAIT_S, SYNC_PAUSE_S, CatchingUp, StateWait
+from minga.training.lineage import Lineage, Standing
 from tests.worlds.swarm_tools import virtually
 
 
@@ -65,3 +67,37 @@ def test_a_peer_says_once_that_it_waits_for_a_state_that_others_have_and_do_not_
         "the state of step 9, which others have, did not come: no state of step 9 or later here"
     ] * 2
     assert len(caplog.records) == 2
+
+
+def catching_up_at(own: Standing, newest: Standing) -> CatchingUp:
+    """That of a peer which stands at `own` among others at `newest`."""
+    view: Any = SimpleNamespace(newest=lambda: newest, standing=lambda _: own, lineage=Lineage("f" * 32))
+    wait: Any = SimpleNamespace(organiser=None, end=lambda: None)
+    unused: Any = None
+    return CatchingUp(unused, view, unused, unused, lambda _: False, wait)
+
+
+@virtually
+async def test_a_step_is_not_over_because_a_history_that_gives_way_is_past_it() -> None:
+    """The only peer that can be dialled came back from a checkpoint, and went on alone past its clients' step."""
+    clients, alone = Standing(False, 27, 0, 27, ""), Standing(False, 20, 1, 28, "a" * 64)
+    catching_up = catching_up_at(clients, alone)
+    catching_up.require(28)
+    assert catching_up.to_fetch(27) is None
+    late = catching_up_at(clients, Standing(False, 26, 0, 26, ""))  # the board lags behind what was refused
+    late.require(28)
+    wanted = late.to_fetch(27)
+    assert wanted is not None
+    assert wanted.minimum_step == 28
+
+
+@virtually
+async def test_who_was_refused_by_one_that_gives_way_asks_again_after_a_pause() -> None:
+    begun_s = asyncio.get_running_loop().time()
+    catching_up = catching_up_at(Standing(False, 27, 0, 27, ""), Standing(False, 20, 1, 28, "a" * 64))
+    for _ in range(10):
+        catching_up.require()
+        assert catching_up.to_fetch(27) is None
+        await catching_up.go_without()
+        assert not catching_up.needs_state
+    assert asyncio.get_running_loop().time() - begun_s >= 10 * SYNC_PAUSE_S - 1e-6

@@ -43,6 +43,8 @@ UNANIMOUS_S = 10.0
 """Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
 OVERTAKEN_S = 1.0
 """Seconds for which a member of the last round has to be past a step that finds no quorum, before the step is over."""
+QUORUM_LOOK_S = 5.0
+"""Who sees twice, so many seconds apart, that the last round's members are too few, says so."""
 
 
 class OutOfSyncError(RejectedError):
@@ -101,8 +103,10 @@ class GroupAttempt:
     suspects: Suspects = field(default_factory=Suspects)
     merge_into: Address | None = None
     viewless: set[PeerId] = field(default_factory=set)
+    minority: MinorityError | None = None
     _tries: Counter[PeerId] = field(default_factory=Counter)
     _is_in_minority: bool = False
+    _misses: bool = False
     _apart_since_s: float | None = None
     _overtaken_since_s: float | None = None
 
@@ -309,8 +313,9 @@ class GroupAttempt:
             return True
         self._look_whether_over(electorate)
         voteless = {peer for peer, vote in votes.items() if not vote.ballot}
-        if not has_quorum({*votes, *self.swarm_view.alive()} - voteless, electorate):
-            self._report_minority(len(votes.keys() & set(position.view)), len(position.view))
+        present = {*votes, *self.swarm_view.alive()} - voteless
+        if not has_quorum(present, electorate):
+            self._report_minority(present)
         return False
 
     def _may_found(self, group: Collection[PeerId]) -> bool:
@@ -337,14 +342,40 @@ class GroupAttempt:
                 "a member of the last round took this step already", code=RefusalCode.BEHIND, round=self.step
             )
 
-    def _report_minority(self, group_size: int, view_size: int) -> None:
+    def look_for_quorum(self, finding: asyncio.Timeout) -> bool:
+        """Every `QUORUM_LOOK_S` while a group is being found, whoever leads: who follows, or finds nobody to follow,
+        closes no group and would never hear that none can be closed.
+
+        Ends the `finding` by the error `minority`, and returns True, if the run spec says to stop then.
+        """
+        was_missing, self._misses = self._misses, self._misses_quorum()
+        try:
+            if was_missing and self._misses:
+                self._report_minority(self.swarm_view.alive())
+        except MinorityError as error:
+            self.minority = error
+            finding.reschedule(_now())
+        return self.minority is not None
+
+    def _misses_quorum(self) -> bool:
+        """Whether those in sight can take no step, as a client alone never can."""
+        if not self.position.everyone:
+            return False
+        alive = set(self.swarm_view.alive())
+        electorate = replace(self.position, view=self.position.everyone).electorate()
+        is_quorum = has_quorum(alive, electorate) and (self.settings.aggregates or alive != {self.me})
+        return not is_quorum and not self.is_behind()
+
+    def _report_minority(self, present: Collection[PeerId]) -> None:
+        view = self.position.everyone
+        seen = set(view).intersection(present)
         why = (
-            f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many were "
+            f"only {len(seen)} of the {len(view)} members of the last round can be seen from here, or too many were "
             "started again; the rest may be training on without us"
         )
         if is_new := not self._is_in_minority:
             self._is_in_minority = True
-            self.node.events.emit(GroupMinority(step=self.step, view=view_size))
+            self.node.events.emit(GroupMinority(step=self.step, view=len(view)))
         if not self.settings.wait_in_minority:
             raise MinorityError(f"{why}. Check this machine's network and join again.")
         if is_new:

@@ -29,7 +29,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import Contributor, GroupSettings, SwarmView
-from minga.averaging.matchmaking.attempt import HERE, JOIN, PROBE, VIEW, GroupAttempt, OutOfSyncError
+from minga.averaging.matchmaking.attempt import HERE, JOIN, PROBE, QUORUM_LOOK_S, VIEW, GroupAttempt, OutOfSyncError
 from minga.averaging.matchmaking.follower import ask_around, follow
 from minga.averaging.matchmaking.leader import LOOK_S, GroupLeader, Here
 from minga.averaging.matchmaking.votes import Position, adopting
@@ -37,7 +37,7 @@ from minga.averaging.messages import MAX_PLAN_NOTE_BYTES, Accepted, AskView, Joi
 from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
-from minga.core.aio import Signal
+from minga.core.aio import Signal, watching
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.averaging import GroupLeaderLost
 from minga.core.refusal_code import RefusalCode
@@ -151,42 +151,51 @@ class GroupFormation:
         attempt = self._attempt = self._attempt.next(step, avoid)
         self._standby.watch(step, before)
         self._changed.fire()
-        invited: Address | None = None
         try:
-            if not attempt.position.view:
-                invited = await ask_around(attempt)
-            while True:
-                if attempt.is_behind():
-                    raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=step)
-                leader, invited = invited, None
-                if leader is not None and not attempt.may_join(leader.peer_id):
-                    leader = None
-                try:
-                    leader = leader or attempt.choose_leader()
-                    if leader is not None:
-                        attempt.count_try(leader.peer_id)
-                    outcome = await (self._lead(attempt) if leader is None else self._follow(attempt, leader))
-                except OutOfSyncError:
-                    raise
-                except RejectedError as error:  # it cannot take us right now: ask again a little later
-                    if error.code in _NO_LEADER_FOR_US and error.peer:
-                        attempt.suspects.add(PeerId(error.peer))
-                    await self._changed.wait(STAND_BY_S)
-                    continue
-                except RemoteError as error:
-                    peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else attempt.me
-                    attempt.suspects.add(peer)
-                    self._node.events.emit(GroupLeaderLost(peer=peer, step=step, why=error.message))
-                    continue
-                if isinstance(outcome, Plan):
-                    self._plan_maker.remember(outcome)
-                    self._standby.ask(step, rest=outcome.rank_of(attempt.me) in outcome.resting)
-                    return outcome
-                invited = outcome
+            async with asyncio.timeout(None) as finding:
+                with watching(QUORUM_LOOK_S, lambda: attempt.look_for_quorum(finding)):
+                    return await self._find(attempt)
+        except TimeoutError:
+            if attempt.minority is None:
+                raise
+            raise attempt.minority from None
         finally:
             self._led_group, self._following = None, None
             self._standby.end()
             self._changed.fire()
+
+    async def _find(self, attempt: GroupAttempt) -> Plan:
+        invited: Address | None = None
+        if not attempt.position.view:
+            invited = await ask_around(attempt)
+        while True:
+            if attempt.is_behind():
+                raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=attempt.step)
+            leader, invited = invited, None
+            if leader is not None and not attempt.may_join(leader.peer_id):
+                leader = None
+            try:
+                leader = leader or attempt.choose_leader()
+                if leader is not None:
+                    attempt.count_try(leader.peer_id)
+                outcome = await (self._lead(attempt) if leader is None else self._follow(attempt, leader))
+            except OutOfSyncError:
+                raise
+            except RejectedError as error:  # it cannot take us right now: ask again a little later
+                if error.code in _NO_LEADER_FOR_US and error.peer:
+                    attempt.suspects.add(PeerId(error.peer))
+                await self._changed.wait(STAND_BY_S)
+                continue
+            except RemoteError as error:
+                peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else attempt.me
+                attempt.suspects.add(peer)
+                self._node.events.emit(GroupLeaderLost(peer=peer, step=attempt.step, why=error.message))
+                continue
+            if isinstance(outcome, Plan):
+                self._plan_maker.remember(outcome)
+                self._standby.ask(attempt.step, rest=outcome.rank_of(attempt.me) in outcome.resting)
+                return outcome
+            invited = outcome
 
     async def _follow(self, attempt: GroupAttempt, leader: Address) -> Plan | Address:
         self._following = leader.peer_id

@@ -24,6 +24,10 @@ SHORT_ID = re.compile("[0-9a-fA-F]{8,63}", re.ASCII)
 """The beginning of an id, as displays show it."""
 
 NOT_TOLD = "Nobody answers. The order is kept here, and takes effect when you start the host again."
+BARS_MOST = (
+    "That is half of the members in sight, or more, and those that are left may be too few to decide a step. If they "
+    "take none, `minga amend LINK resume --with-present` orders them to go on."
+)
 WORTH_KEY = (
     "This run is open to every peer that has its link, so the ban costs its target no more than a new key: it stops a "
     'peer that misbehaves by mistake. A run with admission = "members" keeps people out.'
@@ -93,6 +97,7 @@ def run_ban(ban: BanCommand, context: Context) -> None:
     with ban.desk(context) as organiser:
         key = organiser.whole_id(key) if key is not None and is_short else key
         in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
+        bars_most = key is not None and organiser.is_half_of_members(key)
         if ban.addresses is not None:
             barred, until, in_force = organiser.bar_range(ban.addresses, valid_s, ban.reason)
             names.append(f"{barred} (until {_date(until)})")
@@ -106,6 +111,8 @@ def run_ban(ban: BanCommand, context: Context) -> None:
         output.say(f"Barred: {named}. Members close their connections to it when the step under way ends.")
     else:
         output.say(f"Noted. Barred once enough other organisers do the same: {named}.")
+    if bars_most and in_force:
+        output.say(BARS_MOST)
     if is_open:
         output.say(WORTH_KEY if barred is None else WORTH_RANGE)
     output.summary(ok=True, key=key, range=barred, until=until, in_force=in_force, told=told)

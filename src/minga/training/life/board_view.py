@@ -218,9 +218,8 @@ class BoardView:
 
         A single peer that is ahead of all others, by mistake or on purpose, does not drag them along.
         """
-        self.settled()
-        reached = [standing for standing, client in self._standings.elements() if not client]
-        reached = reached or [standing for standing, _ in self._standings.elements()]
+        everyone, dialable = self._bodies()
+        reached = list((dialable or everyone).elements())
         return sorted(reached, reverse=True)[(len(reached) - 1) // 2] if reached else None
 
     def standing(self, step: int) -> Standing:
@@ -238,12 +237,15 @@ class BoardView:
         return [peer for peer, progress in settled.items() if self._standing_of(progress) > own]
 
     def is_behind(self, step: int) -> bool:
-        """Whether at least half of the settled members, this one counted, stand higher than this peer at `step`."""
-        self.settled()
+        """Whether at least half of the settled members, this one counted, stand higher than this peer at `step`: half
+        of those that can be dialled, or of all. All that can be dialled may come back with less than their clients.
+        """
         own = self.standing(step)
-        members = {each: count for (each, client), count in self._standings.items() if not client}
-        ahead = sum(count for each, count in members.items() if each > own)
-        return ahead > 0 and 2 * ahead >= sum(members.values()) + 1
+        for members in self._bodies():
+            ahead = sum(count for each, count in members.items() if each > own)
+            if ahead and 2 * ahead >= members.total() + 1:
+                return True
+        return False
 
     def is_over(self) -> bool:
         """Whether others have finished the run, as far as `newest` goes by them."""
@@ -346,6 +348,16 @@ class BoardView:
         standing = self._standing_of(progress)
         if standing.final and (self._ended is None or standing > self._ended[0]):
             self._ended = standing, progress.lineage.rounds
+
+    def _bodies(self) -> tuple[Counter[Standing], Counter[Standing]]:
+        """How many of the other settled members stand where: of all, and of those that can be dialled."""
+        self.settled()
+        everyone, dialable = Counter[Standing](), Counter[Standing]()
+        for (standing, client), count in self._standings.items():
+            everyone[standing] += count
+            if not client:
+                dialable[standing] += count
+        return everyone, dialable
 
     def _is_at(self, progress: Progress, step: int) -> bool:
         return progress.step == step and progress.lineage.rounds == self._lineage.rounds

@@ -257,27 +257,29 @@ class CatchingUp:
     def to_fetch(self, step: int) -> Wanted | None:
         """The state that this peer needs, which has that of `step`; None if what it has will do.
 
-        It goes back to a lower standing only if its state has been another than that of most for a while.
+        It goes back to a lower standing only if its state has been another than that of most for a while, or to a step
+        of its own history that was refused as over. A refusal from another history tells nothing of this one: that peer
+        gives way once it sees enough of the others.
         """
         newest, own = self._swarm_view.newest(), self._swarm_view.standing(step)
         if newest is None:
             return None
         since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
         gives_way = since_s is not None and now - since_s > DIVERGED_S
-        if not self.discards_state and newest < own and not gives_way and self._at_least <= step:
-            return None
         is_other = (newest.step - newest.shared, newest.alone) != (own.step - own.shared, own.alone)
+        is_told = self._at_least > step and not is_other
+        if not self.discards_state and newest < own and not gives_way and not is_told:
+            return None
         least = newest.step if is_other else max(newest.step, self._at_least)
         founding = self._swarm_view.lineage.founding
         return Wanted(least, founding=founding, least=newest._replace(final=False), organiser=self._wait.organiser)
 
     async def go_without(self) -> None:
-        """There is nothing to fetch: alone, or first of all, just go on."""
+        """There is nothing to fetch: alone, or first of all, or refused by who has less, just go on soon."""
         if self.discards_state:
             await self._wait.for_state()
             return
-        if not self.needs_state:  # diverged, from others who have not told their step yet
-            await asyncio.sleep(SYNC_PAUSE_S)
+        await asyncio.sleep(SYNC_PAUSE_S)
         self._wait.end()
         self.needs_state = False
 
