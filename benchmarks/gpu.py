@@ -260,7 +260,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 def _is_lean(found: dict[str, Any]) -> bool:
     return (
         found["full_vector_transfers_per_micro_batch"] == 0
-        and found["host_reads_per_micro_batch"] <= 1
+        and found["host_reads_per_micro_batch"] <= 1.25  # one each, and in a round of four whether values were changed
         and found["crossings_to_host_per_round"] <= 1
         and found["crossings_to_device_per_round"] <= 1
     )

@@ -47,7 +47,7 @@ def test_a_step_is_shown_from_the_gradient_to_the_replica(capsys: pytest.Capture
     assert trace.main([]) == 0
     said = capsys.readouterr().out
     rows = [" ".join(row.split()) for row in said.splitlines()]
-    assert len(rows) <= 90
+    assert len(rows) <= 92
     assert rows[0].startswith("Step 3 of 4 simulated trainers, led by peer-")
     for actor in ACTORS:
         assert any(" ".join(actor.split()) in row for row in rows), actor

@@ -6,7 +6,7 @@ precision, or others as its settings say, "adaptive(large=int4, from_elements=40
 tensor, never on the part of it that an aggregator holds.
 The mean may travel by another codec than what it is made from: a `CodecPair` names both.
 A run's codec may leave something out and make up for it later, which is not for all tensors: the last ones of a layout
-may be *whole*, and travel as float16 then.
+may be *whole*, and travel as float32 then.
 Neighbours with one pair form a *segment*. A *chunk* is what is sent and reduced at once: it lies in one part and
 one segment and takes at most `target_bytes` encoded (or one codec block, where that is larger).
 """
@@ -30,8 +30,9 @@ from minga.network.rpc.stream import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
+SMALL: Final = "float16"
 WHOLE: Final = "float32"
-"""How tensors travel out of which nothing is to be left."""
+"""How tensors travel that are too small for a codec, and those out of which nothing is to be left."""
 MAX_LABEL_CHARACTERS: Final = 200
 Shape = tuple[int, ...]
 
@@ -248,7 +249,7 @@ def codec_of(choice: str, numel: int) -> Codec:
     """What a tensor of `numel` elements takes by a choice."""
     parts = _parts_of(choice)
     chosen = parts.small if numel < parts.from_elements else parts.large
-    return chosen if numel >= chosen.fewest_elements else codec(WHOLE)
+    return chosen if numel >= chosen.fewest_elements else codec(SMALL)
 
 
 def codecs_of(choice: str) -> tuple[Codec, Codec]:
