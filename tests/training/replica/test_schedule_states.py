@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from minga.core.errors import ConfigurationError
 from minga.optim.together import Together
 from minga.training.replica.replica import Replica
 from minga.training.replica.schedule import Schedule, SchedulesTogether
+from minga.training.state.manifest import build_manifest
 from tests.worlds.script_peers import network, spec_of
 
 MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -296,3 +298,87 @@ def test_numbers_that_an_optimizer_adds_cannot_go_with_steps_of_each_peer_alone(
         parameter.grad = torch.ones_like(parameter)
     with pytest.raises(ConfigurationError, match="changes seen of its parameter groups at each step"):
         alone.inner_step()
+
+
+class Counting(LRScheduler):
+    """It keeps what it goes by in the groups of its optimizer, where states have only the optimizer's own numbers."""
+
+    def get_lr(self) -> list[Any]:
+        for group in self.optimizer.param_groups if self.last_epoch >= 1 else ():
+            group["seen"] = group.get("seen", 0) + 1
+        return [0.1 / (1 + group.get("seen", 0)) for group in self.optimizer.param_groups]
+
+
+class Outer(LRScheduler):
+    """One that holds another one, which knows it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        inner.parent = self
+        super().__init__(inner.optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+class Experiment:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def factor(self, step: int) -> float:
+        return 1.0 / (1 + step)
+
+    def __del__(self) -> None:
+        ENDED.append(self)
+
+
+ENDED: list[Experiment] = []
+
+
+class AddingOnce(torch.optim.SGD):
+    """It adds something to its groups at its first step."""
+
+    added: Any = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group.setdefault("added", self.added)
+        return super().step(closure)
+
+
+def test_a_schedule_that_counts_in_the_groups_is_refused() -> None:
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="would have the learning rate"):
+        Schedule(Counting(optimizer), optimizer, 20)
+
+
+def test_the_trial_ends_nothing_of_the_program_and_goes_over_each_schedule_once() -> None:
+    optimizer, experiment = torch.optim.SGD(network().parameters(), lr=0.1), Experiment()
+    Schedule(lr_scheduler.LambdaLR(optimizer, experiment.factor), optimizer, 20)
+    gc.collect()
+    assert ENDED == []
+    other = torch.optim.SGD(network().parameters(), lr=0.1)
+    Schedule(Outer(lr_scheduler.ExponentialLR(other, 0.9)), other, 20)
+
+
+@pytest.mark.parametrize("added", [[1.0, 2.0], {"n": 1.0}, torch.ones(()), True, "ready"])
+def test_what_an_optimizer_adds_and_no_state_can_hold_is_refused(added: Any) -> None:
+    model = network()
+    optimizer = AddingOnce(model.parameters(), lr=0.1)
+    optimizer.added = added
+    replica = Replica(spec_of(4, 20), optimizer, model=model)
+    total = replica.new_sum()
+    model(torch.ones(2, 6)).square().mean().backward()
+    total.add(1.0)
+    replica.zero_grad()
+    with pytest.raises(ConfigurationError, match="adds added to its parameter groups"):
+        replica.apply(total.vector().clone(), 1)
+
+
+def test_a_state_without_groups_is_malformed() -> None:
+    model = network()
+    replica = Replica(spec_of(4, 20), torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    state = replica.capture()
+    state.scalars["groups"] = []
+    with pytest.raises(ConfigurationError, match="malformed"):
+        replica.check(build_manifest(state))

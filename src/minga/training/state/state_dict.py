@@ -211,13 +211,15 @@ class TrainingState:
     def step_optimizer(self) -> None:
         """Have the optimizer take a step; the numbers that it adds to its parameter groups belong to the state.
 
-        Raises `ConfigurationError` if it adds several numbers in one, or a tensor: these would not come to a newcomer.
+        Raises `ConfigurationError` if it adds several numbers in one, a tensor, a switch or a word, as these would not
+        come to a newcomer.
         """
         groups = self._optimizer.param_groups
         before = [frozenset(group) for group in groups]
         self._optimizer.step()
         for place, (group, names) in enumerate(zip(groups, before, strict=True)):
-            new = {key for key in group.keys() - names if numbers_of(group[key]) not in (None, {}, [])}
+            added = {key: group[key] for key in group.keys() - names}
+            new = {k for k, v in added.items() if isinstance(v, bool | str) or numbers_of(v) not in (None, {}, [])}
             if odd := sorted(key for key in new if type(group[key]) not in (int, float)):
                 raise ConfigurationError(
                     f"the optimizer adds {odd[0]} to its parameter groups as it steps, and peers that fetch the state "
