@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -34,6 +33,7 @@ from tokenizers import (
 
 from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.data.hold_out import by_rank
+from minga.recipes.model_files import downloaded, names_of_hub
 from minga.recipes.text.writing import USUAL, Split, Writing
 
 # ---- Tokenizers of strangers, used with bounded memory and with errors in words.
@@ -125,7 +125,6 @@ def _longest(table: str) -> int:
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 << 20
-_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
 
 
 def given_file(source: str, name: str, key: str) -> Path:
@@ -138,23 +137,15 @@ def given_file(source: str, name: str, key: str) -> Path:
         if not (folder / name).is_file():
             raise ConfigurationError(f"{key} = {source!r}: there is no {name} in it")
         return folder / name
-    if not _HUB.fullmatch(source):
+    if not names_of_hub(source):
         searched = "" if folder.is_absolute() else f" in {Path.cwd()}, where this command was typed"
         raise ConfigurationError(
             f"{key} = {source!r}: no such folder{searched}, and not a name such as OWNER/NAME of the hub"
         )
-    repository, _, revision = source.partition("@")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{key} = {source!r}: to download it, install huggingface_hub, or name a local folder"
-        ) from error
-    try:
-        return Path(hf_hub_download(repository, name, revision=revision or None))
-    except Exception as error:  # the hub's library lets errors of its HTTP client through
-        why = str(error).strip().split("\n")[0][:200]
-        raise ConfigurationError(f"{key} = {source!r}: the hub does not give {name}: {why}") from error
+    found = downloaded(source, key, (name,)) / name
+    if not found.is_file():
+        raise ConfigurationError(f"{key} = {source!r}: the hub does not give {name}")
+    return found
 
 
 def given_content(source: str, name: str, key: str, most: int) -> bytes:

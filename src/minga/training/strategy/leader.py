@@ -111,7 +111,7 @@ class Leader(Centred):
         """See `Centred`; with the losses, of which those that are still to come are no numbers."""
         losses = torch.full((self._options.score_micro_batches,), math.nan, dtype=torch.float64, device="cpu")
         losses[: len(self._losses)] = torch.tensor(list(self._losses), dtype=torch.float64, device="cpu")
-        pace = torch.tensor([self._pace, self._steps], device="cpu")
+        pace = torch.tensor([self._pace, self._steps], dtype=torch.float32, device="cpu")
         return {**super().local_tensors(), _LOSSES: losses, _PACE: pace}
 
     def restored(
