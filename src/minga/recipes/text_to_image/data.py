@@ -25,7 +25,7 @@ from minga.core.files import decode_text, text_encoding
 from minga.recipes.data.hold_out import content_rank, parted
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.images.source import cell, files_below, hub_rows, picture_file
-from minga.recipes.text.sources import clean
+from minga.recipes.text.sources import written
 from minga.recipes.text_to_image.pairs import CodedRow, Ids, Pairs
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
 from minga.recipes.text_to_image.shapes import draw_compositions, paint
@@ -52,7 +52,7 @@ def caption_of_row(row: Mapping[str, Any], data: ImageTextData) -> str | None:
         return None
     if not isinstance(text, str):
         raise ConfigurationError(f"data.caption_column = {data.caption_column!r}: there is no text, but {type(text)}")
-    caption = " ".join(clean(text).split())
+    caption = " ".join(written(text).split())
     if len(caption) < data.filters.min_caption:
         return None
     for rule in data.filters.require:
