@@ -25,7 +25,7 @@ from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import TOKENS_FILE, StoredTokens
-from minga.recipes.text.tokenizer import END_OF_TEXT, read_tokenizer, train_tokenizer
+from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS
@@ -219,6 +219,28 @@ def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path]
     assert f"| heldout_loss | {recipe.evaluate(model, files)['heldout_loss']:.4f} |" in card
     assert "The text: files of the organiser. No licence is stated here" in card
     assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o644}, "others can read it"
+
+
+def test_what_the_readme_of_an_export_loads_reads_text_as_training_did(tmp_path: Path) -> None:
+    # AutoTokenizer would make Qwen's own for this architecture, whatever `tokenizer.json` says.
+    overrides = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    recipe = case("gpt2", architecture="qwen2", overrides=overrides).recipe()
+    files, target = prepared(recipe, tmp_path / "run"), tmp_path / "exported"
+    recipe.export(new_model(recipe), files, target, recipe.provenance(1))
+    _, _, rest = (target / "README.md").read_text("utf-8").partition("```python\n")
+    loaded: dict[str, Any] = {}
+    exec(rest.partition("```")[0].replace("PATH OF THIS DIRECTORY", str(target)), loaded)
+    text = "In 1950 the village had 1350 cows"
+    expected = read_tokenizer((target / TOKENIZER_FILE).read_bytes(), 400).encode(text).ids
+    assert loaded["tokenizer"](text)["input_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"), [("bart", "an encoder and a decoder"), ("roberta", "no such model")]
+)
+def test_architectures_that_are_no_causal_models(architecture: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        case("gpt2", architecture=architecture, overrides={}).recipe().published_settings()
 
 
 def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path]) -> None:

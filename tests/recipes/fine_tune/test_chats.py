@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.fine_tune import chats as chats_module
@@ -60,6 +61,27 @@ def test_the_base_says_how_it_is_talked_to(where: str, base: Path, tokenizer: To
     asked = form.prompt("where is the cow", tokenizer)
     assert tokenizer.decode(asked, skip_special_tokens=False) == "<user>where is the cow<unk><assistant>"
     assert learned(writer, tokenizer, {"messages": MESSAGES}) == "at the hill<unk>the barn<unk>"
+
+
+def test_a_token_that_ends_a_sentence_and_the_turn_is_learned(tokenizer: Tokenizer) -> None:
+    tokenizer.add_tokens([AddedToken(".\n\n", normalized=False)])
+    blank = "{% for m in messages %}{{ m.content }}\n\n{% endfor %}"
+    form = ChatFormat.of_template(blank, "<|endoftext|>", "<|endoftext|>", tokenizer)
+    said = [("user", "where"), ("assistant", "at the hill."), ("user", "and"), ("assistant", "the barn.")]
+    document = {"messages": [{"role": role, "content": content} for role, content in said]}
+    assert learned(ChatWriter(tokenizer, form), tokenizer, document) == "at the hill.\n\nthe barn.\n\n<|endoftext|>"
+
+
+def test_texts_begin_with_the_token_that_the_base_saw_first(base: Path, tokenizer: Tokenizer) -> None:
+    number = tokenizer.token_to_id("<unk>")
+    tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", number)])
+    form = ChatFormat.of_base(base, tokenizer)
+    writer = ChatWriter(tokenizer, form)
+    assert form.prompt("where is the cow", tokenizer)[0] == number
+    for document in ({"messages": MESSAGES}, {"text": "the cow"}, {"text": "<unk>the cow"}):
+        ((ids, carries),) = writer.chats([json.dumps(document)])
+        assert ids.tolist().count(number) == 1
+        assert (ids[0], carries[0]) == (number, "<unk>" in document.get("text", ""))
 
 
 def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer: Tokenizer) -> None:

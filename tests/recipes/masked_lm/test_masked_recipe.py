@@ -125,6 +125,15 @@ def test_a_tokenizer_without_masks_is_refused(tmp_path: Path) -> None:
         case("roberta", tokenizer=f"from:{tmp_path}", data=TEXT).recipe().prepare()
 
 
+def test_a_roberta_has_a_position_for_each_token_whatever_the_number_of_the_padding(tmp_path: Path) -> None:
+    names = ("[CLS]", "[SEP]", "[MASK]", "[UNK]", "[PAD]")
+    (tmp_path / "tokenizer.json").write_bytes(train_tokenizer([GENESIS.read_text("utf-8")], 400, "bpe", names))
+    recipe = case("roberta", tokenizer=f"from:{tmp_path}", max_length=512).recipe()
+    batch = next(recipe.batches(prepared(recipe, tmp_path / "run"), StreamPosition(ALICE), 1))
+    assert batch["input_ids"].shape[1] == 512
+    assert recipe.total_loss(new_model(recipe), batch).isfinite()
+
+
 def test_the_library_s_own_tokenizers_serve(tmp_path: Path) -> None:
     text = [GENESIS.read_text("utf-8")]
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -119,6 +119,14 @@ def test_a_sentence_with_a_word_without_tag_is_left_out(
     assert "10 examples without a text or a label" in caplog.text
 
 
+@pytest.mark.parametrize("tag", [1, "PER", "S-person"])
+def test_a_data_set_with_tags_of_another_scheme_is_refused(tag: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"tokens": ["Ada"], "ner_tags": [tag]}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"all": datasets.Dataset.from_list(rows)})
+    with pytest.raises(ConfigurationError, match=f"{tag}.* in ner_tags is no tag such as B-person"):
+        read_entities("hub:owner/name")
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
 def test_only_a_line_feed_ends_a_line(separator: str, tmp_path: Path) -> None:
     rows = [{"text": f"one{separator}other {number}", "label": "x"} for number in range(100)]

@@ -190,7 +190,13 @@ class ChatFormat(msgspec.Struct, frozen=True):
         """That of a base that says nothing of conversations."""
         special = find_special_tokens(tokenizer)
         special["end"]  # raises if there is none
-        return cls.of_template(USUAL_TEMPLATE, special.names["end"], special.names["end"], tokenizer)
+        return cls._usual(special.names["end"], tokenizer)
+
+    @classmethod
+    def _usual(cls, end: str, tokenizer: Tokenizer) -> ChatFormat:
+        begun = beginning_of(tokenizer)
+        template = ("{{ bos_token }}" if begun else "") + USUAL_TEMPLATE
+        return cls.of_template(template, end, begun or end, tokenizer)
 
     @classmethod
     def of_base(cls, folder: Path, tokenizer: Tokenizer) -> ChatFormat:
@@ -203,11 +209,11 @@ class ChatFormat(msgspec.Struct, frozen=True):
                 raise ConfigurationError(f"{folder / FORMAT_FILE}: not JSON: {str(error)[:200]}") from error
         said = said if isinstance(said, dict) else {}
         template = _small_file(folder / TEMPLATE_FILE).decode("utf-8", "replace") or _template(said)
+        end = _token(said.get("eos_token"), tokenizer) or cls.usual(tokenizer).eos_token
         if not template:
             logger.warning("%s has no chat template: conversations are written in a usual one", folder)
-        end = _token(said.get("eos_token"), tokenizer) or cls.usual(tokenizer).eos_token
-        bos = _token(said.get("bos_token"), tokenizer) or end
-        return cls.of_template(template or USUAL_TEMPLATE, end, bos, tokenizer)
+            return cls._usual(end, tokenizer)
+        return cls.of_template(template, end, _token(said.get("bos_token"), tokenizer) or end, tokenizer)
 
     @classmethod
     def read(cls, body: bytes) -> ChatFormat:
@@ -267,11 +273,18 @@ def _token(said: Any, tokenizer: Tokenizer) -> str:
 # ---- Tokens.
 
 
+def beginning_of(tokenizer: Tokenizer) -> str:
+    """The token that a tokenizer sets before each text, as those of Llama do: its model was trained so. Or nothing."""
+    encoding = tokenizer.encode("a")
+    return str(encoding.tokens[0]) if encoding.special_tokens_mask[:1] == [1] else ""
+
+
 class ChatWriter:
     """Conversations as a base writes them, and their tokens; for the organiser, who trusts its template."""
 
     def __init__(self, tokenizer: Tokenizer, form: ChatFormat) -> None:
         self._tokenizer, self._end = tokenizer, form.end_of(tokenizer)
+        self._beginning = [tokenizer.token_to_id(begun)] if (begun := beginning_of(tokenizer)) else []
         self._writer = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             chat_template=form.chat_template,
@@ -286,10 +299,14 @@ class ChatWriter:
         Raises `ConfigurationError` for a template that fails.
         """
         rest, unfound = iter(documents), 0
-        while some := [self._spans(json.loads(each)) for each in islice(rest, DOCUMENTS_AT_A_TIME)]:
-            encodings = encoded_texts(self._tokenizer, [text for text, _ in some], with_places=True)
-            for (_, spans), encoding in zip(some, encodings, strict=True):
-                carries = [any(start < stop <= end for start, end in spans) for _, stop in encoding.offsets]
+        while some := [json.loads(each) for each in islice(rest, DOCUMENTS_AT_A_TIME)]:
+            written = [self._spans(each) for each in some]
+            encodings = encoded_texts(self._tokenizer, [text for text, _ in written], with_places=True)
+            for document, (_, spans), encoding in zip(some, written, encodings, strict=True):
+                # The last token of what was said may hold the blanks behind it, too.
+                carries = [
+                    any(start < stop and first < end for start, end in spans) for first, stop in encoding.offsets
+                ]
                 if not any(carries):
                     unfound += 1
                     continue
@@ -297,6 +314,8 @@ class ChatWriter:
                 ids, carries = encoding.ids[:last], carries[:last]
                 if ids[-1] != self._end:
                     ids, carries = [*ids, self._end], [*carries, True]
+                if "text" in document and ids[:1] != self._beginning:  # a template writes what begins conversations
+                    ids, carries = [*self._beginning, *ids], [False] * len(self._beginning) + carries
                 yield Chat(np.array(ids, dtype=np.int32), np.array(carries, dtype=np.uint8))
         if unfound:
             logger.warning(

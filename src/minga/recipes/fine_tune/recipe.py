@@ -456,8 +456,8 @@ def _mean_loss(model: nn.Module, samples: Samples) -> float:
 
 
 _LOADING: Final = """from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 base = AutoModelForCausalLM.from_pretrained("{base}"{revision})
 model = PeftModel.from_pretrained(base, "PATH OF THIS DIRECTORY")
-tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")"""
+tokenizer = PreTrainedTokenizerFast.from_pretrained("PATH OF THIS DIRECTORY")"""

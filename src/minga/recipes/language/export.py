@@ -33,10 +33,10 @@ _FACTS: Final = {
 }
 """Of a configuration, by words for people."""
 
-_LOADING: Final = """from transformers import {auto}, AutoTokenizer
+_LOADING: Final = """from transformers import {auto}, PreTrainedTokenizerFast
 
 model = {auto}.from_pretrained("PATH OF THIS DIRECTORY")
-tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")"""
+tokenizer = PreTrainedTokenizerFast.from_pretrained("PATH OF THIS DIRECTORY")"""
 
 
 def export_model(

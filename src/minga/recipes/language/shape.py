@@ -90,6 +90,7 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
     architecture = settings.architecture or preset.architecture
     check_type(architecture, family)
     usual = CONFIG_MAPPING[architecture]()
+    numbers = special_settings(architecture, family, special)
     heads = preset.num_attention_heads
     wanted: dict[str, int | None] = {
         "hidden_size": preset.hidden_size,
@@ -99,19 +100,20 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
         "head_dim": preset.hidden_size // heads,
         "intermediate_size": preset.intermediate_size,
         "vocab_size": settings.vocabulary_size,
-        "max_position_embeddings": max(settings.max_length, preset.positions) + position_offset(architecture),
+        "max_position_embeddings": max(settings.max_length, preset.positions)
+        + positions_before(architecture, numbers.get("pad_token_id")),
         "tie_word_embeddings": True,
     }
     values: dict[str, Any] = {name: value for name, value in wanted.items() if _can_say(usual, name)}
     values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
-    return {"model_type": architecture, **values, **special_settings(architecture, family, special)}
+    return {"model_type": architecture, **values, **numbers}
 
 
 def special_settings(architecture: str, family: ModelFamily, special: SpecialTokens) -> dict[str, int | None]:
     """The settings of a configuration that number special tokens, by those of the run's tokenizer."""
     usual = CONFIG_MAPPING[architecture]()
     values = {name: special.ids.get(role) for name, role in family.special.items() if hasattr(usual, name)}
-    if position_offset(architecture) and values.get("pad_token_id") is None:
+    if is_numbered_from_padding(architecture) and values.get("pad_token_id") is None:
         values["pad_token_id"] = special.ids.get("unknown", 0)  # positions are numbered from some token on
     return values
 
@@ -185,8 +187,10 @@ def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:
     # Those that number tokens are the tokenizer's of the run; transformers would warn of them.
     config = _configuration({**values, **{name: None for name in usual if name.endswith("_token_id")}})
     positions = getattr(config, "max_position_embeddings", None)
-    longest = positions - position_offset(config.model_type) if isinstance(positions, int) else None
-    return int(config.vocab_size), longest
+    if isinstance(positions, int):
+        padding = values.get("pad_token_id", usual.get("pad_token_id"))
+        return int(config.vocab_size), positions - positions_before(config.model_type, padding)
+    return int(config.vocab_size), None
 
 
 def parameters_of(text: str, family: ModelFamily) -> int:
@@ -205,12 +209,17 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
 
 
 def check_type(architecture: str, family: ModelFamily) -> None:
-    """Raise `ConfigurationError` if transformers has no model of this type and kind."""
+    """Raise `ConfigurationError` if transformers has no model of this type and kind, or one with an encoder beside the
+    decoder: sizes of a run name the layers of one stack.
+    """
+    where = f"recipe.{family.recipe}.architecture = {architecture[:64]!r}"
     if architecture not in family.types or architecture not in CONFIG_MAPPING:
         raise ConfigurationError(
-            f"recipe.{family.recipe}.architecture = {architecture[:64]!r}: transformers {transformers.__version__} has "
-            f"no such model for {family.recipe}{probably_meant(architecture, sorted(family.types))}"
+            f"{where}: transformers {transformers.__version__} has no such model for {family.recipe}"
+            f"{probably_meant(architecture, sorted(family.types))}"
         )
+    if CONFIG_MAPPING[architecture]().is_encoder_decoder:
+        raise ConfigurationError(f"{where}: is an encoder and a decoder; {family.recipe} trains models of one stack")
 
 
 def _without_memory(values: Mapping[str, Any], family: ModelFamily) -> nn.Module:
@@ -255,9 +264,14 @@ def _can_say(usual: PretrainedConfig, name: str) -> bool:
     return hasattr(usual, name) and not (isinstance(computed, property) and computed.fset is None)
 
 
-def position_offset(architecture: str) -> int:
-    """How many positions no token of a sample has: architectures after RoBERTa number them from the padding on."""
-    return 2 if any(word in architecture for word in _NUMBERED_FROM_PADDING) else 0
+def is_numbered_from_padding(architecture: str) -> bool:
+    """Whether positions are numbered from the token that pads on, as in RoBERTa and the architectures after it."""
+    return any(word in architecture for word in _NUMBERED_FROM_PADDING)
+
+
+def positions_before(architecture: str, padding: int | None) -> int:
+    """How many positions no token of a sample has, if `padding` is the token that pads."""
+    return (padding or 0) + 1 if is_numbered_from_padding(architecture) else 0
 
 
 # ---- Settings that name places, as settings that say everything: what the organiser looks up, peers only read.
@@ -292,9 +306,9 @@ def resolve(
     if settings.config_from:
         values = shape_from(settings.config_from, f"recipe.{family.recipe}.config_from", family)
         values |= {name: value for name, value in settings.overrides.items() if name == "vocab_size"}
-        settings = _sized(settings, values, given, family)
         if not given:  # its numbers are those of the tokenizer that the model was made for
             values |= special_settings(str(values["model_type"]), family, special)
+        settings = _sized(settings, values, given, family)
     else:
         # A run that is begun from has the vocabulary of its size, though its tokenizer may have fewer entries.
         has_own = given and (is_elsewhere or settings.tokenizer.startswith(GIVEN))

@@ -135,13 +135,17 @@ def tagged_lines(lines: Iterable[str], source: str) -> Iterator[TaggedSentence]:
     for number, line in enumerate([*lines, ""], start=1):
         word, _, tag = line.rstrip("\r\n").rpartition("\t")
         if line.strip():
-            if not word or not (tag == "O" or tag[:2] in ("B-", "I-")):
+            if not word or not _is_tag(tag):
                 raise ConfigurationError(f"{source}, line {number}: not a word, a tab and a tag such as B-person or O")
             words.append(word.strip())
             tags.append(tag)
         elif words:
             yield TaggedSentence(tuple(words), tuple(tags))
             words, tags = [], []
+
+
+def _is_tag(tag: str) -> bool:
+    return tag == "O" or tag[:2] in ("B-", "I-")
 
 
 def _from_tokens(rows: Iterable[dict[str, Any]], source: str) -> Iterator[TaggedSentence]:
@@ -154,6 +158,11 @@ def _from_tokens(rows: Iterable[dict[str, Any]], source: str) -> Iterator[Tagged
         if any(map(_is_none, tags)):
             unlabelled += 1
         elif len(words) == len(tags) and words:
+            if wrong := [tag for tag in map(str, tags) if not _is_tag(tag)]:
+                raise ConfigurationError(
+                    f"{source}: {wrong[0]!r} in ner_tags is no tag such as B-person or O; a column of numbers needs "
+                    "names of its classes"
+                )
             yield TaggedSentence(tuple(words), tuple(map(str, tags)))
     _warn_of_unlabelled(unlabelled)
 
