@@ -284,7 +284,8 @@ class ChatWriter:
 
     def __init__(self, tokenizer: Tokenizer, form: ChatFormat) -> None:
         self._tokenizer, self._end = tokenizer, form.end_of(tokenizer)
-        self._beginning = [tokenizer.token_to_id(begun)] if (begun := beginning_of(tokenizer)) else []
+        begun = tokenizer.token_to_id(beginning_of(tokenizer))
+        self._beginning = [] if begun is None else [begun]
         self._writer = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             chat_template=form.chat_template,
