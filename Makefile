@@ -17,7 +17,7 @@ SECONDS_ON_CARD ?= 360
 # Each process that a test starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs pictures test soak lint types bench gpu clean
+.PHONY: setup demo docs pictures test soak lint style types bench gpu clean
 
 setup: $(STAMP)
 
@@ -44,21 +44,23 @@ pictures: setup
 	rm -rf minga-pictures
 	$(BIN)/python -m benchmarks.dashboard --pictures docs --seconds 90
 
-lint: setup
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.words
+
+lint: style
 	$(BIN)/python -m tools.size  # shown, no limit
 
 types: setup
 	$(BIN)/mypy
 
-# More workers than two cores, because many tests wait; mypy runs beside them.
-test: lint
-	@$(BIN)/mypy & types=$$!; \
+# More workers than two cores, because many tests wait; types and style are checked beside them.
+test: setup
+	@$(MAKE) --no-print-directory types style & checks=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
-	wait $$types || { echo "mypy found errors, which stand above; make types shows them alone" >&2; exit 1; }; \
+	wait $$checks || { echo "types or style: errors stand above; make lint types shows them alone" >&2; exit 1; }; \
 	exit $$tests
 
 # More seeds and sizes of what `make test` tries, and SEEDS more swarms with random faults, from FIRST_SEED on.

@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from iroh import iroh_ffi
 
-from minga.testing import guard_threads
 from tests.worlds import forked
 
 gc.disable()  # until all tests are imported: collections meanwhile would find a million objects and nothing to free
-REFUSED = guard_threads()
-torch.set_num_threads(1)  # small tensors, and several test processes on one machine
+REFUSED = pytest.StashKey[list[str]]()
 
 # An example may have to wait for a core, and what few find is found in many runs. How many draws are slow, or of no
 # use, is a matter of chance and says nothing of what is tested.
@@ -31,6 +27,18 @@ FAULT_SEEDS = "0:1"
 TESTS = Path(__file__).parent
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what all tests use, but not where they are only given to workers, which begin after that."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    from minga.testing import guard_threads
+
+    torch.set_num_threads(1)  # small tensors, and several test processes on one machine
+    config.stash[REFUSED] = guard_threads()
+
+
 @pytest.fixture(autouse=True)
 def _no_command_watches_this_process_for_signals() -> Iterator[None]:
     """A watchdog that a test left behind would end the process soon after a later test interrupts itself."""
@@ -39,10 +47,11 @@ def _no_command_watches_this_process_for_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
-    REFUSED.clear()
+def _nothing_of_a_loop_is_used_on_another_thread(pytestconfig: pytest.Config) -> Iterator[None]:
+    refused = pytestconfig.stash[REFUSED]
+    refused.clear()
     yield
-    assert REFUSED == []
+    assert refused == []
 
 
 @pytest.fixture
@@ -69,6 +78,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
+        import torch
+
         gc.freeze()  # libraries and tests stay: no collection looks at their million objects again
         gc.set_threshold(20_000, 20, 50)  # tests are short: most of what one makes is free again when it ends
         gc.enable()
@@ -108,5 +119,7 @@ def _no_outside_server_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse() -> None:
         raise AssertionError("a test must not use relays outside: bind to 127.0.0.1, or set network.relay to none")
+
+    from iroh import iroh_ffi
 
     monkeypatch.setattr(iroh_ffi, "preset_n0", refuse)

@@ -28,6 +28,7 @@ from minga.network.iroh import network
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
+from tests.worlds import forked
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 
@@ -333,19 +334,20 @@ def test_a_host_that_leaves_says_how_to_go_on_with_its_run_unless_nobody_can(tmp
 
 
 def test_a_child_with_a_parent_watch_ends_with_its_parent(spec: str, tmp_path: Path) -> None:
-    # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
+    # The parent starts a peer, tells its id, and is then killed without any chance to tidy up.
     parent_code = (
-        "import queue, sys; from pathlib import Path; from minga.cli.demo.stage import Child\n"
-        "inbox = queue.Queue()\n"
-        "child = Child('host', sys.argv[1:], Path(sys.argv[-1]) / 'log.jsonl', inbox)\n"
-        "while inbox.get()[1].get('event') != 'link': pass\n"
-        "print(child.process.pid, flush=True)\n"
+        "import os, sys; from minga.cli import main\n"
+        "read, write = os.pipe()\n"
+        "if not (child := os.fork()):\n"
+        "    os.dup2(write, 1)\n"
+        "    sys.exit(main(sys.argv[1:]))\n"
+        "with open(read) as said: any('\"link\"' in line for line in said)\n"
+        "print(child, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    arguments = ["host", spec, *ALONE, "--leash", "--json", "--directory", str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, "-c", parent_code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    arguments = ("host", spec, *ALONE, "--leash", "--json", "--directory", str(tmp_path))
+    pipe = subprocess.PIPE
+    with forked.start("-c", parent_code, *arguments, stdin=pipe, stdout=pipe) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()

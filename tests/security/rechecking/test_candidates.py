@@ -69,7 +69,7 @@ class EquivocatingCandidate(Behaviour):
 
 
 def make_swarm(
-    count: int = 5,
+    count: int = 4,
     *,
     hostile: Mapping[str, MakeBehaviour] | None = None,
     settings: SecureSettings = SETTINGS,
@@ -178,7 +178,7 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
     first = swarm.peers["p0"]
     dropped = steps_of(first, "secure.dropped")
     assert {swarm.names[peer] for peer in dropped} == {"silent", "dead"}
-    assert len(first.member.membership.members) == 5
+    assert len(first.member.membership.members) == 4
     assert not attempts(first)
     assert not swarm.bans(first)
     times = [event.time for event in first.log if event.kind == "secure.step"]
@@ -187,7 +187,7 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
 
 @virtually
 async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
-    swarm = make_swarm(settings=LONG)
+    swarm = make_swarm(5, settings=LONG)
     busy = Machine()
     later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", WithholdingSybil(busy))))
     await swarm.run(26)
@@ -210,12 +210,12 @@ async def test_a_candidate_that_says_two_things_is_banned() -> None:
 @virtually
 async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
     settings = SecureSettings(peers_per_validator=4, probation_steps=12)
-    swarm, machine = make_swarm(6, settings=settings), Machine()
+    swarm, machine = make_swarm(5, settings=settings), Machine()
     later(1.0, lambda: [swarm.join(f"sybil{index}", Sybil(machine)) for index in range(4)])
     steps = settings.probation + 10
     await swarm.run(steps)
     first = swarm.peers["p0"]
-    assert len(first.member.membership.members) <= 7
+    assert len(first.member.membership.members) <= 6
     assert set(swarm.bans(first).values()) == {"WRONG_GRADIENT"}
     assert len(swarm.bans(first)) >= 3
     assert_alike(swarm, steps, [peer.name for peer in swarm.honest])
@@ -293,9 +293,9 @@ def test_a_newcomer_enters_while_members_die(seed: int) -> None:
     @virtually
     async def run() -> None:
         generator = random.Random(f"joins while others die {seed}")
-        swarm = make_swarm(8, seed=seed)
+        swarm = make_swarm(7, seed=seed)
         later(generator.uniform(0.5, 3.0), lambda: swarm.join("new"))
-        dead = generator.sample([f"p{index}" for index in range(8)], 2)
+        dead = generator.sample([f"p{index}" for index in range(7)], 2)
         for name in dead:
             later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
         ends = await swarm.run(18)
@@ -327,7 +327,7 @@ async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_p
     assert set(ends.values()) == {None}
     assert not swarm.peers["new"].member.is_member
     assert_alike(swarm, 26, [peer.name for peer in swarm.honest])
-    assert len(swarm.peers["p0"].member.membership.members) == 5
+    assert len(swarm.peers["p0"].member.membership.members) == 4
 
 
 @virtually
@@ -341,7 +341,7 @@ async def test_members_that_do_not_answer_newcomers_do_not_keep_them_out() -> No
 
         return serve
 
-    swarm = make_swarm()
+    swarm = make_swarm(5)
     for name, method in (("p1", WATCH), ("p3", LOOK), ("p4", TAKE)):
         swarm.peers[name].node.serve(method, hang_in(method))
     later(1.0, lambda: swarm.join("new"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import multiprocessing
 import os
+import signal
 import sys
 import textwrap
 import threading
@@ -339,8 +339,6 @@ def test_a_disk_that_really_refuses(tmp_path: Path) -> None:
 
 
 def _die_while_flushing(folder: str) -> None:
-    import signal
-
     def die(_: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -352,10 +350,8 @@ def _die_while_flushing(folder: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by a POSIX signal")
 def test_a_writer_killed_midway_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save(make_snapshot(10))
-    process = multiprocessing.get_context("spawn").Process(target=_die_while_flushing, args=(str(tmp_path),))
-    process.start()
-    process.join()
-    assert process.exitcode == -9
+    code = f"import sys; from {__name__} import _die_while_flushing; _die_while_flushing(sys.argv[1])"
+    assert forked.run("-c", code, str(tmp_path)).returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 3  # with an unfinished folder and its lock
     store = CheckpointStore(tmp_path)
     assert len(names(tmp_path)) == 1
