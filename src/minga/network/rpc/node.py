@@ -172,7 +172,7 @@ class Node:
         self._served: dict[PeerId, int] = {}  # how many streams each peer has open here
         self._waiting: dict[Connection, None] = {}  # connections without a hello so far, oldest first
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
-        self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
+        self._dialling: dict[Address, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.serve(ALIVE, self._tell_alive)
@@ -292,21 +292,20 @@ class Node:
             self._introduced[address.peer_id] = address
 
     async def dial(self, address: Address) -> Connection:
-        """Connect to a known address and exchange hellos; concurrent calls share one attempt.
+        """Connect to a known address and exchange hellos; concurrent calls for the same one share an attempt.
 
         Raises `UnreachableError`, or `RejectedError` if the other side sends this peer away.
         """
-        peer = address.peer_id
-        if self._connections.has_just_ended(peer):
-            raise UnreachableError("its process has ended", peer=peer)
-        if peer not in self._dialling:
+        if self._connections.has_just_ended(address.peer_id):
+            raise UnreachableError("its process has ended", peer=address.peer_id)
+        if address not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._dial(address))
-            self._dialling[peer] = task
-            task.add_done_callback(lambda task: self._dialled(peer, task))
-        return await asyncio.shield(self._dialling[peer])
+            self._dialling[address] = task
+            task.add_done_callback(lambda task: self._dialled(address, task))
+        return await asyncio.shield(self._dialling[address])
 
-    def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
-        self._dialling.pop(peer, None)
+    def _dialled(self, address: Address, task: asyncio.Task[Connection]) -> None:
+        self._dialling.pop(address, None)
         if not task.cancelled():
             task.exception()  # the caller that waited for it may have gone away by now
 
