@@ -40,7 +40,7 @@ WATCH_S = 12 * 3600
 
 LEFT_OF_LIFE = 1.0 / 3.0
 LOOK_S = 20.0
-"""Seconds between looks at the clock, which goes on while a machine sleeps."""
+"""Seconds between looks at the run's time: a timer stands still while the machine sleeps, and the run goes on."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 600.0
 

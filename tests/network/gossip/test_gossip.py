@@ -17,7 +17,7 @@ from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
-from minga.network.gossip.record_store import PeerRecords, StoredRecord
+from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNERS, PeerRecords, StoredRecord
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
@@ -345,6 +345,7 @@ def test_too_many_exchanges_at_once_are_refused() -> None:
 
 def test_large_boards_travel_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anti_entropy, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(anti_entropy, "DETAIL_BYTES", 1000)  # 34 owners with one record
     strangers = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(60)]
 
     async def scenario(swarm: Swarm) -> None:
@@ -354,11 +355,28 @@ def test_large_boards_travel_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
             target = (one, other)[number % 2]
             target.board.receive(record(Beat(), EPOCH_MS, signer=signer), target.peer_id)
         swarm.internet.restore(one.network, other.network)
-        await one.gossip.synchronise(other.peer_id)
+        for _ in range(2):
+            await one.gossip.synchronise(other.peer_id)
         for peer in swarm.peers:
             assert {PeerId(signer.peer_id) for signer in strangers} <= set(peer.board.owners())
 
     in_swarm(2, scenario)
+
+
+def test_a_flood_of_made_up_owners_keeps_no_newcomer_out() -> None:
+    """All their versions are more than a message holds, and they come before all others."""
+
+    async def scenario(swarm: Swarm) -> None:
+        [entry] = swarm.peers
+        for number in range(MAX_OWNERS - 2):
+            flood, _ = entry.board.store.add(PeerId(f"{number:016x}" + "0" * 48), PeerId("f" * 64), 0.0)
+            flood.dropped = dict.fromkeys(range(200, 200 + MAX_DROPPED), EPOCH_MS)
+            flood._dropped_expires = 2 * EPOCH_MS
+        newcomer = await swarm.add()
+        assert everyone_sees([newcomer], swarm.peers)
+        assert newcomer.kinds("peer.offence") == []
+
+    in_swarm(1, scenario)
 
 
 def test_traffic_stays_within_what_the_documentation_says() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.core.errors import RemoteError, SilentError
+from minga.core.errors import SilentError, UnreachableError
 from minga.network.interface import Connection, PeerId, Stream
 from minga.network.rpc import node as carriers
 from minga.network.rpc.handshake import MULTIPLEX, Call, Hello
 from minga.network.rpc.keepalive import PULSE_S
+from minga.network.rpc.multiplexer import Multiplexer
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.connection import VirtualStream
@@ -52,6 +53,10 @@ def connection_of(node: Node, peer: PeerId) -> Connection:
     connection = node._connections.live(peer)
     assert connection is not None
     return connection
+
+
+def carriers_of(node: Node, other: Node) -> list[Multiplexer]:
+    return list(node._carriers[connection_of(node, other.peer_id)].present)
 
 
 @asynccontextmanager
@@ -113,8 +118,7 @@ async def test_a_carrier_that_is_lost_is_replaced_by_who_dialled() -> None:
         await asyncio.sleep(0.1)
         opened = Opened(other, one.peer_id)
         for node, peer in ((one, other), (other, one)):
-            multiplexer = node._carriers[connection_of(node, peer.peer_id)].present[0]
-            multiplexer.give_up()
+            carriers_of(node, peer)[0].give_up()
             await asyncio.sleep(carriers.FIRST_PAUSE_S * 3)
         assert len(opened.streams) == 2
         assert await echoed(one, other, "again") == "again"
@@ -132,8 +136,7 @@ async def test_a_stream_in_which_nothing_comes_takes_its_carrier_along() -> None
 
         one.serve("never", never)
         await asyncio.sleep(0.1)
-        multiplexer = one._carriers[connection_of(one, other.peer_id)].present[0]
-        multiplexer.outbox.put = lambda *frames, lazily=False: None  # type: ignore[method-assign]
+        carriers_of(one, other)[0].outbox.put = lambda *frames, lazily=False: None  # type: ignore[method-assign]
         opened = Opened(other, one.peer_id)
         with pytest.raises(SilentError):
             await other.call(one.peer_id, "never", Note("hm"), Note, timeout_s=20.0)
@@ -147,8 +150,7 @@ async def test_a_carrier_on_a_detour_moves_once_the_better_way_is_open() -> None
     async with two() as (one, other):
         await asyncio.sleep(0.1)
         opened = Opened(other, one.peer_id, detours=2)
-        multiplexer = other._carriers[connection_of(other, one.peer_id)].present[0]
-        multiplexer.give_up()
+        carriers_of(other, one)[0].give_up()
         await asyncio.sleep(carriers.FIRST_PAUSE_S * 2)
         async with one.open(other.peer_id, "echo") as before:
             await before.send(Note("on the detour"))
@@ -158,9 +160,33 @@ async def test_a_carrier_on_a_detour_moves_once_the_better_way_is_open() -> None
         assert await echoed(one, other, "on the better way") == "on the better way"
         await asyncio.sleep(3 * carriers.LAST_WORDS_S)
         for node, peer in ((one, other), (other, one)):
-            assert len(node._carriers[connection_of(node, peer.peer_id)].present) == 1
+            assert len(carriers_of(node, peer)) == 1
         assert await echoed(other, one, "on the better way") == "on the better way"
         assert len(opened.streams) == 3
+
+
+@virtually
+async def test_carriers_of_which_the_end_was_never_heard_are_given_up_for_their_successors() -> None:
+    """A way over TCP breaks, the reset of what was on it is lost, and the connection survives."""
+    async with two() as (one, other):
+        offences: list[str] = []
+        for node in (one, other):
+            node.offend = lambda _, what: offences.append(what)  # type: ignore[method-assign]
+
+        async def unheard() -> None:
+            pass
+
+        await asyncio.sleep(0.1)
+        for count in range(1, carriers.MAX_CARRIERS + 1):
+            assert len(carriers_of(one, other)) == count
+            [multiplexer] = carriers_of(other, one)
+            multiplexer._carrier.reset = unheard  # type: ignore[method-assign]
+            other._carriers[connection_of(other, one.peer_id)].present[multiplexer].cancel()
+            await asyncio.sleep(1.2)
+        await asyncio.sleep(8 * carriers.LAST_WORDS_S)
+        assert [len(carriers_of(*nodes)) for nodes in ((one, other), (other, one))] == [1, 1]
+        assert await echoed(one, other, "again") == "again"
+        assert offences == []
 
 
 @virtually
@@ -206,8 +232,9 @@ async def test_who_did_not_dial_opens_no_carrier_and_nobody_many() -> None:
         await stream.close()
         assert [what.partition(": ")[2] for what in offences] == ["it has no carrier to open"]
         asked = [await ask(other, one) for _ in range(carriers.MAX_CARRIERS)]
-        with pytest.raises(RemoteError, match="carriers enough"):
+        with pytest.raises(UnreachableError):
             await asked[-1].receive(Note)
+        assert len(carriers_of(one, other)) == carriers.MAX_CARRIERS
         for stream in asked:
             await stream.close()
 

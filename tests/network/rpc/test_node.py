@@ -97,6 +97,20 @@ async def test_simultaneous_calls_share_one_dial() -> None:
     await world.close()
 
 
+@virtually
+async def test_a_dial_does_not_wait_for_one_to_an_address_that_the_peer_had_before() -> None:
+    world, first, second = await two()
+    before = asyncio.ensure_future(first.node.dial(Address(second.peer_id, ("10.9.9.9:1",))))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(1.0):
+        await first.node.dial(second.network.address)
+    assert not before.done()
+    with pytest.raises(UnreachableError):
+        await before
+    assert first.node.is_connected(second.peer_id)
+    await world.close()
+
+
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

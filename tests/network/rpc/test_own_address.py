@@ -112,6 +112,24 @@ async def test_where_nobody_can_try_two_peers_that_agree_are_believed_and_one_is
 
 
 @virtually
+async def test_an_address_that_failed_is_tried_again() -> None:
+    """The user, who was told so, opens the port; before that nobody is there who could try."""
+    peer, met = await world(Nat.FULL_CONE, 2)
+    public = peer.network.state.public
+    for answer in (_nobody_got_through, _busy):
+        for other in met:
+            other.node.serve(DIAL_ME, answer)
+        await peer.own_address.learn()
+        assert peer.seen == [(public, False)]
+        assert public not in peer.network.address.direct
+    for other in met:
+        Reachability(other.node)
+    await peer.own_address.learn()
+    assert peer.seen == [(public, False), (public, True)]
+    assert public in peer.network.address.direct
+
+
+@virtually
 async def test_liars_who_agree_are_found_out_by_a_peer_that_tries() -> None:
     peer, met = await world(Nat.NONE, 3)
     met[0].lie(ELSEWHERE, reached=True)
@@ -162,6 +180,11 @@ async def test_a_peer_is_asked_for_a_while_and_then_once_a_minute() -> None:
 
 async def _busy(_: PeerId, stream: MessageStream) -> None:
     raise RejectedError("enough others are being tried", code="busy")
+
+
+async def _nobody_got_through(_: PeerId, stream: MessageStream) -> None:
+    await stream.receive(DialMe)
+    await stream.send(Dialled(False))
 
 
 async def _silent(_: PeerId, stream: MessageStream) -> None:

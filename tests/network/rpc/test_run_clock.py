@@ -130,3 +130,31 @@ def test_a_machine_that_slept_goes_by_its_clock_again() -> None:
     for peer in OTHERS[:2]:
         member.clock.part(peer)
     assert member.ahead_s() == 0.0
+
+
+def test_what_a_machine_slept_is_no_correction() -> None:
+    """Neither where all others are gone when it wakes up, nor where one slept as long beside it."""
+    left, beside = Machine(-QUARTER_S), Machine(-QUARTER_S)
+    for machine in (left, beside):
+        machine.clock.meet(OTHERS[0], machine.clock.now())
+        machine.true_s += 8 * 3600.0
+        machine.slept_s = 8 * 3600.0
+    left.clock.part(OTHERS[0])
+    for machine in (left, beside):
+        assert machine.ahead_s() == -QUARTER_S
+        machine.clock.check_guest(OTHERS[1], machine.true_s)
+    beside.meet(OTHERS[0], -QUARTER_S)
+    assert beside.ahead_s() == -QUARTER_S
+    left.meet(OTHERS[1], 0.0)
+    left.meet(OTHERS[2], 0.0)
+    assert left.ahead_s() == 0.0
+
+
+def test_a_clock_that_is_set_wrong_for_a_while_is_no_correction() -> None:
+    machine = Machine()
+    machine.meet(OTHERS[0], 0.0)
+    machine.skew_s = -7200.0
+    assert machine.ahead_s() == 0.0
+    machine.clock.part(OTHERS[0])
+    machine.skew_s = 0.0
+    assert machine.ahead_s() == 0.0

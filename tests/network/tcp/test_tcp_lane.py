@@ -12,8 +12,19 @@ import pytest
 
 from minga.network.interface import PeerId, Stream
 from minga.network.tcp import bulk_lane
-from minga.network.tcp.bulk_lane import DIALLED_OPENS, DialRequest, LaneOffer, TcpLane, decode, encode
+from minga.network.tcp.bulk_lane import (
+    DIALLED_OPENS,
+    DIALLER_OPENS,
+    IDLE_S,
+    MAX_CHANNELS,
+    DialRequest,
+    LaneOffer,
+    TcpLane,
+    decode,
+    encode,
+)
 from minga.network.tcp.listener import Certificate
+from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("b" * 64)
 CERTIFICATE = Certificate(PEER).der
@@ -24,7 +35,7 @@ class Channel:
 
     lost: str | None = None
     ended_there = False
-    bytes_sent = bytes_received = 0
+    bytes_sent = bytes_received = arrived_bytes = 0
     on_readable: Any = None
     on_lost: Any = None
 
@@ -46,6 +57,7 @@ class Host:
 
     def __init__(self, asked: Callable[[], object]) -> None:
         self._asked = asked
+        self.streams: list[Stream] = []
 
     def explain(self, what: str) -> Any:
         return RuntimeError(what)
@@ -62,7 +74,7 @@ class Host:
             self._asked()
 
     def arrived(self, stream: Stream) -> None:
-        raise NotImplementedError
+        self.streams.append(stream)
 
     def wonder(self) -> None:
         raise NotImplementedError("no connection is ended by the system of the other side")
@@ -176,3 +188,30 @@ def test_the_end_of_the_other_process_is_thought_of_when_no_connection_is_left(l
         assert len(wondered) == 1, "this side ended it, and nothing else was there"
 
     asyncio.run(main())
+
+
+@virtually
+async def test_a_connection_that_its_opener_lost_without_a_word_makes_room_for_another() -> None:
+    made = lane(lambda: None)
+
+    def is_taken(channel: Channel) -> bool:
+        return made._adopt(channel, DIALLER_OPENS)  # type: ignore[arg-type]
+
+    channels = [Channel() for _ in range(MAX_CHANNELS + 2)]
+    first, second, *others, last = channels
+    assert all(map(is_taken, [first, second, *others[:-1]]))
+    first.on_readable()  # a stream begins on it
+    assert is_taken(others[-1])
+    assert [channel.lost is None for channel in channels[:-1]] == [True, False, *[True] * len(others)]
+    for channel in others:
+        channel.on_readable()
+    assert not is_taken(last)
+    for stream in made._host.streams:  # type: ignore[attr-defined]
+        made.released(stream, stream._channel, clean=True, stalled_s=0.0)
+    await asyncio.sleep(1.9 * IDLE_S)
+    assert first.lost is None
+    first.on_readable()
+    await asyncio.sleep(IDLE_S)
+    assert first.lost is None
+    assert all(channel.lost is not None for channel in others)
+    assert is_taken(last)

@@ -4,7 +4,9 @@ Theory of operation (push-pull anti-entropy). The caller sends a summary: for ea
 and a 4-byte fingerprint of its records' versions. The other side answers with the versions it holds itself of every
 owner whose fingerprint differs or that only one of them knows. From that the caller knows who lacks what: it sends
 the records that it has newer and asks for those it has older; the other side sends these. Two round trips; records
-travel in pages well below the largest message. A summary is 12 bytes an owner, about 2.4 kB in a swarm of 200.
+travel in pages well below the largest message. A summary is 12 bytes an owner, about 2.4 kB in a swarm of 200. The
+answer names those with the fewest records first, as many as fit into one message. The turn of the others comes when
+these are equal, and owners that were made up with many records crowd out each other.
 
 Records that came a moment ago are left to rumours, unless the caller asks for everything, as newcomers do. Every
 record travels with its age, so that hearsay about a peer that died a minute ago is not taken for a sign of life.
@@ -12,6 +14,8 @@ record travels with its age, so that hearsay about a peer that died a minute ago
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple
@@ -29,9 +33,13 @@ from minga.network.rpc.handshake import UnixTime
 PAGE_BYTES = 200_000
 """Records are put into one message up to this size; `MAX_MESSAGE_BYTES` is far more than that and one record."""
 
+DETAIL_BYTES = 700_000
+"""The same for versions: ten kinds of `MAX_OWNERS` owners take about 600,000."""
+
 MAX_RECORDS = MAX_OWNERS * 32  # kinds, known and unknown
 _ITEM_BYTES = PREFIX_BYTES + 4
 _OVERHEAD_BYTES = 140  # of a record and its age around the payload, at most
+_HELD_BYTES, _VERSION_BYTES = 16, 13  # of an owner without its versions, and of one of these, at most
 
 Prefix = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
 Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
@@ -72,7 +80,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
-    """What the answering side holds of all owners that are not the same on both sides. For `run_time` see `Summary`."""
+    """What the answering side holds of owners that are not the same on both sides. For `run_time` see `Summary`."""
 
     held: Annotated[list[Held], msgspec.Meta(max_length=2 * MAX_OWNERS)]
     run_time: UnixTime | None = None
@@ -120,7 +128,7 @@ def summarise(board: Board, *, full: bool) -> Summary:
 
 
 def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
-    """What this side holds wherever `summary`, sent by `peer`, differs. Raises `ProtocolError` for a broken one."""
+    """What this side holds where `summary`, sent by `peer`, differs. Raises `ProtocolError` for a broken one."""
     packed = summary.owners
     if len(packed) % _ITEM_BYTES:
         raise ProtocolError(f"a summary of {len(packed)} bytes", peer=peer)
@@ -129,7 +137,7 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
     held = [Held(owner.prefix, owner.versions()) for item, owner in ours.items() if item not in theirs]
     prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
-    return Detail(held + [Held(prefix, []) for prefix in prefixes], board.run_clock.known_time())
+    return Detail(_as_fit([Held(prefix, []) for prefix in prefixes] + held), board.run_clock.known_time())
 
 
 def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[StoredRecord], list[WantedRecords]]:
@@ -183,6 +191,13 @@ def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
         size += bytes_needed
     if page:
         yield page
+
+
+def _as_fit(held: list[Held]) -> list[Held]:
+    """Those with the fewest versions, as many as fit into one message."""
+    held.sort(key=lambda owner: len(owner.versions))
+    sizes = itertools.accumulate(_HELD_BYTES + _VERSION_BYTES * len(owner.versions) for owner in held)
+    return held[: bisect.bisect(list(sizes), DETAIL_BYTES)]
 
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:

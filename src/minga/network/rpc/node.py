@@ -14,7 +14,8 @@ Small messages share a *carrier*, a long-lived stream: to open a stream costs mo
 some eighty foreign calls at both ends. The first is the one on which the hellos were said. Where the network knows a
 better way for much traffic, over TCP, the side that dialled opens another one there as soon as it can: a message costs
 a seventh of what it costs over iroh. A carrier that is lost takes the streams on it along, as a reset does; the dialler
-opens another one. While there is none, streams are opened on the connection itself.
+opens another one. While there is none, streams are opened on the connection itself. Either side gives up what was
+replaced: the other one may have lost it without a word that arrived.
 
 Nothing here grows with the number of strangers. Connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are the bytes that wait to be read (`minga.network.backlog`). A connection is
@@ -115,7 +116,8 @@ FIRST_DETOUR_S, LONGEST_DETOUR_S = 10.0, 1920.0
 """Seconds until a way over TCP is looked for again."""
 
 LAST_WORDS_S = 5.0
-"""Seconds for which a carrier that was replaced is kept at least: streams may be opened on it until the news is there.
+"""Seconds after which the other side knows that a carrier was replaced, and opens no stream on it any more; and those
+for which one without streams is kept, since the end of the last of them may still be on its way.
 """
 
 Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
@@ -170,7 +172,7 @@ class Node:
         self._served: dict[PeerId, int] = {}  # how many streams each peer has open here
         self._waiting: dict[Connection, None] = {}  # connections without a hello so far, oldest first
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
-        self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
+        self._dialling: dict[Address, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.serve(ALIVE, self._tell_alive)
@@ -290,21 +292,20 @@ class Node:
             self._introduced[address.peer_id] = address
 
     async def dial(self, address: Address) -> Connection:
-        """Connect to a known address and exchange hellos; concurrent calls share one attempt.
+        """Connect to a known address and exchange hellos; concurrent calls for the same one share an attempt.
 
         Raises `UnreachableError`, or `RejectedError` if the other side sends this peer away.
         """
-        peer = address.peer_id
-        if self._connections.has_just_ended(peer):
-            raise UnreachableError("its process has ended", peer=peer)
-        if peer not in self._dialling:
+        if self._connections.has_just_ended(address.peer_id):
+            raise UnreachableError("its process has ended", peer=address.peer_id)
+        if address not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._dial(address))
-            self._dialling[peer] = task
-            task.add_done_callback(lambda task: self._dialled(peer, task))
-        return await asyncio.shield(self._dialling[peer])
+            self._dialling[address] = task
+            task.add_done_callback(lambda task: self._dialled(address, task))
+        return await asyncio.shield(self._dialling[address])
 
-    def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
-        self._dialling.pop(peer, None)
+    def _dialled(self, address: Address, task: asyncio.Task[Connection]) -> None:
+        self._dialling.pop(address, None)
         if not task.cancelled():
             task.exception()  # the caller that waited for it may have gone away by now
 
@@ -665,7 +666,8 @@ class Carriers:
     """The carriers of one connection of `node`; the last one is for new streams, and `first` is there already."""
 
     def __init__(self, node: Node, connection: Connection, first: Stream, *, dialled: bool) -> None:
-        self.present: list[Multiplexer] = []
+        self.present: dict[Multiplexer, asyncio.Task[None]] = {}
+        """Those that are not over, each with the task that runs it, the newest last."""
         self._node, self._connection, self._dialled = node, connection, dialled
         running = self._carry(first)
         if dialled:
@@ -679,12 +681,11 @@ class Carriers:
         return None
 
     async def take(self, stream: MessageStream) -> None:
-        """Go on with a stream as a carrier, as the other side asked; returns when it is lost."""
+        """Go on with a stream as a carrier, as the other side asked; returns when it is over, at once without room."""
         if self._dialled:
             raise ProtocolError("it has no carrier to open", peer=self._connection.peer_id)
-        if len(self.present) >= MAX_CARRIERS:
-            raise RejectedError("there are carriers enough", code=RefusalCode.BUSY)
-        await asyncio.wait({self._carry(stream.hand_over())})
+        if len(self.present) < MAX_CARRIERS:
+            await asyncio.wait({self._carry(stream.hand_over())})
 
     async def _keep(self, running: asyncio.Task[None], *, is_detour: bool) -> None:
         """Replace the carrier whenever it is lost, for as long as the connection lasts."""
@@ -719,21 +720,18 @@ class Carriers:
         while not running.done():
             carrier = await self._connection.open_stream(bulk=True)
             if not carrier.is_detour:
-                replaced = list(self.present)
-                successor = await self._begin(carrier)
-                for multiplexer in replaced:
-                    self._node.spawn(self._retire(multiplexer))
-                return successor
+                return await self._begin(carrier)
             await carrier.reset()
             await asyncio.wait({running}, timeout=detours.next_s())
         return running
 
-    async def _retire(self, multiplexer: Multiplexer) -> None:
-        """End a carrier when the other side knows of its successor and no stream is on it any more."""
+    async def _retire(self, multiplexer: Multiplexer, running: asyncio.Task[None]) -> None:
+        """End a carrier that was replaced, once no stream is on it any more."""
         await asyncio.sleep(LAST_WORDS_S)
         while not multiplexer.is_idle:
             await asyncio.sleep(LAST_WORDS_S)
-        multiplexer.give_up()
+        await asyncio.sleep(LAST_WORDS_S)
+        running.cancel()  # to give it up would blame the way for the silence on it
 
     def _carry(self, carrier: Stream) -> asyncio.Task[None]:
         node, connection = self._node, self._connection
@@ -747,8 +745,11 @@ class Carriers:
             lambda stream: node.take(stream, connection),
             opened_here=self._dialled,
         )
-        self.present.append(multiplexer)
-        return node.spawn(self._run(multiplexer))
+        replaced = list(self.present.items())
+        running = self.present[multiplexer] = node.spawn(self._run(multiplexer))
+        for older in replaced:
+            node.spawn(self._retire(*older))
+        return running
 
     async def _run(self, multiplexer: Multiplexer) -> None:
         try:
@@ -756,4 +757,4 @@ class Carriers:
         except ProtocolError as error:
             self._node.offend(multiplexer.peer, error.message)
         finally:
-            self.present.remove(multiplexer)
+            del self.present[multiplexer]

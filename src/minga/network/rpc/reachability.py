@@ -125,7 +125,8 @@ class Reachability:
 # same. A router with a port for each destination makes no two agree. An address at which nobody got through is told to
 # the user alone: it shows what to do.
 #
-# Each new connection is asked until a few peers answered, then at most one a minute, as outer addresses change.
+# Each new connection is asked until a few peers answered, then at most one a minute: outer addresses change, and an
+# address that failed is tried again, since its user may have opened the port.
 
 
 WHERE_AM_I = "node.where_am_i"
@@ -185,12 +186,14 @@ class OwnAddress:
         await asyncio.gather(*map(self._ask, asked))
         known = self._node.network.address.direct
         for endpoint, count in Counter(self._claims.values()).most_common():
-            if endpoint not in known and (self._tried.get(endpoint) is None or self._tried[endpoint]):
+            if endpoint not in known:
                 await self._weigh(endpoint, count)
 
     async def _weigh(self, endpoint: str, count: int) -> None:
         claimants = [peer for peer, claim in self._claims.items() if claim == endpoint]
         reached = await self._reachability.check_at(endpoint, claimants)
+        if reached is None:
+            reached = self._tried.get(endpoint)
         is_news = endpoint not in self._tried or self._tried[endpoint] != reached
         self._tried[endpoint] = reached
         if reached or (reached is None and count >= AGREEING):

@@ -14,7 +14,9 @@ whose clock is farther off is refused, with a sentence that says so. Nor can oth
 token is good for so much longer at most, whatever they say.
 
 While a peer is connected the run's time goes on by its loop's clock, which never jumps, so it does no harm if a person
-sets the machine's clock right meanwhile. A peer on its own goes by its machine's clock, which counts sleep.
+sets the machine's clock right meanwhile. A peer on its own goes by its machine's clock, which counts sleep. So does one
+whose loop's clock fell behind by more than a correction may be: its machine slept, and if they are still connected the
+other's did, too.
 
 A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
 none: clocks that a time server sets are never corrected, and no error of measurement adds up from peer to peer.
@@ -71,7 +73,12 @@ class RunClock:
 
     def now(self) -> float:
         """The run's time, in Unix seconds."""
-        return self._zero_s + self._steady() if self._met else self._wall_time() + self._correction_s
+        machine_time = self._wall_time()
+        if self._met:
+            run_time = self._zero_s + self._steady()
+            if machine_time - run_time <= MAX_CORRECTION_S:
+                return run_time
+        return machine_time + self._correction_s
 
     def known_time(self) -> float | None:
         """The same; None while this peer only has its machine's clock to go by."""
@@ -123,7 +130,8 @@ class RunClock:
 
     def part(self, peer: PeerId) -> None:
         """The last connection to `peer` is gone."""
-        self._correction_s = self.correction_s
+        if abs(self.correction_s) <= MAX_CORRECTION_S:
+            self._correction_s = self.correction_s
         self._met.pop(peer, None)
 
     def _most_say(self) -> float:

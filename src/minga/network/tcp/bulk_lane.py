@@ -7,12 +7,12 @@ can be sent to third parties. If that fails, as it does behind a NAT, it asks th
 Each connection is for the streams of one side, which its first byte names; so the two sides never take it at the same
 moment.
 
-After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
+After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. That word may be lost:
+the other side closes it after twice as long, or as soon as its opener needs another one. A stream that finds no
 connection waits for a new one, but only for some round trips; then it goes over iroh. It does not wait at all if the
 other side ended an idle connection, as the system of a process that dies does: over iroh the silence is noticed
-soonest. So do all streams while TCP is
-*off*: after a failure to connect, or after a stream that was aborted while the other side was silent, because the path
-may be the cause. It is tried again after `OFF_S`, each time twice as long.
+soonest. So do all streams while TCP is *off*: after a failure to connect, or after a stream that was aborted while the
+other side was silent, because the path may be the cause. It is tried again after `OFF_S`, each time twice as long.
 """
 
 from __future__ import annotations
@@ -306,6 +306,7 @@ class TcpLane:
         self._offer: asyncio.Future[LaneOffer] = self._loop.create_future()
         self._can_dial = True
         self._idle: dict[SealedChannel, asyncio.TimerHandle] = {}
+        self._awaiting: dict[SealedChannel, asyncio.TimerHandle] = {}  # for streams of the other side, longest first
         self._mine: set[SealedChannel] = set()
         self._theirs: set[SealedChannel] = set()
         self._streams: set[TcpStream] = set()
@@ -458,13 +459,17 @@ class TcpLane:
 
     # ---- connections for streams that the other side opens
 
-    @property
-    def _has_room(self) -> bool:
+    def _make_room(self) -> bool:
+        """Whether there is room for one more. The other side asks for none while it has one that waits: those that do
+        here are lost there.
+        """
+        if self._awaiting and len(self._theirs) + self._answering >= MAX_CHANNELS:
+            next(iter(self._awaiting)).abort()
         return not self._closed and len(self._theirs) + self._answering < MAX_CHANNELS
 
     def _adopt(self, greeting: TcpGreeting, role: int) -> bool:
         """Take a connection that came in at the listener. Raises `OSError` if it breaks in this moment."""
-        if role == DIALLER_OPENS and self._has_room:
+        if role == DIALLER_OPENS and self._make_room():
             self._await_stream(self._keep(greeting.welcome(WELCOME), self._theirs))
             return True
         while role == DIALLED_OPENS and self._asked and self._asked[0].done():
@@ -487,9 +492,13 @@ class TcpLane:
             self._answering -= 1
 
     def _await_stream(self, channel: SealedChannel) -> None:
+        if channel.lost is not None:
+            return
         channel.use(busy=False)
+        self._awaiting[channel] = self._loop.call_later(2.0 * IDLE_S, channel.abort)
 
         def begin() -> None:
+            self._awaiting.pop(channel).cancel()
             self._host.arrived(self._stream(channel, opened_here=False))
 
         channel.on_readable = begin
@@ -505,7 +514,7 @@ class TcpLane:
                 self._listener.invite(self._word, message.certificate, self._adopt)
                 self._offer.set_result(message)
                 spawn(self._send_offer(), self._tasks)
-        elif self._offer.done() and not self._cannot_answer.is_on and self._has_room:
+        elif self._offer.done() and not self._cannot_answer.is_on and self._make_room():
             self._answering += 1
             spawn(self._answer(), self._tasks)
 
@@ -519,6 +528,8 @@ class TcpLane:
     def _keep(self, channel: SealedChannel, channels: set[SealedChannel]) -> SealedChannel:
         def forget() -> None:
             channels.discard(channel)
+            if timer := self._awaiting.pop(channel, None):
+                timer.cancel()
             if timer := self._idle.pop(channel, None):
                 timer.cancel()
                 self._late = True  # the other side ended it: it may be gone
