@@ -68,11 +68,13 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `dashboard` (`dashboard`, `host`): `url`, `urls` (all of them), `join_url` (null in a run for members)
 * `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
 * `authority` (`authority`): `url`, `link`, `roster`
+* `authority.issued`, `authority.removed` (`authority`): `peer`, `name`; `renewed`, or `barred`
+* `authority.refused` (`authority`): `address`, `code`, `why`
 * `member` (`members`): one admitted peer, by the names of the columns
 * `case` (`runs verify`): `step`, `peer` (null where the case shows nothing), `reason`, `witness`, `wrong`
 * `check` (`doctor`): `name`, `ok`, `detail`, `advice`
 * `device.measured` (`plan --measure`): one measurement
-* `sample` (`sample`): `prompt`, `text`
+* `sample` (`sample`): `prompt`, `text`, and `of_base` if it tunes one
 * `demo` (`demo`): `text`, and its subject
 * `run` (`sim`): `settings` of one point of a sweep, and its summary
 * `step` (`sim`): one step of the swarm

@@ -96,7 +96,7 @@ def parse_listen(text: str, example: str) -> tuple[str, int]:
     """
     match = _LISTEN.fullmatch(text)
     if match is None or int(match[3]) > 65535:
-        raise ConfigurationError(f"--listen {text[:60]!r}: write an address and a port, such as {example}")
+        raise ConfigurationError(f"{text[:60]!r}: write an address and a port, such as {example}")
     return match[1] or match[2] or "127.0.0.1", int(match[3])
 
 

@@ -39,7 +39,7 @@ class DashboardSettings:
 
     def __post_init__(self) -> None:
         if self.url is not None and not _URL.fullmatch(self.url):
-            raise ConfigurationError(f"--url {self.url[:60]!r}: write an address such as https://run.example.org")
+            raise ConfigurationError(f"{self.url[:60]!r}: write an address such as https://run.example.org")
 
     @classmethod
     def listening(cls, listen: str, *, public: bool = False, url: str | None = None) -> DashboardSettings:

@@ -260,7 +260,7 @@ class Organiser:
             raise ConfigurationError(
                 f"the run is complete: it has taken its last step, {step}. Nothing is left to amend, pause or resume, "
                 "since members that are through take no further step; `minga host RUN.TOML --from RUN` begins another "
-                "run with its parameters"
+                "run with its parameters, if its recipe is not `custom` or `fine-tune`"
             )
 
     def paused_step(self) -> int | None:

@@ -24,7 +24,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, "starlette.types", None)  # type: ignore[arg-type]
     done = run("dashboard", LINK)
     assert done.returncode == 2
-    assert "needs the package starlette: python -m pip install '.[dashboard]'" in done.stderr
+    assert 'needs the package starlette: python -m pip install ".[dashboard]"' in done.stderr
 
 
 def test_a_disk_that_refuses_ends_the_history_and_not_the_dashboard(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     raise ConfigurationError(
-        f"the dashboard needs the package {package}: python -m pip install '.[dashboard]' in the source of minga"
+        f'the dashboard needs the package {package}: python -m pip install ".[dashboard]" in the source of minga'
     ) from error
 
 FOLDER = "dashboard"

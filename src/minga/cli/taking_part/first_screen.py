@@ -286,8 +286,7 @@ def _of_first(costs: Costs, basis: str) -> str:
 
 def _of_limit(costs: Costs) -> list[str]:
     """What a budget is enough for."""
-    period = str(costs.traffic_limit).rpartition(" ")[2]
-    said = [f"At most {costs.traffic_limit}, up and down together; then this machine pauses until the next {period}"]
+    said = [f"At most {costs.traffic_limit}, up and down together: this machine pauses in between, so that it lasts"]
     if costs.limit_days is not None and costs.limit_steps is not None:
         time_left = format_duration(costs.limit_days * 86_400)
         steps = counted(costs.limit_steps, "step")

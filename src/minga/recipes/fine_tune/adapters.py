@@ -122,6 +122,6 @@ def peft_here() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "the recipe fine-tune needs the package peft: pip install peft (from a checkout: pip install -e "
-            "'.[fine-tune]')"
+            '".[fine-tune]")'
         ) from error
     return peft

