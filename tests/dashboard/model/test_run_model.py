@@ -165,6 +165,17 @@ def test_contributions_outlive_the_process_and_a_peer_that_starts_again(run: Mad
     assert after.peers[peer_id(1)].samples == total + 7
 
 
+def test_a_peer_that_comes_back_without_its_totals_gives_nothing_twice(run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    contributions = Contributions()
+    contributions.take(look.time_s, look.status, {})
+    given_before = contributions.peers[peer_id(1)].samples
+    unheard = replace(look.status, peers=tuple(replace(peer, total_samples=None) for peer in look.status.peers))
+    for time_s, status in enumerate((unheard, look.status), 1):
+        contributions.take(look.time_s + time_s, status, {})
+    assert contributions.peers[peer_id(1)].samples == given_before > 0
+
+
 def test_a_leaderboard_that_is_damaged_is_begun_again() -> None:
     contributions = Contributions()
     assert not contributions.decode(b'{"version": 1, "peers": [{"peer": 5}]}')

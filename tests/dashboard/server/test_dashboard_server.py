@@ -30,7 +30,9 @@ from minga.core.wheel import own_wheel
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
 from minga.dashboard.joining import JoinFacts
+from minga.dashboard.live_run import LiveRun
 from minga.dashboard.server import web_server as connection
+from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE
@@ -220,6 +222,19 @@ def test_metrics_are_those_of_prometheus(dashboard: Dashboard, run: MadeUpRun) -
     assert len(families["minga_peer_samples_per_second"].samples) == 6
     phases = {sample.labels["phase"] for sample in families["minga_round_seconds"].samples}
     assert phases == {"compute", "wait", "communicate", "apply"}
+
+
+def test_a_peer_whose_totals_are_unknown_has_no_counters(run: MadeUpRun) -> None:
+    look, live = run.advance(1.0), LiveRun()
+    first, second, *_ = look.status.peers
+    unheard = replace(first, total_samples=None, bytes_sent=None, bytes_received=None)
+    live.take_look(look._replace(status=replace(look.status, peers=(unheard, second))), {})
+    families = text_string_to_metric_families(metrics_text(registry_of(live)).decode())
+    known = {family.name: [sample.labels["peer"] for sample in family.samples] for family in families
+             if family.name.startswith("minga_peer_")}  # fmt: skip
+    assert len(known.pop("minga_peer_samples_per_second")) == 2
+    assert known == {name: [second.peer_id] for name in known}, "a counter that falls to 0 is counted anew"
+    assert len(known) == 3
 
 
 def test_what_is_unknown_is_an_error_in_json(dashboard: Dashboard) -> None:

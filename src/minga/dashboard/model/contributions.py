@@ -115,9 +115,10 @@ def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:
-    restarted = now.total_samples < found.last_total
-    found.samples += now.total_samples - (0 if restarted else found.last_total)
-    found.last_total = now.total_samples
+    if now.total_samples is not None:
+        restarted = now.total_samples < found.last_total
+        found.samples += now.total_samples - (0 if restarted else found.last_total)
+        found.last_total = now.total_samples
     if before is None or not now.is_in_step:
         return
     found.seconds += passed_s
