@@ -406,7 +406,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         self.last_loss = self.last_loss if loss is None else loss
         if is_taken:
-            peer.metrics.count(samples, loss if loss is not None and math.isfinite(loss) else None)
+            peer.metrics.count(samples, loss)
         else:
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))
