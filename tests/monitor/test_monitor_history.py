@@ -122,9 +122,24 @@ def test_history_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be made"):
         History(tmp_path / "file" / FILE_NAME)
-    history = History(tmp_path)
-    with pytest.raises(StorageError, match="cannot be written"):
-        history.add(1.0, "step")
+
+
+def test_a_disk_that_is_full_for_a_moment_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path)
+    history.add(1.0, "joined", peer=A)
+    for refusals in (1, 2):
+        history.path = tmp_path  # a folder takes no lines
+        history.add(2.0, "joined", peer=B)
+        history.add(3.0, "left", peer=B)
+        history.path = path
+        with path.open("ab") as file:
+            file.write(b'{"t": 2.0, "ev')  # what fitted
+        history.add(4.0, "left", peer=A)
+        assert len(caplog.records) == refusals, "once for each time"
+    assert f"no history is kept while {tmp_path} cannot be written" in caplog.text
+    assert [entry["t"] for entry in read_history(path)] == [1.0, 4.0, 4.0]
+    assert len(history.entries) == 7
 
 
 def entries() -> list[dict[str, object]]:

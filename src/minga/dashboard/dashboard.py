@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
@@ -44,7 +43,6 @@ OF_MEMBERS: Final = ("evaluation", "round", "missed", "suspected", "accused", "b
 """Entries that only a peer that takes part records."""
 
 LEAVE_S: Final = 1.5
-logger = logging.getLogger("minga")
 
 
 class Dashboard:
@@ -162,19 +160,10 @@ class Dashboard:
 
     def _take_look(self, look: Look, names: Mapping[str, str]) -> None:
         self._run.take_look(look, names)
-        self._recorded(lambda: self._recorder.on_look(look))
+        self._recorder.on_look(look)
 
     def _take_event(self, time_s: float, event: Event) -> None:
-        self._recorded(lambda: self._recorder.on_event(time_s, event))
-
-    def _recorded(self, record: Callable[[], None]) -> None:
-        """A full disk ends the record, not the dashboard: what is in memory is shown."""
-        try:
-            record()
-        except StorageError as error:
-            if self._record.path is not None:
-                logger.warning("the dashboard keeps its record in memory from now on: %s", error)
-                self._record.path = None
+        self._recorder.on_event(time_s, event)
 
     def _serve(self) -> None:
         def make() -> ASGIApp:
@@ -212,7 +201,7 @@ class Dashboard:
             with contextlib.suppress(MingaError):  # this peer was closed
                 for entry in await asyncio.to_thread(self._missed_since, self._asked_s):
                     if entry["event"] in OF_MEMBERS:
-                        self._recorded(lambda entry=entry: self._record.put(entry))  # type: ignore[misc]
+                        self._record.put(entry)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""

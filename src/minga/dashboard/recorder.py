@@ -55,7 +55,7 @@ Incident = tuple[str, dict[str, Any]]
 
 
 class RunRecorder:
-    """Adds to `history` what one peer sees. Raises `StorageError` where the disk refuses."""
+    """Adds to `history` what one peer sees."""
 
     def __init__(self, history: History, own_id: str) -> None:
         self._history, self._own_id = history, own_id

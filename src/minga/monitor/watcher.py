@@ -38,7 +38,7 @@ class Watcher:
         self._reader.samples.know(step, total)
 
     def look(self) -> RunStatus:
-        """The present status. Raises `StorageError` if the history cannot be written."""
+        """The present status. Raises as `StatusReader.look`."""
         look = self._reader.look()
         self._note_members(look)
         if look.sample is not None:

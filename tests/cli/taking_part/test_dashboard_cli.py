@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from minga.cli.terminal.output import Output
 from minga.identity.links.links import EntryPoint, Link
-from minga.monitor.history import FILE_NAME, History
-from minga.monitor.watcher import Watcher
 from tests.worlds.cli_run import run
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
@@ -25,19 +19,6 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     done = run("dashboard", LINK)
     assert done.returncode == 2
     assert "needs the package starlette: python -m pip install '.[dashboard]'" in done.stderr
-
-
-def test_a_disk_that_refuses_ends_the_history_and_not_the_dashboard(tmp_path: Path) -> None:
-    from minga.cli.taking_part.dashboard import look  # not before the test above takes its modules away
-
-    (tmp_path / FILE_NAME).mkdir()
-    history, said = History(tmp_path / FILE_NAME), list[str]()
-    watcher = SimpleNamespace(history=history, look=lambda: history.add(1.0, "joined", peer="aa" * 32))
-    for _ in range(3):
-        look(cast(Watcher, watcher), cast(Output, SimpleNamespace(say=said.append)))
-    assert len(history.entries) == 3
-    assert len(said) == 1
-    assert FILE_NAME in said[0]
 
 
 @pytest.mark.parametrize("option", [("--listen", "8471"), ("--listen", "a:b"), ("--url", "example.org")])

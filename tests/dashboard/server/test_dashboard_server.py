@@ -35,7 +35,7 @@ from minga.dashboard.server import web_server as connection
 from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import RECORD_FILE
+from minga.monitor.history import RECORD_FILE, read_history
 from minga.receipts.book import PeerTotals
 
 
@@ -741,7 +741,7 @@ def test_damaged_files_of_before_are_passed_over(tmp_path: Path) -> None:
         run.close()
 
 
-def test_a_disk_that_refuses_ends_the_record_and_not_the_page(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_ends_neither_the_page_nor_the_record(tmp_path: Path) -> None:
     run = MadeUpRun(2)
     try:
         served = run.serve(tmp_path)
@@ -750,7 +750,10 @@ def test_a_disk_that_refuses_ends_the_record_and_not_the_page(tmp_path: Path) ->
             run.advance(1.0)
         settle(served)
         assert ask(served, "/api/v1/run").json()["now"]["step"] == run.step
-        assert served._record.path is None
+        (tmp_path / RECORD_FILE).rmdir()
+        run.advance(3600.0)
+        settle(served)
+        assert read_history(tmp_path / RECORD_FILE)
         served.close()
     finally:
         run.close()

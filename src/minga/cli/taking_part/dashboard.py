@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from minga.cli.commands import DashboardCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError
 from minga.core.qr import code_of, in_terminal
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
@@ -38,18 +38,9 @@ def run_watch(options: DashboardCommand, context: Context) -> None:
         dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
         with served(dashboard, context.output):
             while not context.is_over(0):
-                look(watcher, context.output)
+                watcher.look()
                 time.sleep(LOOK_S)
     context.output.summary(ok=True)
-
-
-def look(watcher: Watcher, output: Output) -> None:
-    """Look at the run. A full disk ends the history on it, not the dashboard: viewers see what is in memory."""
-    try:
-        watcher.look()
-    except StorageError as error:
-        watcher.history.path = None
-        output.say(f"No history is kept from now on: {error}")
 
 
 def checked_settings(listen: str, *, public: bool, url: str | None) -> DashboardSettings:
