@@ -220,12 +220,17 @@ class Dashboard:
     # ---- what lasts
 
     def _take_up(self) -> None:
-        """Read what was written before, ask others for the time in which nothing was, and draw the run from both."""
+        """Read what was written before, ask others for the time since, and draw the run from both. What they tell is
+        written, too: the next start asks for what comes after it.
+        """
         own = _entries_in((self._record.path, self._watcher.history.path))
         entries = fill_gaps(own, _entries_in(self._earlier))
         self._asked_s = float(entries[-1]["t"]) if entries else 0.0
-        for entry in fill_gaps(entries, self._missed_since(self._asked_s)):
+        for entry in entries:
             self._run.take_entry(entry)
+        for entry in self._missed_since(self._asked_s):
+            self._run.take_entry(entry)
+            self._record.put(entry)
         if any(known := self._run.model.samples_at_step):
             self._watcher.know_samples(*known)
         if self._directory is not None:

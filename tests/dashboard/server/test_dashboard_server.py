@@ -698,6 +698,24 @@ def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> 
         run.close()
 
 
+def test_what_others_told_at_one_start_is_there_at_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        {"t": BEGIN_S - 50.0, "event": "step", "step": 3, "loss": 5.0, "samples": 64, "total_samples": 192},
+        {"t": BEGIN_S - 40.0, "event": "banned", "peer": peer_id(3), "why": "lied"},
+    ]
+    monkeypatch.setattr(dashboard_module, "told_since", lambda _, since: [each for each in told if each["t"] > since])
+    run = MadeUpRun(2, role="monitor")
+    try:
+        for _ in range(2):
+            served = run.serve(tmp_path)
+            assert list(served._run.model.series["loss"].document()["columns"]["loss"]) == [5.0]
+            assert served._run.model.counts["banned"] == 1
+            served.close()
+            served._record.add(BEGIN_S, "swarm", alive=2)  # the next start asks for what came after
+    finally:
+        run.close()
+
+
 def test_a_leaderboard_is_kept_at_the_end_though_a_member_that_was_asked_for_receipts_never_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
