@@ -45,7 +45,7 @@ class Watcher:
             self.history.add(
                 look.time_s,
                 "step",
-                step=look.sample.step,
+                step=max(look.status.step, self._reader.samples.step or 0),  # to which the total belongs
                 loss=round(look.sample.loss, 5),
                 samples=look.sample.samples,
                 total_samples=look.status.total_samples,

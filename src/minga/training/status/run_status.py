@@ -109,21 +109,22 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._step: int | None = None
+        self.step: int | None = None
+        """The last step that is counted; None while the count is an estimate."""
 
     def know(self, step: int, total: int) -> None:
         """All steps up to `step` had `total` samples. Does nothing if that is known of a later step."""
-        if self._step is None or step > self._step:
-            self._step, self.total = step, total
+        if self.step is None or step > self.step:
+            self.step, self.total = step, total
 
     def take(self, step: int, batch: int, *, bounds: tuple[int, int], seen: int) -> None:
         """The run is at `step`; its steps have `batch` samples now, and each within `bounds`. Peers tell of `seen`."""
-        if self._step is None:
+        if self.step is None:
             least, most = bounds
             self.total = min(max(seen, step * least), step * most)
-        elif step > self._step:
-            self.total += (step - self._step) * batch
-            self._step = step
+        elif step > self.step:
+            self.total += (step - self.step) * batch
+            self.step = step
 
 
 class LossMeter:
