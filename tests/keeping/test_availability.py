@@ -82,6 +82,19 @@ def test_periods_are_those_of_the_calendar(text: str, now: str, begin: str, end:
     assert TrafficLimit.parse(text).bounds(at(now)) == (at(begin), at(end))
 
 
+@pytest.mark.parametrize("zone", ["Atlantic/Azores", "Africa/Cairo", "America/Santiago", "America/Havana"])
+def test_a_period_ends_when_the_next_one_begins_though_there_is_no_midnight(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    limit, now = TrafficLimit.parse("1GB/day"), at("2026-01-01T12:00")
+    for _ in range(365):
+        end = limit.bounds(now)[1]
+        assert limit.bounds(end - 1.0)[1] == end == limit.bounds(end)[0], "no hour belongs to both days, or to none"
+        now = end + DAY_S / 2
+
+
 @pytest.mark.parametrize("text", ["50GB", "50GB/year", "/month", "50/month", "-1GB/day"])
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--max-traffic"):

@@ -217,7 +217,8 @@ class TrafficLimit:
         else:
             first = day - dt.timedelta(days=day.weekday() if self.period == "week" else 0)
             last = first + dt.timedelta(days=7 if self.period == "week" else 1)
-        begin, end = (dt.datetime.combine(each, dt.time()).astimezone().timestamp() for each in (first, last))
+        # Where the clocks leave out a midnight, that is the first moment of the day after.
+        begin, end = (dt.datetime.combine(each, dt.time()).timestamp() for each in (first, last))
         return begin, end
 
 
