@@ -50,8 +50,9 @@ class Dashboard:
 
     `watcher` looks at the run; each of its looks comes here, too.
 
-    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
-    that other processes of this machine keep. `is_organisers`: the organiser's own host serves it.
+    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are the files
+    of other processes of this machine that keep histories: each fills the gaps of what was read before it.
+    `is_organisers`: the organiser's own host serves it.
     Raises `ConfigurationError` if it cannot listen.
     """
 
@@ -62,7 +63,7 @@ class Dashboard:
         settings: DashboardSettings,
         *,
         directory: Path | None,
-        earlier: Sequence[Path] = (),
+        earlier: Sequence[Sequence[Path]] = (),
         is_organisers: bool = False,
     ) -> None:
         self.settings = settings
@@ -223,8 +224,9 @@ class Dashboard:
         """Read what was written before, ask others for the time since, and draw the run from both. What they tell is
         written, too: the next start asks for what comes after it.
         """
-        own = _entries_in((self._record.path, self._watcher.history.path))
-        entries = fill_gaps(own, _entries_in(self._earlier))
+        entries = _entries_in((self._record.path, self._watcher.history.path))
+        for paths in self._earlier:
+            entries = fill_gaps(entries, _entries_in(paths))
         self._asked_s = float(entries[-1]["t"]) if entries else 0.0
         for entry in entries:
             self._run.take_entry(entry)
