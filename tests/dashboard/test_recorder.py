@@ -114,6 +114,18 @@ def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUp
     assert len(swarm_entries(history)) - before <= 3
 
 
+def test_the_traffic_of_peers_whose_totals_come_back_is_none_of_the_time_between(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = RunRecorder(history, "me")
+    recorder.on_look(run.advance(1000.0))
+    look = run.advance(PERIOD_S)
+    unheard = tuple(replace(peer, bytes_sent=None, bytes_received=None) for peer in look.status.peers)
+    recorder.on_look(look._replace(status=replace(look.status, peers=unheard)))
+    for _ in range(2):
+        recorder.on_look(run.advance(PERIOD_S))
+    assert [entry["sent"] for entry in swarm_entries(history)] == [None, 0, 0, pytest.approx(4e6)]
+
+
 def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRun) -> None:
     history = History(None)
     recorder = RunRecorder(history, "me")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import ConfigurationError
+from minga.identity.keys.key_file import FileLock
 from minga.keeping.availability import (
     ADVANCE,
     PAUSE_FILE,
@@ -17,6 +20,7 @@ from minga.keeping.availability import (
     Availability,
     AvailabilityRules,
     DailyHours,
+    Pause,
     TrafficBudget,
     TrafficLimit,
     set_paused,
@@ -76,6 +80,19 @@ def test_hours_that_are_none(text: str) -> None:
 )
 def test_periods_are_those_of_the_calendar(text: str, now: str, begin: str, end: str) -> None:
     assert TrafficLimit.parse(text).bounds(at(now)) == (at(begin), at(end))
+
+
+@pytest.mark.parametrize("zone", ["Atlantic/Azores", "Africa/Cairo", "America/Santiago", "America/Havana"])
+def test_a_period_ends_when_the_next_one_begins_though_there_is_no_midnight(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    limit, now = TrafficLimit.parse("1GB/day"), at("2026-01-01T12:00")
+    for _ in range(365):
+        end = limit.bounds(now)[1]
+        assert limit.bounds(end - 1.0)[1] == end == limit.bounds(end)[0], "no hour belongs to both days, or to none"
+        now = end + DAY_S / 2
 
 
 @pytest.mark.parametrize("text", ["50GB", "50GB/year", "/month", "50/month", "-1GB/day"])
@@ -238,3 +255,46 @@ def test_a_pause_by_its_owner_is_not_prolonged_for_traffic(tmp_path: Path) -> No
     found.begin_session()
     found.note_traffic(0)
     assert found.pause() is not None
+
+
+def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both waited for the same moment, and the two states that they fetched then took all that there was."""
+    now, start = [at("2026-06-01T00:00")], 4e8
+    pids, both = (111, 222), list[Availability]()
+    rules = AvailabilityRules(traffic=TrafficLimit.parse("10GB/month"))
+    for pid in pids:
+        (tmp_path / f"joined-{pid}").touch()
+        both.append(Availability(rules, tmp_path, lambda: now[0]))
+        both[-1].expect_start(start)
+    with contextlib.ExitStack() as held:
+        for pid in pids:
+            lock = FileLock.try_acquire(tmp_path / f"joined-{pid}")
+            assert lock is not None
+            held.callback(lock.release)
+
+        def may_start() -> list[bool]:
+            return [_asks(monkeypatch, pid, each) is None for pid, each in zip(pids, both, strict=True)]
+
+        assert may_start() == [True, True], "there is an advance for two starts"
+        for each in both:
+            each.begin_session()
+            each.note_traffic(start)
+            each.end_session()
+        assert may_start() == [False, False]
+        now[0] += 2.5 * DAY_S  # time for 8e8 bytes
+        assert may_start() == [True, False]
+        now[0] += 1.3 * DAY_S  # and for a start of the first one, which does not make it
+        assert may_start() == [True, True]
+        both[0].begin_session()
+        both[0].note_traffic(9e9)
+        both[0].end_session()
+        assert may_start() == [False, False]
+        assert both[1].traffic == "9.8 GB of 10 GB used this month"
+
+
+def _asks(monkeypatch: pytest.MonkeyPatch, pid: int, found: Availability) -> Pause | None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid)
+        return found.pause()

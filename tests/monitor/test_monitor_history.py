@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minga.core.errors import ConfigurationError, StorageError
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import FILE_NAME, Entry, History, read_history
-from minga.monitor.plot import _by_step, _held_out, _with_holes, plot_history
+from minga.monitor.plot import _by_step, _held_out, _samples_at, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
 from minga.training.status.run_status import MAX_REMEMBERED, LossMeter
@@ -122,9 +122,24 @@ def test_history_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be made"):
         History(tmp_path / "file" / FILE_NAME)
-    history = History(tmp_path)
-    with pytest.raises(StorageError, match="cannot be written"):
-        history.add(1.0, "step")
+
+
+def test_a_disk_that_is_full_for_a_moment_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path)
+    history.add(1.0, "joined", peer=A)
+    for refusals in (1, 2):
+        history.path = tmp_path  # a folder takes no lines
+        history.add(2.0, "joined", peer=B)
+        history.add(3.0, "left", peer=B)
+        history.path = path
+        with path.open("ab") as file:
+            file.write(b'{"t": 2.0, "ev')  # what fitted
+        history.add(4.0, "left", peer=A)
+        assert len(caplog.records) == refusals, "once for each time"
+    assert f"no history is kept while {tmp_path} cannot be written" in caplog.text
+    assert [entry["t"] for entry in read_history(path)] == [1.0, 4.0, 4.0]
+    assert len(history.entries) == 7
 
 
 def entries() -> list[dict[str, object]]:
@@ -144,6 +159,28 @@ def test_plot(tmp_path: Path) -> None:
     plot_history(entries(), path, title="a $run$ with _signs_")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in path.parent.iterdir()] == ["loss.png"]
+
+
+def test_a_plot_looks_at_each_entry_a_few_times_however_long_the_history_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def number_in(fields: Entry, name: str) -> float | None:
+        looks.append(name)
+        return fields.get(name)
+
+    monkeypatch.setattr("minga.monitor.plot.number_in", number_in)
+    template, joined = entries()[1], entries()[0]
+    steps = [{**template, "t": float(k), "step": k, "total_samples": 32 * k} for k in range(500)]
+    marks = [{**joined, "t": k + 0.5} for k in range(500)]
+    plot_history([*steps, *marks], tmp_path / "loss.png")
+    assert len(looks) <= 5 * len([*steps, *marks])
+
+
+def test_samples_at_a_moment_are_the_most_that_were_told_before() -> None:
+    told = [{"t": 3.0, "total_samples": 64}, {"t": 1.0, "total_samples": 96}, {"t": 5.0, "total_samples": None}]
+    assert _samples_at(told)([0.5, 1.0, 2.0, 3.0, 9.0]) == [0.0, 96.0, 96.0, 96.0, 96.0]
 
 
 def test_an_evaluation_stands_at_the_samples_of_its_step() -> None:

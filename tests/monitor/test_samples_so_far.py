@@ -47,6 +47,11 @@ class Trainer:
         self._theirs.put(Progress(self.step, 0, 5.0, "training", target_batch_size=BATCH))
         self._theirs.put(Metrics(self.step, 3.0 * self._steps, (BATCH + 3) * self._steps, self._steps))
 
+    def step_untold(self) -> None:
+        """Train so fast that totals are not told after each step."""
+        self.step, self._steps = self.step + 1, self._steps + 1
+        self._theirs.put(Progress(self.step, 0, 5.0, "training", target_batch_size=BATCH))
+
 
 def _board(identity: Identity) -> Board:
     return Board(
@@ -138,6 +143,24 @@ def test_samples_are_counted_once_over_resumes_deaths_and_late_dashboards(happen
             if world.path.exists():
                 curve = [each["total_samples"] for each in read_history(world.path) if each["event"] == "step"]
                 assert curve == sorted(curve)
+
+    asyncio.run(check())
+
+
+def test_steps_that_end_between_two_records_of_losses_count_once_over_resumes() -> None:
+    async def check() -> None:
+        with TemporaryDirectory() as folder:
+            world = World(Path(folder), {"target_batch_size": BATCH})
+            world.do("trainer restarts", 1)
+            assert world.trainer is not None
+            for _ in range(3):
+                world.trainer.train(1)
+                world.trainer.step_untold()
+                assert world.do("look", 1)
+                world.do("host dies", 1)
+                seen = world.do("host resumes", 1)
+                assert seen is not None
+                assert seen.total_samples == BATCH * world.trainer.step
 
     asyncio.run(check())
 

@@ -71,6 +71,22 @@ def test_a_disk_that_refuses_ends_no_peer(tmp_path: Path, caplog: pytest.LogCapt
         read_book(file.path)
 
 
+def test_a_disk_that_is_full_for_a_moment_costs_the_receipts_of_that_moment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resource = pytest.importorskip("resource")
+    file, before = fill(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size + 9, before[1]))  # room for half an entry
+    try:
+        for step in (25, 30):
+            file.add_count(JudgedCount(make_count(step, [CLAIM]), b"", is_witness=False))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caplog.text.count("receipts are not kept on disk") == 1
+    file.add_count(JudgedCount(make_count(35, [CLAIM]), b"", is_witness=False))
+    assert [count.step for count in read_book(file.path).counts] == [10, 15, 20, 35]
+
+
 def test_a_large_file_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = fill(tmp_path, 20)
     monkeypatch.setattr(book_file, "MAX_FILE_BYTES", 4000)

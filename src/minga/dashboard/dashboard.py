@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
@@ -44,7 +43,6 @@ OF_MEMBERS: Final = ("evaluation", "round", "missed", "suspected", "accused", "b
 """Entries that only a peer that takes part records."""
 
 LEAVE_S: Final = 1.5
-logger = logging.getLogger("minga")
 
 
 class Dashboard:
@@ -52,8 +50,9 @@ class Dashboard:
 
     `watcher` looks at the run; each of its looks comes here, too.
 
-    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
-    that other processes of this machine keep. `is_organisers`: the organiser's own host serves it.
+    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are the files
+    of other processes of this machine that keep histories: each fills the gaps of what was read before it.
+    `is_organisers`: the organiser's own host serves it.
     Raises `ConfigurationError` if it cannot listen.
     """
 
@@ -64,7 +63,7 @@ class Dashboard:
         settings: DashboardSettings,
         *,
         directory: Path | None,
-        earlier: Sequence[Path] = (),
+        earlier: Sequence[Sequence[Path]] = (),
         is_organisers: bool = False,
     ) -> None:
         self.settings = settings
@@ -162,19 +161,10 @@ class Dashboard:
 
     def _take_look(self, look: Look, names: Mapping[str, str]) -> None:
         self._run.take_look(look, names)
-        self._recorded(lambda: self._recorder.on_look(look))
+        self._recorder.on_look(look)
 
     def _take_event(self, time_s: float, event: Event) -> None:
-        self._recorded(lambda: self._recorder.on_event(time_s, event))
-
-    def _recorded(self, record: Callable[[], None]) -> None:
-        """A full disk ends the record, not the dashboard: what is in memory is shown."""
-        try:
-            record()
-        except StorageError as error:
-            if self._record.path is not None:
-                logger.warning("the dashboard keeps its record in memory from now on: %s", error)
-                self._record.path = None
+        self._recorder.on_event(time_s, event)
 
     def _serve(self) -> None:
         def make() -> ASGIApp:
@@ -212,7 +202,7 @@ class Dashboard:
             with contextlib.suppress(MingaError):  # this peer was closed
                 for entry in await asyncio.to_thread(self._missed_since, self._asked_s):
                     if entry["event"] in OF_MEMBERS:
-                        self._recorded(lambda entry=entry: self._record.put(entry))  # type: ignore[misc]
+                        self._record.put(entry)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
@@ -231,12 +221,18 @@ class Dashboard:
     # ---- what lasts
 
     def _take_up(self) -> None:
-        """Read what was written before, ask others for the time in which nothing was, and draw the run from both."""
-        own = _entries_in((self._record.path, self._watcher.history.path))
-        entries = fill_gaps(own, _entries_in(self._earlier))
+        """Read what was written before, ask others for the time since, and draw the run from both. What they tell is
+        written, too: the next start asks for what comes after it.
+        """
+        entries = _entries_in((self._record.path, self._watcher.history.path))
+        for paths in self._earlier:
+            entries = fill_gaps(entries, _entries_in(paths))
         self._asked_s = float(entries[-1]["t"]) if entries else 0.0
-        for entry in fill_gaps(entries, self._missed_since(self._asked_s)):
+        for entry in entries:
             self._run.take_entry(entry)
+        for entry in self._missed_since(self._asked_s):
+            self._run.take_entry(entry)
+            self._record.put(entry)
         if any(known := self._run.model.samples_at_step):
             self._watcher.know_samples(*known)
         if self._directory is not None:

@@ -55,7 +55,7 @@ Incident = tuple[str, dict[str, Any]]
 
 
 class RunRecorder:
-    """Adds to `history` what one peer sees. Raises `StorageError` where the disk refuses."""
+    """Adds to `history` what one peer sees."""
 
     def __init__(self, history: History, own_id: str) -> None:
         self._history, self._own_id = history, own_id
@@ -104,7 +104,11 @@ class RunRecorder:
 
     def _bytes_per_second(self, time_s: float, status: RunStatus) -> tuple[int | None, int | None]:
         """Sent and received by all peers since the swarm was written last; None the first time."""
-        now = {peer.peer_id: (peer.bytes_sent, peer.bytes_received) for peer in status.peers}
+        now = {
+            peer.peer_id: (peer.bytes_sent, peer.bytes_received)
+            for peer in status.peers
+            if peer.bytes_sent is not None and peer.bytes_received is not None
+        }
         before, self._traffic = self._traffic, (time_s, now)
         if before is None or time_s <= before[0]:
             return None, None

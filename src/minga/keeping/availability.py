@@ -129,13 +129,22 @@ def listening(directory: Path) -> Iterator[None]:
 
 def listeners(directory: Path) -> int:
     """How many other processes of this machine take part in the run whose folder this is, as their owner allows."""
-    found = 0
+    return len(_others(directory))
+
+
+def ahead(directory: Path) -> int:
+    """How many of these start before this one where there is not enough for all."""
+    return sum(name < f"{_LISTENER}{os.getpid()}" for name in _others(directory))
+
+
+def _others(directory: Path) -> list[str]:
+    found = []
     for path in directory.glob(f"{_LISTENER}*"):
         with contextlib.suppress(OSError):  # it ended just now
             if path.name == f"{_LISTENER}{os.getpid()}":
                 continue
             if (lock := FileLock.try_acquire(path)) is None:
-                found += 1
+                found.append(path.name)
                 continue
             path.unlink(missing_ok=True)  # of one that was killed
             lock.release()
@@ -151,7 +160,8 @@ def listeners(directory: Path) -> int:
 #
 # Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
 # one, and also again once the clock is right: nothing is forgotten by setting a clock, and a clock that was wrong once
-# keeps no machine out for long. Several peers of one machine share the file, and each adds what it used.
+# keeps no machine out for long. Several peers of one machine share the file: each adds what it used, looks before a
+# start at what the others did, and starts later than those ahead of it. So one goes on, which is enough for a budget.
 
 
 Period = Literal["day", "week", "month"]
@@ -207,7 +217,8 @@ class TrafficLimit:
         else:
             first = day - dt.timedelta(days=day.weekday() if self.period == "week" else 0)
             last = first + dt.timedelta(days=7 if self.period == "week" else 1)
-        begin, end = (dt.datetime.combine(each, dt.time()).astimezone().timestamp() for each in (first, last))
+        # Where the clocks leave out a midnight, that is the first moment of the day after.
+        begin, end = (dt.datetime.combine(each, dt.time()).timestamp() for each in (first, last))
         return begin, end
 
 
@@ -275,12 +286,17 @@ class TrafficBudget:
             self._written_at = wall_time
             self.keep()
 
-    def wait_s(self, wall_time: float, *, is_paused: bool) -> float:
+    def wait_s(self, wall_time: float, *, is_paused: bool, ahead: int = 0) -> float:
         """Seconds until this machine may use more, 0 if it may now.
 
-        A machine that has paused goes on when it has no advance left, so that it does not pause again at once.
+        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. A start
+        leaves room for those of the peers that are `ahead` of this one: if all began at once, starts would take all.
         """
         self._renew(wall_time)
+        others_bytes = 0.0
+        if not self._is_running:
+            self._hear_others()
+            others_bytes = ahead * self.start_bytes
         limit, kept = self.limit.limit_bytes, self._kept
         length = max(1.0, kept.ends - kept.since)
         # As much as came since the last look may come before the next one.
@@ -288,21 +304,25 @@ class TrafficBudget:
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
             return max(1.0, kept.ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
-        if kept.used_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
+        if kept.used_bytes + others_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
-        return max(1.0, kept.since + kept.used_bytes / limit * length - wall_time)
+        return max(1.0, kept.since + (kept.used_bytes + others_bytes) / limit * length - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
-        there = self._read()
-        if there is not None and there.ends == self._kept.ends:  # another peer of this machine may have added to it
-            self._kept.used_bytes = max(self._kept.used_bytes, there.used_bytes + self._unwritten)
+        self._hear_others()
         try:
             keep(self._path, self._kept)
         except StorageError as error:
             logger.warning("the traffic of this run is not kept: %s", error)
             return
         self._unwritten = 0.0
+
+    def _hear_others(self) -> None:
+        """Take in what other peers of this machine have added to the file."""
+        there = self._read()
+        if there is not None and there.ends == self._kept.ends:
+            self._kept.used_bytes = max(self._kept.used_bytes, there.used_bytes + self._unwritten)
 
     def _renew(self, wall_time: float) -> None:
         (begin, ends), kept = self.limit.bounds(wall_time), self._kept
@@ -420,7 +440,8 @@ class Availability:
             return Pause("outside of the hours of --only", wait_s)
         if self._rules.pause_on_battery and self._unplugged():
             return Pause("on battery", None)
-        if self._budget is not None and (wait_s := self._budget.wait_s(now, is_paused=rests)):
-            self._rests = True
-            return Pause(self._budget.text, wait_s)
-        return None
+        if self._budget is None:
+            return None
+        wait_s = self._budget.wait_s(now, is_paused=rests, ahead=ahead(self._directory))
+        self._rests = wait_s > 0.0
+        return Pause(self._budget.text, wait_s) if self._rests else None

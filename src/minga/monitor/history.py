@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -48,12 +49,15 @@ LARGEST_NUMBER = 1 << 53
 
 Entry = dict[str, Any]
 
+logger = logging.getLogger("minga")
+
 
 class History:
     """Appends to the history at `path`; None keeps it in memory only.
 
     `entries` are those of this process, at most the newest `most_remembered`: 100,000 steps take 48 MB, and a
-    process that draws nothing needs none.
+    process that draws nothing needs none. A disk that refuses ends nothing: a warning says once that the file lacks
+    entries, which are written again as soon as there is room. Raises `StorageError` if the folder cannot be made.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class History:
         self.entries: list[Entry] = []
         self.listeners: list[Callable[[Entry], None]] = []
         """Told each entry on the thread that adds it."""
+        self._is_refused = False
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,11 +75,11 @@ class History:
                 raise StorageError(f"the folder {path.parent} cannot be made: {reason_of(error)}") from error
 
     def add(self, time_s: float, event: str, **fields: Any) -> None:
-        """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
+        """Append one entry; `time_s` is Unix time."""
         self.put({"t": round(time_s, 3), "event": event, **fields})
 
     def put(self, entry: Entry) -> None:
-        """Append an entry that is there already, such as one that another peer told. Raises as `add` does."""
+        """Append an entry that is there already, such as one that another peer told."""
         self.entries.append(entry)
         if len(self.entries) > self._most_remembered:
             del self.entries[: len(self.entries) - self._most_remembered // 2]
@@ -84,12 +89,16 @@ class History:
             return
         try:
             with self.path.open("ab") as file:
-                file.write(json.dumps(entry).encode() + b"\n")
+                # What was refused before may have left half a line.
+                file.write(b"\n" * self._is_refused + json.dumps(entry).encode() + b"\n")
                 full = file.tell() > self._max_bytes // 2
             if full:
                 self.path.replace(_older(self.path))
+            self._is_refused = False
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {reason_of(error)}") from error
+            if not self._is_refused:
+                logger.warning("no history is kept while %s cannot be written: %s", self.path, reason_of(error))
+            self._is_refused = True
 
 
 def read_history(path: Path) -> list[Entry]:

@@ -6,8 +6,9 @@ A headline that is no loss, such as an accuracy, has an axis of its own at the r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,10 +52,11 @@ def _draw(
         times = _with_holes([float(e["t"]) for e in shown]) if points is steps else [float(e["t"]) for e in shown]
         by_moment = {float(e["t"]): float(e[name]) for e in shown}
         values = [by_moment.get(time_s, math.nan) for time_s in times]
-        samples = [_samples_at(entries, time_s) for time_s in times] if points is steps else _by_step(steps, shown)
+        samples = samples_at(times) if points is steps else _by_step(steps, shown)
         lines = pair[0].plot([(time_s - begin) / unit_s for time_s in times], values, label=label, **style)
         return [*lines, *pair[1].plot(samples, values, label=label, **style)]
 
+    samples_at = _samples_at(entries)
     headline, held_out_loss = _held_out(evaluations)
     if steps:
         curve((by_time, by_samples), steps, "loss", "training", linewidth=1.2)
@@ -71,14 +73,15 @@ def _draw(
             strict=True,
         ):
             axes.plot([], [], label=headline, marker="s", color=line.get_color())  # for the legend
-    named: set[str] = set()
-    for entry in entries:
-        if entry["event"] in _MARKS:
-            colour, label = _MARKS[entry["event"]]
-            line = {"color": colour, "linestyle": ":", "linewidth": 1.0, "label": "" if label in named else label}
-            by_time.axvline((entry["t"] - begin) / unit_s, **line)
-            by_samples.axvline(_samples_at(entries, entry["t"]), **line)
-            named.add(label)
+    for event, (colour, label) in _MARKS.items():
+        if moments := [float(entry["t"]) for entry in entries if entry["event"] == event]:
+            for axes, places in (
+                (by_time, [(time_s - begin) / unit_s for time_s in moments]),
+                (by_samples, samples_at(moments)),
+            ):
+                across = [x for place in places for x in (place, place, math.nan)]  # one artist for all lines
+                upwards, height = [0.0, 1.0, math.nan] * len(places), axes.get_xaxis_transform()
+                axes.plot(across, upwards, transform=height, color=colour, linestyle=":", linewidth=1.0, label=label)
     by_time.set(xlabel=f"time ({unit})", ylabel="loss")
     by_samples.set(xlabel="samples")
     for axes in (by_time, by_samples):
@@ -111,10 +114,13 @@ def _by_step(steps: Sequence[Entry], evaluations: Sequence[Entry]) -> list[float
     """
     known = sorted(found for each in steps if (found := samples_of(each)) is not None) or [(0, 0)]
     steps_known, samples = [float(step) for step, _ in known], [float(total) for _, total in known]
-    return [float(np.interp(number_in(each, "step") or 0.0, steps_known, samples, left=0.0)) for each in evaluations]
+    places = [number_in(each, "step") or 0.0 for each in evaluations]
+    return [float(found) for found in np.interp(places, steps_known, samples, left=0.0)]
 
 
-def _samples_at(entries: Sequence[Entry], time_s: float) -> float:
-    """Samples of the whole swarm up to a moment."""
-    known = [e["total_samples"] for e in entries if e["t"] <= time_s and number_in(e, "total_samples") is not None]
-    return float(max(known, default=0))
+def _samples_at(entries: Sequence[Entry]) -> Callable[[Sequence[float]], list[float]]:
+    """What says how many samples of the whole swarm there were up to each of some moments."""
+    told = [entry for entry in entries if number_in(entry, "total_samples") is not None]
+    known = sorted((float(entry["t"]), float(entry["total_samples"])) for entry in told)
+    times, most = [time_s for time_s, _ in known], [0.0, *accumulate((total for _, total in known), max)]
+    return lambda moments: [most[bisect_right(times, time_s)] for time_s in moments]

@@ -38,14 +38,14 @@ class Watcher:
         self._reader.samples.know(step, total)
 
     def look(self) -> RunStatus:
-        """The present status. Raises `StorageError` if the history cannot be written."""
+        """The present status. Raises as `StatusReader.look`."""
         look = self._reader.look()
         self._note_members(look)
         if look.sample is not None:
             self.history.add(
                 look.time_s,
                 "step",
-                step=look.sample.step,
+                step=max(look.status.step, self._reader.samples.step or 0),  # to which the total belongs
                 loss=round(look.sample.loss, 5),
                 samples=look.sample.samples,
                 total_samples=look.status.total_samples,

@@ -7,7 +7,9 @@ has grown large loses its older half then.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import struct
 from pathlib import Path
 
@@ -36,7 +38,7 @@ class BookFile:
 
     def __init__(self, directory: Path, peer: PeerId, disk: DiskWrites) -> None:
         self.path, self._disk = book_path(directory, peer), disk
-        self._is_broken = False
+        self._is_broken = self._is_refused = False
         self.book = self._load()
         """What an earlier process of this peer kept; empty if there is none."""
 
@@ -51,7 +53,8 @@ class BookFile:
             if len(whole) < len(data):
                 write_atomically(self.path, whole)
         except OSError as error:
-            self._give_up(error)
+            self._is_broken = True  # what came after an entry that was cut off would not be read
+            logger.warning("receipts are not kept on disk from now on: %s: %s", self.path, error)
         return book
 
     def add_count(self, judged: JudgedCount) -> None:
@@ -70,17 +73,19 @@ class BookFile:
         if self._is_broken:
             return
         encoded = msgspec.msgpack.encode(entry)
+        data = _LENGTH.pack(len(encoded)) + encoded
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(_LENGTH.pack(len(encoded)) + encoded)
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        """A disk that refuses is no reason to end; an entry that was cut off must stay the last."""
-        self._is_broken = True
-        logger.warning("receipts are not kept on disk from now on: %s: %s", self.path, error)
+            with self.path.open("ab", buffering=0) as file:
+                begin = file.tell()
+                if file.write(data) < len(data):
+                    file.truncate(begin)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._is_refused = False
+        except OSError as error:  # no reason to end, nor to keep nothing once there is room again
+            if not self._is_refused:
+                logger.warning("receipts are not kept on disk for now: %s: %s", self.path, error)
+            self._is_refused = True
 
 
 def book_path(directory: Path, peer: PeerId) -> Path:

@@ -92,6 +92,8 @@ class Optimizer(torch.optim.Optimizer):
     base: what `model` has frozen, as `minga.recipes.init_from.given_base` says it, where peers hold that in forms of
         their own, such as in 8 bits. What is there in the form that it says is compared with it; None goes by all that
         is there.
+    is_leaving: asked at short intervals while the state is to come, or a step to which this peer gave nothing yet holds
+        it back. Once it says so the constructor returns without the state, and `step` for the last time.
 
     The constructor returns when this peer has the swarm's current state; learning rates and other numbers of parameter
     groups are those of the run. Raises `ConfigurationError` for arguments that disagree with the run, its spec or each
@@ -116,6 +118,7 @@ class Optimizer(torch.optim.Optimizer):
         unit: str = SAMPLES,
         offload: bool = False,
         base: Base | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         optimizer = _as_one(optimizer)
         if any(isinstance(each, Optimizer) for each in members_of(optimizer)):
@@ -170,9 +173,8 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
-        self.is_leaving: Callable[[], bool] = lambda: False
-        """Asked at short intervals while `step` holds this thread back and it has given nothing to the step that is
-        under way: if so `step` returns, for the last time."""
+        self.is_leaving = is_leaving
+        """See the class."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self.last_loss: float | None = None
@@ -181,7 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         if peer is not None:
             with self._failing_together():
                 self._enter(peer)
-            self._work_until(lambda: peer.session.is_ready)
+            self._work_until(lambda: peer.session.is_ready or is_leaving(), gives_up=is_leaving)
         else:
             self._work_until(lambda: True)
 
@@ -406,7 +408,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         self.last_loss = self.last_loss if loss is None else loss
         if is_taken:
-            peer.metrics.count(samples, loss if loss is not None and math.isfinite(loss) else None)
+            peer.metrics.count(samples, loss)
         else:
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from minga.cli.terminal.output import Output
 from minga.identity.links.links import EntryPoint, Link
-from minga.monitor.history import FILE_NAME, History
-from minga.monitor.watcher import Watcher
+from minga.monitor.history import FILE_NAME, RECORD_FILE
 from tests.worlds.cli_run import run
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
@@ -27,17 +28,43 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert 'needs the package starlette: python -m pip install ".[dashboard]"' in done.stderr
 
 
-def test_a_disk_that_refuses_ends_the_history_and_not_the_dashboard(tmp_path: Path) -> None:
-    from minga.cli.taking_part.dashboard import look  # not before the test above takes its modules away
+def test_of_two_dashboards_of_a_run_on_one_machine_one_keeps_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minga.cli.taking_part import dashboard  # not before the test above takes its modules away
 
-    (tmp_path / FILE_NAME).mkdir()
-    history, said = History(tmp_path / FILE_NAME), list[str]()
-    watcher = SimpleNamespace(history=history, look=lambda: history.add(1.0, "joined", peer="aa" * 32))
-    for _ in range(3):
-        look(cast(Watcher, watcher), cast(Output, SimpleNamespace(say=said.append)))
-    assert len(history.entries) == 3
-    assert len(said) == 1
-    assert FILE_NAME in said[0]
+    made: list[dict[str, Any]] = []
+
+    @contextmanager
+    def serve_another(*_: object) -> Iterator[None]:
+        if len(made) < 2:
+            dashboard.run_watch(options, context)
+        yield
+
+    @contextmanager
+    def looking_into(*_: object, **__: object) -> Iterator[object]:
+        yield SimpleNamespace(directory=tmp_path, on_loop=lambda _: None)
+
+    options, context = cast(Any, SimpleNamespace(link=LINK)), cast(Any, SimpleNamespace(is_over=lambda _: True))
+    options.looking_into, context.output = looking_into, Output(json_output=False)
+    monkeypatch.setattr(dashboard, "checked_settings", lambda *_, **__: None)
+    options.listen = options.public = options.url = None
+    monkeypatch.setattr(dashboard, "Watcher", lambda _, history: history)
+    monkeypatch.setattr(
+        dashboard, "Dashboard", lambda _, history, __, **said: made.append({**said, "history": history.path})
+    )
+    monkeypatch.setattr(dashboard, "served", serve_another)
+    dashboard.run_watch(options, context)
+    folder = tmp_path / dashboard.FOLDER
+    first, second = made
+    assert (first["directory"], first["history"]) == (folder, folder / FILE_NAME)
+    assert (second["directory"], second["history"]) == (None, None)
+    assert second["earlier"] == [[folder / FILE_NAME, folder / RECORD_FILE], *first["earlier"]], "it shows that of both"
+    assert capsys.readouterr().out == (
+        "Another dashboard of this machine keeps a record of the run; this one keeps none.\n"
+    )
+    with dashboard._kept_by_one(folder) as free:
+        assert free == folder
 
 
 @pytest.mark.parametrize("option", [("--listen", "8471"), ("--listen", "a:b"), ("--url", "example.org")])

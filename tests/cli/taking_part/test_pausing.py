@@ -21,7 +21,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
-from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
+from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit, set_paused
 from minga.keeping.known_runs import FOLDER_DIGITS
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
@@ -147,3 +147,32 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     other.release()
     assert said == (["waited", "asked", "joined"] if yes else ["asked", "waited", "joined"])
     assert lines[1].startswith("On this machine 1 other process takes part in this run already")
+
+
+def test_a_pause_ends_a_session_that_waits_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    @contextmanager
+    def open_run(*_: object) -> Iterator[object]:
+        must_pause = cast(Callable[[], bool], _[-1])
+        set_paused(tmp_path, paused=True)
+        asked.extend((must_pause(), must_pause()))
+        yield SimpleNamespace(finished=False)
+
+    monkeypatch.setattr(joining, "open_run", open_run)
+    monkeypatch.setattr(joining, "HostWatch", lambda *_, **__: None)
+    monkeypatch.setattr(joining, "choose_devices", lambda *_: ["cpu"])
+    node = SimpleNamespace(traffic=lambda: (0, 0), connected=lambda: ["x"])
+    session = cast(Any, object.__new__(_Joining))
+    session.peer = SimpleNamespace(
+        spec=SimpleNamespace(name="x"), run_id="r", peer_id="p", role="trainer", on_loop=lambda function: function()
+    )
+    session.peer.session = SimpleNamespace(node=node)
+    session.output = Output(json_output=False)
+    session.watcher = SimpleNamespace(listeners=[])
+    session.options = SimpleNamespace(work=lambda: SimpleNamespace(device="cpu", devices="1"))
+    session._leaving = SimpleNamespace(ask=lambda: False)
+    session._availability = Availability(AvailabilityRules(), tmp_path, lambda: 1e9)
+    session._checked_at, session._is_pausing, session._ends_now = 0.0, False, False
+    assert session._share_in()
+    assert asked == [True, True]

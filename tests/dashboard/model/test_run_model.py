@@ -165,6 +165,17 @@ def test_contributions_outlive_the_process_and_a_peer_that_starts_again(run: Mad
     assert after.peers[peer_id(1)].samples == total + 7
 
 
+def test_a_peer_that_comes_back_without_its_totals_gives_nothing_twice(run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    contributions = Contributions()
+    contributions.take(look.time_s, look.status, {})
+    given_before = contributions.peers[peer_id(1)].samples
+    unheard = replace(look.status, peers=tuple(replace(peer, total_samples=None) for peer in look.status.peers))
+    for time_s, status in enumerate((unheard, look.status), 1):
+        contributions.take(look.time_s + time_s, status, {})
+    assert contributions.peers[peer_id(1)].samples == given_before > 0
+
+
 def test_a_leaderboard_that_is_damaged_is_begun_again() -> None:
     contributions = Contributions()
     assert not contributions.decode(b'{"version": 1, "peers": [{"peer": 5}]}')
@@ -182,6 +193,29 @@ def test_peers_of_a_person_that_logged_in_are_one_row(run: MadeUpRun) -> None:
     assert ada["peers"] == [peer_id(1), peer_id(2)]
     assert [row["place"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["samples"] for row in rows] == sorted((row["samples"] for row in rows), reverse=True)
+
+
+def test_who_logs_in_at_a_peer_of_another_person_takes_nothing_of_what_that_one_gave(run: MadeUpRun) -> None:
+    look, contributions = run.advance(5.0), Contributions()
+    peer = look.status.peers[0]
+
+    def take(name: str, total: int) -> None:
+        status = replace(look.status, peers=(replace(peer, total_samples=total),))
+        contributions.take(look.time_s + len(seen), status, {peer.peer_id: name})
+        seen.append(name)
+
+    def given_by(found: Contributions) -> dict[str, tuple[int, int]]:
+        rows = found.document({peer.peer_id: PeerTotals(samples=7)})
+        return {row["name"]: (row["samples"], row["attested_samples"]) for row in rows}
+
+    seen: list[str] = []
+    for name, total in (("", 400), ("ada", 1000), ("bob", 1000), ("bob", 10), ("ada", 10), ("ada", 15), ("bob", 16)):
+        take(name, total)
+    assert given_by(contributions) == {"ada": (1005, 0), "bob": (11, 7)}
+    kept = Contributions()
+    assert kept.decode(contributions.encode())
+    assert given_by(kept) == given_by(contributions)
+    assert kept.peers[peer.peer_id].name == "bob"
 
 
 def test_samples_decide_the_places_and_what_members_attest_stands_beside_them(run: MadeUpRun) -> None:
@@ -203,8 +237,10 @@ def test_memory_of_contributions_is_bounded_and_present_peers_stay(run: MadeUpRu
     template = status.peers[0]
     for wave in range(3):
         crowd = tuple(replace(template, peer_id=peer_id(10_000 * wave + number)) for number in range(2000))
-        contributions.take(BEGIN_S + wave, replace(status, peers=crowd), {})
-    assert len(contributions.peers) == MOST_PEERS
+        contributions.take(BEGIN_S + wave, replace(status, peers=crowd), {peer_id(0): f"person {wave}"})
+    contributions.take(BEGIN_S + 3, replace(status, peers=crowd), {each.peer_id: "another" for each in crowd[:200]})
+    contributions.take(BEGIN_S + 4, replace(status, peers=crowd), {each.peer_id: "one more" for each in crowd[:200]})
+    assert len(contributions._all()) == MOST_PEERS
     assert all(peer_id(20_000 + number) in contributions.peers for number in range(2000))
 
 

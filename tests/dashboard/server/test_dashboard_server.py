@@ -30,10 +30,12 @@ from minga.core.wheel import own_wheel
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
 from minga.dashboard.joining import JoinFacts
+from minga.dashboard.live_run import LiveRun
 from minga.dashboard.server import web_server as connection
+from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import RECORD_FILE
+from minga.monitor.history import RECORD_FILE, read_history
 from minga.receipts.book import PeerTotals
 
 
@@ -220,6 +222,19 @@ def test_metrics_are_those_of_prometheus(dashboard: Dashboard, run: MadeUpRun) -
     assert len(families["minga_peer_samples_per_second"].samples) == 6
     phases = {sample.labels["phase"] for sample in families["minga_round_seconds"].samples}
     assert phases == {"compute", "wait", "communicate", "apply"}
+
+
+def test_a_peer_whose_totals_are_unknown_has_no_counters(run: MadeUpRun) -> None:
+    look, live = run.advance(1.0), LiveRun()
+    first, second, *_ = look.status.peers
+    unheard = replace(first, total_samples=None, bytes_sent=None, bytes_received=None)
+    live.take_look(look._replace(status=replace(look.status, peers=(unheard, second))), {})
+    families = text_string_to_metric_families(metrics_text(registry_of(live)).decode())
+    known = {family.name: [sample.labels["peer"] for sample in family.samples] for family in families
+             if family.name.startswith("minga_peer_")}  # fmt: skip
+    assert len(known.pop("minga_peer_samples_per_second")) == 2
+    assert known == {name: [second.peer_id] for name in known}, "a counter that falls to 0 is counted anew"
+    assert len(known) == 3
 
 
 def test_what_is_unknown_is_an_error_in_json(dashboard: Dashboard) -> None:
@@ -683,6 +698,24 @@ def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> 
         run.close()
 
 
+def test_what_others_told_at_one_start_is_there_at_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        {"t": BEGIN_S - 50.0, "event": "step", "step": 3, "loss": 5.0, "samples": 64, "total_samples": 192},
+        {"t": BEGIN_S - 40.0, "event": "banned", "peer": peer_id(3), "why": "lied"},
+    ]
+    monkeypatch.setattr(dashboard_module, "told_since", lambda _, since: [each for each in told if each["t"] > since])
+    run = MadeUpRun(2, role="monitor")
+    try:
+        for _ in range(2):
+            served = run.serve(tmp_path)
+            assert list(served._run.model.series["loss"].document()["columns"]["loss"]) == [5.0]
+            assert served._run.model.counts["banned"] == 1
+            served.close()
+            served._record.add(BEGIN_S, "swarm", alive=2)  # the next start asks for what came after
+    finally:
+        run.close()
+
+
 def test_a_leaderboard_is_kept_at_the_end_though_a_member_that_was_asked_for_receipts_never_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -726,7 +759,7 @@ def test_damaged_files_of_before_are_passed_over(tmp_path: Path) -> None:
         run.close()
 
 
-def test_a_disk_that_refuses_ends_the_record_and_not_the_page(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_ends_neither_the_page_nor_the_record(tmp_path: Path) -> None:
     run = MadeUpRun(2)
     try:
         served = run.serve(tmp_path)
@@ -735,7 +768,10 @@ def test_a_disk_that_refuses_ends_the_record_and_not_the_page(tmp_path: Path) ->
             run.advance(1.0)
         settle(served)
         assert ask(served, "/api/v1/run").json()["now"]["step"] == run.step
-        assert served._record.path is None
+        (tmp_path / RECORD_FILE).rmdir()
+        run.advance(3600.0)
+        settle(served)
+        assert read_history(tmp_path / RECORD_FILE)
         served.close()
     finally:
         run.close()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.split import taking_part
-from minga.recipes.split.taking_part import ClientRun
+from minga.recipes.split.taking_part import ClientRun, ServerRun
 from minga.split.examples.samples import LabelledSamples
 
 TABLE = {"data": "table", "features": 3, "classes": 2, "bottom": [8], "top": [4]}
@@ -87,3 +88,24 @@ def test_equal_samples_are_on_one_side(tmp_path: Path) -> None:
     assert not first_values(found.samples) & first_values(found.held_out)
     alike = client("a1" * 32, tmp_path, table(tmp_path / "alike.csv", [5] * 30))
     assert (len(alike.samples.labels), alike.held_out) == (30, None)
+
+
+def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(taking_part, "SAVE_S", 0.0)
+    run = client("a1" * 32, tmp_path, table(tmp_path / "data.csv", range(40)))
+    run.folder = tmp_path / "data.csv"  # nothing can be put into a file
+    stub: Any = run.client
+    stub.train, stub.finished, stub.peer = lambda *_: 0.5, False, SimpleNamespace(peer_id="a1" * 32)
+    run.train(lambda: run.batches >= 3)
+    assert run.batches == 3
+    server = ServerRun.__new__(ServerRun)
+    server.top, server.folder, server._saved_s = torch.nn.Linear(1, 1), run.folder, 0.0
+    kept: Any = SimpleNamespace(between_batches=lambda function: function(), close=lambda: None)
+    server.server = kept
+    server.save_if_due()
+    assert len(caplog.records) == 4
+    for last in (run.save, server.close):
+        with pytest.raises(StorageError):
+            last()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from minga.network.interface import PeerId
-from minga.training.agreement.comparison import HISTORY, Drift, StateHistory, is_same
-from minga.training.record_kinds import StateInfo
+from minga.training.agreement.comparison import HISTORY, Drift, StateHistory, StateMeasure, is_same
+from minga.training.record_kinds import RUN_KINDS, StateInfo
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 
@@ -100,3 +103,11 @@ def test_a_lying_peer_cannot_widen_what_others_tolerate(tolerance: float) -> Non
     history = StateHistory()
     history.add(info("a", 10.0))
     assert history.is_minority([(B, info("b", 20.0, tolerance=tolerance)), (C, info("b", 20.0))], A)
+
+
+@pytest.mark.parametrize("largest", [3e18, float("inf"), float("nan")])
+def test_the_state_of_a_model_that_diverges_is_told_without_a_sketch(largest: float) -> None:
+    replica: Any = SimpleNamespace(digest=lambda: "ab" * 32, step=7, trains="", sketch=lambda: (1.0, largest))
+    told = StateMeasure(replica, has_sketch=True).at_rest()
+    assert RUN_KINDS.encode(told)
+    assert (told.step, told.sketch) == (7, ())

@@ -268,6 +268,21 @@ def test_a_program_may_leave_while_it_is_told_to_compute_nothing(host: MakePeer)
     assert asked == [1, 1, 1], "the step to which it gave something was taken before"
 
 
+def test_a_program_may_leave_before_it_has_the_state(host: MakePeer, tmp_path: Path) -> None:
+    model, asked = small_model(), list[int]()
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    with minga.join(str(host().link), options) as guest:  # the organiser's program has not begun the run yet
+        opt = minga.Optimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            guest,
+            model=model,
+            is_leaving=lambda: bool(asked.append(1) or len(asked) > 2),
+        )
+        assert len(asked) > 2
+        assert not guest.session.is_ready
+        assert opt.global_step == 0
+
+
 def test_an_interrupted_micro_batch_does_not_count_half(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, bare = small_model(), small_model()
     bare.load_state_dict(ours.state_dict())

@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 
 from minga.network.gossip.board import Board
+from minga.network.gossip.record_kinds import LARGEST
 from minga.network.rpc.node import Node
-from minga.training.record_kinds import Metrics
+from minga.training.record_kinds import RUN_KINDS, Metrics
 from minga.training.status import metrics_publisher
 from minga.training.status.metrics_publisher import METRICS_PERIOD_S, MetricsPublisher
 
@@ -21,6 +22,7 @@ class Surroundings:
         self._due: list[tuple[float, Callable[[], None]]] = []
 
     def put(self, metrics: Metrics) -> None:
+        RUN_KINDS.encode(metrics)
         self.told.append(metrics)
 
     def traffic(self) -> tuple[int, int]:
@@ -73,3 +75,27 @@ def test_long_steps_are_told_at_once_and_so_is_the_last(around: Surroundings) ->
     metrics.publish(5, every_s=0.0)
     around.pass_s(0.0)
     assert [told.step for told in around.told] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("outlier", [3e18, -1e300, float("inf"), float("nan")])
+def test_a_loss_that_no_sum_can_hold_is_left_out_and_the_others_still_count(
+    around: Surroundings, outlier: float
+) -> None:
+    metrics = publisher(around)
+    for step, loss in enumerate((0.25, outlier, 0.5), 1):
+        metrics.count(8, loss)
+        metrics.publish(step, every_s=0.0)
+        around.pass_s(0.0)
+    assert around.told[-1] == Metrics(3, 0.75, 24, 2, 7, 11)
+
+
+def test_a_sum_that_is_full_keeps_the_count_of_samples_going(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_publisher, "MOST_LOSS", LARGEST)
+    metrics = publisher(around)
+    for _ in range(3):
+        metrics.count(8, 0.4 * LARGEST)
+    metrics.publish(3)
+    around.pass_s(0.0)
+    assert around.told[-1] == Metrics(3, 0.8 * LARGEST, 24, 2, 7, 11)

@@ -125,6 +125,8 @@ def test_a_swarm_is_summed_up() -> None:
         theirs = next(peer for peer in status.peers if peer.peer_id == first)
         assert (theirs.path, theirs.round_trip_s, theirs.total_samples) == ("direct", 0.02, 100)
         assert (theirs.bytes_sent, theirs.bytes_received) == (5, 6)
+        silent = {(peer.total_samples, peer.bytes_sent) for peer in status.peers if peer.peer_id != first}
+        assert silent == {(None, 10), (None, None)}, "unknown is not 0: totals that come back would count again"
         assert json.loads(json.dumps(status.to_json()))["peers"][0]["peer_id"] == status.peers[0].peer_id
         assert peers_by_kind(status) == (
             "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainers training"

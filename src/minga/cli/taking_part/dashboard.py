@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from minga.cli.commands import DashboardCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError
 from minga.core.qr import code_of, in_terminal
+from minga.identity.keys.key_file import FileLock
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 
@@ -23,33 +25,46 @@ except ModuleNotFoundError as error:
         f'the dashboard needs the package {package}: python -m pip install ".[dashboard]" in the source of minga'
     ) from error
 
-FOLDER = "dashboard"
+FOLDER, LOCK = "dashboard", "lock"
 LOOK_S = 0.25
 
 
 def run_watch(options: DashboardCommand, context: Context) -> None:
     """Serve until Ctrl-C."""
     settings = checked_settings(options.listen, public=options.public, url=options.url)
-    with options.looking_into(options.link, context, with_files=False) as joined:
-        directory = joined.directory / FOLDER
-        watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
-        earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
-        joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
+    with (
+        options.looking_into(options.link, context, with_files=False) as joined,
+        _kept_by_one(folder := joined.directory / FOLDER) as directory,
+    ):
+        watcher = Watcher(joined, History(directory and directory / FILE_NAME, most_remembered=0))
+        kept, of_host = ([parent / name for name in (FILE_NAME, RECORD_FILE)] for parent in (folder, joined.directory))
+        if directory is None:
+            context.output.say("Another dashboard of this machine keeps a record of the run; this one keeps none.")
+        earlier = [of_host] if directory is not None else [kept, of_host]
+        joined.on_loop(lambda: HistoryServer(joined.session.node, kept))
         dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
         with served(dashboard, context.output):
             while not context.is_over(0):
-                look(watcher, context.output)
+                watcher.look()
                 time.sleep(LOOK_S)
     context.output.summary(ok=True)
 
 
-def look(watcher: Watcher, output: Output) -> None:
-    """Look at the run. A full disk ends the history on it, not the dashboard: viewers see what is in memory."""
+@contextlib.contextmanager
+def _kept_by_one(folder: Path) -> Iterator[Path | None]:
+    """The folder, to keep a record in; None if another process does: what both wrote would count twice."""
     try:
-        watcher.look()
-    except StorageError as error:
-        watcher.history.path = None
-        output.say(f"No history is kept from now on: {error}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK).touch()
+        lock = FileLock.try_acquire(folder / LOCK)
+    except OSError:  # the disk refuses, of which the history tells, or has no locks
+        yield folder
+        return
+    try:
+        yield None if lock is None else folder
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def checked_settings(listen: str, *, public: bool, url: str | None) -> DashboardSettings:

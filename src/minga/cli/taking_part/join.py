@@ -196,7 +196,8 @@ class _Joining:
         log: RunLog,
     ) -> None:
         self.peer, self.options, self.context, self.output = peer, options, context, context.output
-        self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
+        self._availability, self._done, self._checked_at = availability, done, 0.0
+        self._is_pausing = self._ends_now = False
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
@@ -247,7 +248,9 @@ class _Joining:
             self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
-            run = stack.enter_context(open_run(self.peer, self._devices, work))
+            run = stack.enter_context(open_run(self.peer, self._devices, work, self._must_pause))
+            if self._ends_now and not run.finished:  # the state may not be here
+                return True
             collect_again()
             self._step, self._phase, self._run = run.step, "training", run
             self.output.say(f"This machine takes part with {machine(run, self._devices)}.")
@@ -272,12 +275,16 @@ class _Joining:
         most = self.options.leave_after_steps
         if most is not None and self._done.steps >= most:
             return True
+        return self._must_pause()
+
+    def _must_pause(self) -> bool:
+        """Whether the rules of this machine end the session at once; where that takes a step, they only ask for it."""
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
             self._count_traffic()
             self._is_pausing = self._availability.pause() is not None
-            return self._is_pausing and not self._leaving.ask()
-        return False
+            self._ends_now = self._is_pausing and not self._leaving.ask()
+        return self._ends_now
 
     def _count_traffic(self) -> None:
         self._availability.note_traffic(sum(self.peer.on_loop(self.peer.session.node.traffic)))
@@ -362,8 +369,8 @@ class _Joining:
                 samples=self._done.samples,
                 samples_per_second=me.samples_per_second if me and phase != "paused" else 0.0,
                 share=sum(self._shares) / len(self._shares) if self._shares else None,
-                bytes_sent=me.bytes_sent if me else 0,
-                bytes_received=me.bytes_received if me else 0,
+                bytes_sent=(me.bytes_sent if me else None) or 0,
+                bytes_received=(me.bytes_received if me else None) or 0,
                 paths=paths,
                 sync_done=self._sync[0],
                 sync_total=self._sync[1],

@@ -449,7 +449,11 @@ def _cells(peer: PeerStatus, status: RunStatus) -> tuple[str, ...]:
         _state(peer, status) if peer.status else peer.part or "watching",
         str(peer.step),
         "-" if _is_paused(peer, status) else f"{peer.samples_per_second:.1f}",
-        str(peer.total_samples),
-        f"{format_size(peer.bytes_sent)}, {format_size(peer.bytes_received)}",
+        _known(peer.total_samples, str),
+        f"{_known(peer.bytes_sent, format_size)}, {_known(peer.bytes_received, format_size)}",
         f"{peer.path}{trip}" if peer.path else "-",
     )
+
+
+def _known(total: int | None, shown: Callable[[int], str]) -> str:
+    return "-" if total is None else shown(total)

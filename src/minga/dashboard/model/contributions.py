@@ -19,8 +19,9 @@ MOST_STEPS: Final = 1000
 
 
 class Contribution(msgspec.Struct):
-    """One peer. `seconds` are those in which it took part, `reduced_bytes` an estimate from the plan: its share of the
-    vector, once for each other member and step. `last_total` is its own count when it was last seen.
+    """One peer, in the hands of one person. `seconds` are those in which it took part, `reduced_bytes` an estimate from
+    the plan: its share of the vector, once for each other member and step. `last_total` is its own count when it was
+    last seen.
     """
 
     peer: Annotated[str, msgspec.Meta(max_length=64)]
@@ -43,6 +44,8 @@ class Contributions:
 
     def __init__(self) -> None:
         self.peers: dict[str, Contribution] = {}
+        self._former: dict[tuple[str, str], Contribution] = {}
+        """Of people who logged in at a peer before somebody else did, by peer and name."""
         self._before: dict[str, PeerStatus] = {}
         self._looked_s: float | None = None
 
@@ -57,11 +60,11 @@ class Contributions:
             found = self.peers.get(peer.peer_id)
             if found is None:
                 found = self.peers[peer.peer_id] = Contribution(peer.peer_id)
+            found = self._in_hands_of(names.get(peer.peer_id, found.name), found)
             _add(found, self._before.get(peer.peer_id), peer, status, passed_s)
-            found.name = names.get(peer.peer_id, found.name)
             found.last_seen = time_s
         self._before = {peer.peer_id: peer for peer in status.peers}
-        if len(self.peers) > MOST_PEERS:
+        if len(self.peers) + len(self._former) > MOST_PEERS:
             self._forget_some()
 
     def document(self, attested: Mapping[str, PeerTotals]) -> list[dict[str, Any]]:
@@ -69,7 +72,7 @@ class Contributions:
         attest of each.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for each in self.peers.values():
+        for each in self._all():
             row = rows.setdefault(
                 f"@{each.name}" if each.name else each.peer,
                 {"name": each.name, "peers": [], "samples": 0, "steps": 0, "hours": 0.0, "reduced_bytes": 0}
@@ -80,7 +83,8 @@ class Contributions:
             row["steps"] += each.steps
             row["hours"] += each.seconds / 3600.0
             row["reduced_bytes"] += round(each.reduced_bytes)
-            proven = attested.get(each.peer, PeerTotals())
+            # Receipts name the peer alone: they count for the person who has it now.
+            proven = attested.get(each.peer, PeerTotals()) if self.peers.get(each.peer) is each else PeerTotals()
             row["attested_samples"] += proven.samples
             row["attested_steps"] += proven.steps
             row["attested_reduced_bytes"] += proven.reduced_bytes
@@ -91,7 +95,7 @@ class Contributions:
 
     def encode(self) -> bytes:
         """What is kept on disk."""
-        return msgspec.json.encode(_Leaderboard(1, list(self.peers.values())))
+        return msgspec.json.encode(_Leaderboard(1, self._all()))
 
     def decode(self, data: bytes) -> bool:
         """Take up what `encode` made; False if the data is of no use."""
@@ -101,13 +105,34 @@ class Contributions:
             return False
         if kept.version != 1:
             return False
-        self.peers = {each.peer: each for each in kept.peers[:MOST_PEERS]}
+        self.peers, self._former = {}, {}
+        for each in sorted(kept.peers[:MOST_PEERS], key=lambda each: each.last_seen):
+            if (earlier := self.peers.get(each.peer)) is not None:
+                self._former[earlier.peer, earlier.name] = earlier
+            self.peers[each.peer] = each
         return True
 
+    def _all(self) -> list[Contribution]:
+        return [*self.peers.values(), *self._former.values()]
+
+    def _in_hands_of(self, name: str, found: Contribution) -> Contribution:
+        """What the person of this name has given with the peer of `found`. Before the first login nobody had a name."""
+        if found.name and name != found.name:
+            self._former[found.peer, found.name] = found
+            last_total = found.last_total
+            found = self._former.pop((found.peer, name), Contribution(found.peer))
+            found.last_total = last_total
+            self.peers[found.peer] = found
+        found.name = name
+        return found
+
     def _forget_some(self) -> None:
-        ordered = sorted(self.peers.values(), key=lambda each: (each.peer in self._before, each.samples))
-        for each in ordered[: len(self.peers) - MOST_PEERS]:
-            del self.peers[each.peer]
+        ordered = sorted(self._all(), key=lambda each: (each.peer in self._before, each.samples))
+        for each in ordered[: len(ordered) - MOST_PEERS]:
+            if self.peers.get(each.peer) is each:
+                del self.peers[each.peer]
+            else:
+                del self._former[each.peer, each.name]
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -115,9 +140,10 @@ def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:
-    restarted = now.total_samples < found.last_total
-    found.samples += now.total_samples - (0 if restarted else found.last_total)
-    found.last_total = now.total_samples
+    if now.total_samples is not None:
+        restarted = now.total_samples < found.last_total
+        found.samples += now.total_samples - (0 if restarted else found.last_total)
+        found.last_total = now.total_samples
     if before is None or not now.is_in_step:
         return
     found.seconds += passed_s

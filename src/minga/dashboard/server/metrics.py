@@ -89,9 +89,12 @@ def _by_peer(status: RunStatus) -> Iterator[Metric]:
     yield _figure(
         "minga_peer_samples_per_second", {(each.peer_id, each.role): each.samples_per_second for each in peers}
     )
-    yield _figure("minga_peer_samples", {(each.peer_id,): each.total_samples for each in peers})
-    yield _figure("minga_peer_sent_bytes", {(each.peer_id,): each.bytes_sent for each in peers})
-    yield _figure("minga_peer_received_bytes", {(each.peer_id,): each.bytes_received for each in peers})
+    for name, totals in (
+        ("minga_peer_samples", {each.peer_id: each.total_samples for each in peers}),
+        ("minga_peer_sent_bytes", {each.peer_id: each.bytes_sent for each in peers}),
+        ("minga_peer_received_bytes", {each.peer_id: each.bytes_received for each in peers}),
+    ):
+        yield _figure(name, {(peer,): total for peer, total in totals.items() if total is not None})
 
 
 def _figure(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:

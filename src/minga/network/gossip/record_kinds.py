@@ -24,6 +24,8 @@ from minga.network.rpc.handshake import Incarnation, Nonce, Word
 
 MAX_PAYLOAD_BYTES = 4096
 MAX_CODE = 255
+LARGEST = 1e18
+"""No number of a record is larger; one that is cannot be published."""
 _REMEMBERED = 4096  # payloads that were opened lately, by any of the peers in this process: a simulation has many
 
 SIGNED_NAMES = {
@@ -39,8 +41,8 @@ SIGNED_NAMES = {
 """The first kinds sign their names. All later ones sign their codes, which peers that do not know them can check."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
-Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)]
+Number = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -59,14 +59,17 @@ class Job(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def open_run(peer: Peer, devices: Sequence[torch.device], work: Work) -> Iterator[RecipeRun]:
-    """The run of `peer` on `devices`, of which this process uses the first; for the thread that enters it.
+def open_run(
+    peer: Peer, devices: Sequence[torch.device], work: Work, is_leaving: Callable[[], bool] = lambda: False
+) -> Iterator[RecipeRun]:
+    """The run of `peer` on `devices`, of which this process uses the first; for the thread that enters it. For
+    `is_leaving` see `RecipeRun`.
 
     Further processes end with the block. Raises `LocalError`, also out of the block, if one of them ended by itself,
     and what `RecipeRun` raises.
     """
     if len(devices) == 1:
-        yield RecipeRun(peer, replace(work, device=str(devices[0])))
+        yield RecipeRun(peer, replace(work, device=str(devices[0])), is_leaving=is_leaving)
         return
     own_threads = torch.get_num_threads()
     share = _share_of_threads(devices, work.threads, own_threads)
@@ -86,7 +89,7 @@ def open_run(peer: Peer, devices: Sequence[torch.device], work: Work) -> Iterato
 
             try:
                 first = replace(work, device=str(devices[0]))
-                yield RecipeRun(peer, first, ranks=len(devices), meet=gather)
+                yield RecipeRun(peer, first, ranks=len(devices), meet=gather, is_leaving=is_leaving)
             except ClosedError as error:
                 if ended := [words for each in ranks if (words := each.why_ended())]:
                     raise LocalError(f"{'; '.join(ended)}. The run goes on; start this peer again") from error

@@ -92,6 +92,7 @@ class RecipeRun:
     ranks: processes of this peer; each makes the same calls.
     meet: called when all is there but what the ranks do together, which has to make one `torch.distributed` group of
         them: a rank that fails before then keeps no other one waiting.
+    is_leaving: asked at short intervals while the state comes; once it says so, the constructor waits no more.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
     is not there, a precision that it or the run does not allow, or a recipe without a model of its own.
@@ -104,6 +105,7 @@ class RecipeRun:
         *,
         ranks: int = 1,
         meet: Callable[[], None] = lambda: None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.peer = peer
         self._rank, self._ranks = (peer.rank if isinstance(peer, FurtherRank) else 0), ranks
@@ -145,6 +147,7 @@ class RecipeRun:
             rules=self.recipe,
             offload=work.offload,
             base=base,
+            is_leaving=is_leaving,
         )
 
     @property

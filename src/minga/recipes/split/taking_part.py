@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.data.hold_out import content_rank
@@ -24,6 +26,8 @@ from minga.split.examples.samples import LabelledSamples
 from minga.split.serving import serve
 from minga.split.sharing.variants import check_split
 from minga.training.peer import Peer
+
+logger = logging.getLogger("minga")
 
 # ---- The parts of a cut network on the disk of whoever has them.
 
@@ -48,6 +52,15 @@ def load_part(module: nn.Module, path: Path) -> bool:
             f"{path}: not this part of the model: {str(error)[:200]}; move the file away"
         ) from error
     return True
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """A disk that refuses parts for now ends nothing: they are written again and again."""
+    try:
+        yield
+    except StorageError as error:
+        logger.warning("%s", error)
 
 
 SAVE_S: Final = 60.0
@@ -93,7 +106,8 @@ class ServerRun:
         """Call it again and again."""
         if time.monotonic() - self._saved_s >= SAVE_S:
             self._saved_s = time.monotonic()
-            self.server.between_batches(lambda: save_part(self.top, self.path))
+            with _going_on():
+                self.server.between_batches(lambda: save_part(self.top, self.path))
 
     def close(self) -> None:
         """Serve no more, and write the part a last time."""
@@ -146,7 +160,8 @@ class ClientRun:
                 if loss is not None:
                     self.batches, self.loss = self.batches + 1, loss
                 if time.monotonic() - self._saved_s >= SAVE_S:
-                    self.save()
+                    with _going_on():
+                        self.save()
 
     def evaluate(self) -> dict[str, float]:
         """Loss and accuracy of the whole model on samples that this client does not train on; empty without any."""

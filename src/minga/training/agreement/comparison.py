@@ -10,12 +10,12 @@ their parameters (`AveragingInterval`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
+from minga.network.gossip.record_kinds import LARGEST
 from minga.network.interface import PeerId
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
@@ -215,7 +215,7 @@ class StateMeasure:
             self._before = self._replica.sketch()
 
     def end(self) -> StateInfo:
-        """The step was taken. Without a sketch where the parameters are not finite."""
+        """The step was taken. Without a sketch where the parameters are not finite, or too large for one."""
         digest, step = self._replica.digest(), self._replica.step
         if not self._has_sketch:
             return StateInfo(step, digest)
@@ -231,7 +231,7 @@ class StateMeasure:
         return self._told(step, digest, sketch := self._replica.sketch(), LAST_BITS * length(sketch))
 
     def _told(self, step: int, digest: str, sketch: Sketch, tolerance: float) -> StateInfo:
-        if not math.isfinite(tolerance):
+        if max(tolerance, *map(abs, sketch)) > LARGEST:
             return StateInfo(step, digest)
         return StateInfo(step, digest, sketch, tolerance, self._replica.trains)
 

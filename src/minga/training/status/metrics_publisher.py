@@ -10,6 +10,7 @@ from typing import Final
 
 from minga.core.events.bus import Event
 from minga.network.gossip.board import Board
+from minga.network.gossip.record_kinds import LARGEST
 from minga.network.rpc.node import Node
 from minga.training.bridge.loop_thread import LOOK_S
 from minga.training.record_kinds import Metrics
@@ -17,6 +18,9 @@ from minga.training.record_kinds import Metrics
 METRICS_PERIOD_S: Final = 1.0
 """Shortest time between two records: each is signed, goes to all others, and is checked by all of them. In a run of
 short steps one for each step costs more than the rest of the gossip."""
+
+MOST_LOSS: Final = 1e12
+"""Beside a larger one in the sum, the losses that come after it would be rounded away."""
 
 
 class MetricsPublisher:
@@ -33,9 +37,9 @@ class MetricsPublisher:
         self._told_s, self._is_due = float("-inf"), False
 
     def count(self, samples: int, loss: float | None) -> None:
-        """Add a micro-batch."""
+        """Add a micro-batch. Its loss is left out if it is not finite, or too large for a sum of losses."""
         self._samples += samples
-        if loss is not None:
+        if loss is not None and abs(loss) <= MOST_LOSS and abs(self._loss_sum + loss) <= LARGEST:
             self._loss_sum += loss
             self._mini_steps += 1
 

@@ -109,21 +109,22 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._step: int | None = None
+        self.step: int | None = None
+        """The last step that is counted; None while the count is an estimate."""
 
     def know(self, step: int, total: int) -> None:
         """All steps up to `step` had `total` samples. Does nothing if that is known of a later step."""
-        if self._step is None or step > self._step:
-            self._step, self.total = step, total
+        if self.step is None or step > self.step:
+            self.step, self.total = step, total
 
     def take(self, step: int, batch: int, *, bounds: tuple[int, int], seen: int) -> None:
         """The run is at `step`; its steps have `batch` samples now, and each within `bounds`. Peers tell of `seen`."""
-        if self._step is None:
+        if self.step is None:
             least, most = bounds
             self.total = min(max(seen, step * least), step * most)
-        elif step > self._step:
-            self.total += (step - self._step) * batch
-            self._step = step
+        elif step > self.step:
+            self.total += (step - self.step) * batch
+            self.step = step
 
 
 class LossMeter:
@@ -325,9 +326,9 @@ class SplitMeter:
 class PeerStatus:
     """One living peer. `path` and `round_trip_s` are those of the link from here, None without one.
 
-    `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined; `age_s` is
-    how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors. `part` is
-    "server" or "client" where the model is cut.
+    `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined, None while
+    its record of them is not here; `age_s` is how long ago its last news came. `status` is None for peers that take no
+    part in steps, such as monitors. `part` is "server" or "client" where the model is cut.
     """
 
     peer_id: str
@@ -336,9 +337,9 @@ class PeerStatus:
     step: int
     samples: int
     samples_per_second: float
-    total_samples: int
-    bytes_sent: int
-    bytes_received: int
+    total_samples: int | None
+    bytes_sent: int | None
+    bytes_received: int | None
     path: str | None
     round_trip_s: float | None
     age_s: float
@@ -540,7 +541,7 @@ def _peer_status(board: Board, node: Node, peer: PeerId, age_s: float) -> PeerSt
     metrics, facts = board.get(peer, Metrics), node.facts(peer)
     own = node.traffic() if peer == node.peer_id else None
     told = info.role if info else "unknown"  # in runs for members, who only watches publishes no address
-    sent, received = own or ((metrics.bytes_sent, metrics.bytes_received) if metrics else (0, 0))
+    sent, received = own or ((metrics.bytes_sent, metrics.bytes_received) if metrics else (None, None))
     return PeerStatus(
         peer_id=peer,
         role=told if own is None else node.role,
@@ -548,7 +549,7 @@ def _peer_status(board: Board, node: Node, peer: PeerId, age_s: float) -> PeerSt
         step=progress.step if progress else 0,
         samples=progress.samples if progress else 0,
         samples_per_second=progress.samples_per_second if progress else 0.0,
-        total_samples=metrics.samples if metrics else 0,
+        total_samples=metrics.samples if metrics else None,
         bytes_sent=sent,
         bytes_received=received,
         path=facts.path if facts else None,
