@@ -151,11 +151,9 @@ class Centred(Strategy):
         return values
 
     def _begin_at_centre(self) -> None:
-        """Go on from the centre, as a newcomer does."""
+        """Go on from the centre with fresh moments, as a newcomer does."""
         self._is_apart = self._is_lost = False
-        self.replica.write_values(self._centre)
-        self.replica.move_buffers(None)
-        self.replica.put({name: torch.zeros_like(each) for name, each in self.replica.moments().items()})
+        self.replica.restore(self.replica.capture())
 
     # ---- state
 
