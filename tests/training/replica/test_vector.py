@@ -87,6 +87,20 @@ def test_sparse_gradients_and_buffers() -> None:
     assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5]]
 
 
+def test_a_step_of_a_peer_alone_by_sparse_gradients_is_that_by_dense_ones() -> None:
+    """Neither AdamW nor clipping takes sparse ones, and the mean of a round is dense anyway."""
+    stepped = []
+    for is_sparse in (False, True):
+        table = torch.nn.Embedding.from_pretrained(torch.ones(4, 2), freeze=False, sparse=is_sparse)
+        optimizer = torch.optim.AdamW(table.parameters(), lr=0.1)
+        replica = Replica(RunSpec.from_mapping({"name": "sparse"}), optimizer, model=table, max_grad_norm=1.0)
+        table(torch.tensor([1, 1, 3])).sum().backward()
+        assert replica.inner_step()
+        stepped.append(table.weight.detach())
+    assert torch.equal(*stepped)
+    assert stepped[0][0, 0] != 1.0  # decayed
+
+
 @pytest.mark.parametrize("averaging", [{"codec": "sign"}, {"codec": "float16", "sketch": "dct64"}], ids=str)
 def test_a_parameter_that_nobody_used_has_no_gradient_whatever_the_mean_went_through(averaging: dict[str, str]) -> None:
     """It would be decayed. There are enough parameters for a block of the codec."""

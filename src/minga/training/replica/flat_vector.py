@@ -211,6 +211,12 @@ class ParameterVector:
             return LateVerdict(self.accelerator, is_finite, None).wait()
         return self._are_finite(self.present())
 
+    def densify(self) -> None:
+        """Make sparse gradients dense, as those of a mean are: not every optimizer and no clipping takes others."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+
     def present(self) -> list[torch.Tensor | None]:
         """The present gradients, the buffers' movements, and which gradients are present, as flat dense tensors; None
         for gradients that are missing.

@@ -346,6 +346,7 @@ class Replica:
         """
         self.look_closely()
         self.drop_frozen()
+        self.vector.densify()
         if not self.vector.is_finite():
             return False
         with self._changing(with_gradients=True):
