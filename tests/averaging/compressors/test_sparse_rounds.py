@@ -17,10 +17,19 @@ from minga.averaging.solver.division import Division, PartShare
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.averaging.allreduce.test_two_level import connect_all
 from tests.worlds.mass_account import MassAccount
 from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked
-from tests.worlds.swarm_tools import assert_equal_states, kill_in_a_round, make_spec, pull, vector_replica, virtually
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    kill_in_a_round,
+    later,
+    make_spec,
+    pull,
+    vector_replica,
+    virtually,
+)
 
 LAYOUT_NUMELS = (9000, 4096)
 NUMEL = sum(LAYOUT_NUMELS)
@@ -90,8 +99,8 @@ def test_relays_pass_on_all_of_their_sites() -> None:
 def test_an_aggregator_that_dies_after_half_have_its_result(
     up: str, down: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its part is fetched from those that have it, as float32: they know whose chunks are in it, the others take
-    theirs for counted. All hold the same mean, and each keeps what of its own it lacks.
+    """Its part is fetched from those that have it, who say whose chunks are in it. All hold the same mean, and each
+    keeps what of its own it lacks.
     """
     account, layout = MassAccount(NUMEL, monkeypatch), VectorLayout(LAYOUT_NUMELS, up, down)
     note_fate, told = Round.note_fate, set[int]()
@@ -109,7 +118,7 @@ def test_an_aggregator_that_dies_after_half_have_its_result(
             if self.me == 0 and not encoded:
                 for other in living[2:]:
                     world.internet.cut(dying, other, one_way=True)
-            elif self.chunks[index].stop == first.stop:
+            elif self.chunks[index].stop == first.stop and len(told) < 2:
                 told.add(self.me)
                 if len(told) == 2:
                     world.internet.kill(dying)
@@ -119,10 +128,36 @@ def test_an_aggregator_that_dies_after_half_have_its_result(
         residuals = [Residual(NUMEL) for _ in world.parties]
         results, outcomes = await world.reduce(plan, layout, vectors, [1, 2, 3, 4, 5], residuals=residuals)
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes[1:]), outcomes
-        assert told == {1, 2}, "the others fetched it"
+        assert told == {1, 2}, "others had it first"
         assert all(torch.equal(result, results[1]) for result in results[2:])
         account.check_means()
         kept = zip(world.parties[1:], residuals[1:], strict=True)
+        assert account.balance((party.peer_id, residual) for party, residual in kept) < MOST_LOST
+        await world.close()
+
+    main()
+
+
+@PAIRS
+def test_a_link_that_breaks_costs_nothing_of_what_was_to_go_over_it(
+    up: str, down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both members live. Each fetches what the other reduced, without it, from a third one."""
+    account, layout = MassAccount(NUMEL, monkeypatch), VectorLayout(LAYOUT_NUMELS, up, down)
+
+    @virtually
+    async def main() -> None:
+        world, generator = World(4, up_bytes_per_s=2e3, down_bytes_per_s=2e3), torch.Generator().manual_seed(2)
+        await connect_all(world)
+        networks = [party.network for party in world.parties]
+        plan = world.plan(layout, chunk_bytes=400)
+        vectors = [torch.randn(NUMEL, generator=generator) for _ in world.parties]
+        residuals = [Residual(NUMEL) for _ in world.parties]
+        later(0.05, lambda: world.internet.cut(networks[2], networks[3]))
+        results, outcomes = await world.reduce(plan, layout, vectors, [5] * 4, residuals=residuals)
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert all(torch.equal(result, results[0]) for result in results)
+        kept = zip(world.parties, residuals, strict=True)
         assert account.balance((party.peer_id, residual) for party, residual in kept) < MOST_LOST
         await world.close()
 

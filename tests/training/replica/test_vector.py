@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.training.replica import flat_vector
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import PRESENT, ParameterVector, all_finite
+from minga.training.replica.replica import Replica
 
 
 def vector_of(*shapes: tuple[int, ...], codec: str = "float32", dtype: torch.dtype = torch.float32) -> ParameterVector:
@@ -83,6 +85,41 @@ def test_sparse_gradients_and_buffers() -> None:
     assert table.whole.item() == 7
     assert table.weight.grad is not None
     assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5]]
+
+
+def test_a_step_of_a_peer_alone_by_sparse_gradients_is_that_by_dense_ones() -> None:
+    """Neither AdamW nor clipping takes sparse ones, and the mean of a round is dense anyway."""
+    stepped = []
+    for is_sparse in (False, True):
+        table = torch.nn.Embedding.from_pretrained(torch.ones(4, 2), freeze=False, sparse=is_sparse)
+        optimizer = torch.optim.AdamW(table.parameters(), lr=0.1)
+        replica = Replica(RunSpec.from_mapping({"name": "sparse"}), optimizer, model=table, max_grad_norm=1.0)
+        table(torch.tensor([1, 1, 3])).sum().backward()
+        assert replica.inner_step()
+        stepped.append(table.weight.detach())
+    assert torch.equal(*stepped)
+    assert stepped[0][0, 0] != 1.0  # decayed
+
+
+@pytest.mark.parametrize("averaging", [{"codec": "sign"}, {"codec": "float16", "sketch": "dct64"}], ids=str)
+def test_a_parameter_that_nobody_used_has_no_gradient_whatever_the_mean_went_through(averaging: dict[str, str]) -> None:
+    """It would be decayed. There are enough parameters for a block of the codec."""
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(2)) for _ in range(300))
+    spec = RunSpec.from_mapping({"name": "unused", "averaging": averaging})
+    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=1.0), model=model)
+    for parameter in replica.vector.parameters()[1:]:
+        parameter.grad = torch.ones(2)
+    mean = replica.vector.new()
+    assert replica.accumulate(mean, 1.0)
+    sent = replica.project(mean, 1, 0, "a round")
+    assert sent is not None
+    layout = replica.layout_of(0)
+    for chunk in layout.chunks(0, layout.total, 1 << 14):
+        for each, numel in ((chunk.codecs.upload, chunk.upload_bytes), (chunk.codecs.download, chunk.download_bytes)):
+            room = torch.empty(numel, dtype=torch.uint8)
+            each.decode(room[: each.encode(sent[chunk.start : chunk.stop], room)], sent[chunk.start : chunk.stop])
+    found = replica.expand(sent, 0, counted_in="a round")
+    assert replica.vector.has_gradient(found) == [False] + 299 * [True]
 
 
 @given(

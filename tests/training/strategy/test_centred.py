@@ -290,6 +290,27 @@ def test_a_peer_that_lost_its_parameters_begins_at_the_centre(kind: type[Centred
         assert float(peer.x - peer.centre) == pytest.approx(RATE)
 
 
+@pytest.mark.parametrize(("kind", "settings"), [(Leader, LeaderSettings(inner_pull=0.0)), (Elastic, ElasticSettings())])
+def test_its_optimizer_is_fresh_then(kind: type[Centred], settings: Any) -> None:
+    """Zeros are no beginning for each of them: Rprop multiplies what it keeps, and would rest for good."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    replica = Replica(SPEC, torch.optim.Rprop(model.parameters(), lr=RATE), model=model)
+    strategy = kind(threading.Condition(), unit=1, settings=settings)
+    strategy.begin(replica)
+    model.weight.grad = torch.ones(1, 1)
+    strategy.note_loss(1.0)
+    assert strategy.micro_batch(1)
+    strategy.count(1)
+    replica.write_values(torch.tensor([math.nan]))
+    with pytest.raises(NonFiniteError):
+        strategy.contribution()
+    assert not strategy.micro_batch(1)
+    before = model.weight.item()
+    model.weight.grad = torch.ones(1, 1)
+    assert strategy.micro_batch(1)
+    assert before - model.weight.item() == pytest.approx(RATE)
+
+
 def test_a_peer_that_missed_rounds_keeps_its_own_and_is_drawn_to_the_new_centre() -> None:
     for kind, settings, wanted in (
         (Leader, LeaderSettings(pull=0.5), 6.0),

@@ -52,8 +52,8 @@ class ChunkWeight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CountedMembers(msgspec.Struct, frozen=True, array_like=True):
-    """Before each chunk of a mean, of a root's or a relay's, in rounds whose uploads leave something out: the members
-    whose chunks are in it, one bit for each member of the plan, lowest bit first.
+    """Before each chunk of a mean, whoever sends it, in rounds whose uploads leave something out: the members whose
+    chunks are in it, one bit for each member of the plan, lowest bit first. Empty is not known to who holds it.
     """
 
     members: Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]

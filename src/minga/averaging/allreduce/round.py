@@ -128,6 +128,8 @@ class Round:
         """This member's contribution; None if it has none."""
         self.counted = [True] * len(self.chunks)
         """Whether each chunk of it is in the mean, as far as this member was told; none is sent to adopt a result."""
+        self.told: dict[int, bytes] = {}
+        """Whose chunks are in the means that are here, packed as in `CountedMembers`, where members are told."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
@@ -226,6 +228,8 @@ class Round:
         sent, or it summed it up itself.
         """
         self.counted[index] = self.me in counted
+        if self.tells_counted:
+            self.told[index] = pack_bitmap(member in counted for member in range(len(self.members)))
         if self.own is not None and not (encoded or self.chunks[index].codecs.encodes_own):
             self.own.summed.add(self.chunks[index].start)
         elif self.own is not None:

@@ -7,7 +7,15 @@ from typing import Final
 
 import torch
 
-from minga.averaging.allreduce.messages import FETCH, PART, Assignment, ChunkWeight, FetchChunks, PartHello
+from minga.averaging.allreduce.messages import (
+    FETCH,
+    PART,
+    Assignment,
+    ChunkWeight,
+    CountedMembers,
+    FetchChunks,
+    PartHello,
+)
 from minga.averaging.allreduce.reducer import Reduced, Reducer, receive_counted, send_reduced
 from minga.averaging.allreduce.round import IDLE_S, Round
 from minga.averaging.codecs.dense import Codec, codec, is_finite
@@ -139,16 +147,21 @@ async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: Messag
     await stream.send(FetchChunks(round.plan.round_id, wanted, encoded=True))
     for index in wanted:
         values = torch.empty_like(round.reduced[index])
+        counted = await receive_counted(round, stream)
         await _receive_values(round, index, values, stream)
         if not round.have[index]:
             round.reduced[index].copy_(values)
+            if counted:
+                round.note_fate(index, counted, encoded=True)
             round.got(index)
     await stream.finish()
     await stream.receive_end()
 
 
 async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks) -> None:
-    """Answer a `FetchChunks`: each chunk as soon as it is here."""
+    """Answer a `FetchChunks`: each chunk as soon as it is here, and before it whose it is, if that matters; nobody is
+    named where this member was not told.
+    """
     if any(i >= len(round.chunks) for i in request.chunks) or len(set(request.chunks)) != len(request.chunks):
         raise ProtocolError("it asks for chunks that the plan does not have, or twice", peer=stream.peer)
     for index in request.chunks:
@@ -158,6 +171,8 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
             await round.came.wait()
         encoded = _encoded(round, index) if request.encoded else None
         body = as_bytes(round.reduced[index]) if encoded is None else encoded
+        if round.tells_counted:
+            await stream.send(CountedMembers(round.told.get(index, b"")))
         await stream.send_bulk(body)
         round.bytes_sent += body.nbytes
 

@@ -3,7 +3,7 @@
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
 of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`),
 so that peers whose programs list their layers in other orders average the same ones. Movements of averaged buffers
-follow, and at the end one number for each parameter, in the same order. Where there are buffers, both travel whole.
+follow, and at the end one number for each parameter, in the same order. Both travel whole.
 
 Such a number says in how many of the samples the parameter had a gradient at all. To torch a gradient of zeros and none
 are two things: by zeros an optimizer decays a parameter and moves its moments, and without a gradient it leaves the
@@ -83,7 +83,7 @@ class ParameterVector:
             tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged, self._all_present]),
             codec,
             download_codec,
-            whole=len(buffers.averaged) + 1 if buffers.averaged else 0,
+            whole=len(buffers.averaged) + 1,
         )
         self.numel = self.layout.total
         self.numels = list(self.layout.numels)
@@ -210,6 +210,12 @@ class ParameterVector:
             is_finite = self.are_finite_there(self.present_there(self.accelerator.device))
             return LateVerdict(self.accelerator, is_finite, None).wait()
         return self._are_finite(self.present())
+
+    def densify(self) -> None:
+        """Make sparse gradients dense, as those of a mean are: not every optimizer and no clipping takes others."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
 
     def present(self) -> list[torch.Tensor | None]:
         """The present gradients, the buffers' movements, and which gradients are present, as flat dense tensors; None

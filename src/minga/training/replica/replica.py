@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.access.standing_orders import NORM, RATE
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.residual import Residuals
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
@@ -91,8 +91,9 @@ class Replica:
         check_optimizer(optimizer)
         check_model(model, optimizer)
         self._schedule = Schedule(scheduler, optimizer, spec.training.stop_after_steps)
-        for name in spec.training.strategies:
-            if StrategyChoice.of(spec, name).facts.owns_optimizer:
+        facts = {name: StrategyChoice.of(spec, name).facts for name in spec.training.strategies}
+        for name, each in facts.items():
+            if each.owns_optimizer:
                 check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
@@ -114,12 +115,17 @@ class Replica:
         self.vector = self._new_vector(optimizer, spec, model)
         accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
         self.vector.accelerator = accelerator if self._adds_on(accelerator) else None
-        if max_grad_value is not None and self._clips_own:
-            raise ConfigurationError(
-                f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
-                "later: pass max_grad_norm=, or take a codec that sends everything"
-            )
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout.head)
+        # Of what was saved up for many rounds a mean has lumps, and what clipping cuts of these no peer would take
+        # back: so contributions are clipped then, and not their mean.
+        self._clips_own = self.vector.layout.needs_residual or sketch.needs_residual
+        clips_means = any(each.shares_optimizer for each in facts.values())
+        if max_grad_value is not None and self._clips_own and clips_means:
+            what = f'sketch "{sketch.choice}"' if sketch.needs_residual else f'codec "{spec.averaging.codec}"'
+            raise ConfigurationError(
+                f"max_grad_value= clips the mean, and the {what} leaves out of it what comes later: pass "
+                "max_grad_norm=, or take one that sends everything"
+            )
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, whole=self.vector.layout, decay=decay)
         access = self._new_access(accelerator)
@@ -179,9 +185,11 @@ class Replica:
         """Average vectors of these layouts in turn, in the place of the whole one; see `ReplicaInterface`."""
         self._projections.divide(fragments, tensors)
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def project(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient, which counts `weight`. On any thread."""
-        return self._projections.contribution(vector, weight, step, round_id)
+        return self._projections.contribution(vector, weight, step, round_id, cut)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
@@ -297,13 +305,6 @@ class Replica:
             gradients.mul_(factor)
         return factor
 
-    @property
-    def _clips_own(self) -> bool:
-        """Whether contributions are clipped, and not their mean: of what was saved up for many rounds a mean has lumps,
-        and what clipping cuts of these no peer would take back.
-        """
-        return self.vector.layout.needs_residual
-
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
@@ -346,6 +347,7 @@ class Replica:
         """
         self.look_closely()
         self.drop_frozen()
+        self.vector.densify()
         if not self.vector.is_finite():
             return False
         with self._changing(with_gradients=True):

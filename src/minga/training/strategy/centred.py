@@ -22,6 +22,8 @@ from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Real, Section, real
+from minga.optim.arithmetic import rounded
+from minga.optim.pieces import CPU_PIECE
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import Recovery, Strategy
 
@@ -149,11 +151,9 @@ class Centred(Strategy):
         return values
 
     def _begin_at_centre(self) -> None:
-        """Go on from the centre, as a newcomer does."""
+        """Go on from the centre with fresh moments, as a newcomer does."""
         self._is_apart = self._is_lost = False
-        self.replica.write_values(self._centre)
-        self.replica.move_buffers(None)
-        self.replica.put({name: torch.zeros_like(each) for name, each in self.replica.moments().items()})
+        self.replica.restore(self.replica.capture())
 
     # ---- state
 
@@ -221,8 +221,11 @@ class Elastic(Centred):
     )
 
     def _move(self, mean: torch.Tensor) -> None:
-        size, beta = self.replica.vector.parameters_numel, cast(ElasticSettings, self.settings).beta
-        self._centre[:size].add_(mean[:size], alpha=beta)
+        size = self.replica.vector.parameters_numel
+        beta = rounded(cast(ElasticSettings, self.settings).beta, torch.float32)
+        for start in range(0, size, CPU_PIECE):
+            piece = slice(start, min(start + CPU_PIECE, size))
+            self._centre[piece].add_(mean[piece].mul(beta))  # two operations: equal bits on every processor
         self._centre[size:].add_(mean[size:])
 
     def _departing(self, own: torch.Tensor) -> torch.Tensor:

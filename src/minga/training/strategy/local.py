@@ -35,6 +35,7 @@ from minga.core.spec.fields import Real, Section, choice, described, real, whole
 from minga.core.spec.sections import MAX_BATCH
 from minga.optim.arithmetic import rounded
 from minga.training.replica.accelerator import verdict_of
+from minga.training.replica.buffers import flat_movements
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.centred import own_moments, shared_model
 from minga.training.strategy.interface import Recovery, Strategy
@@ -605,12 +606,13 @@ class Local(Strategy):
         sealed = self._sealed if fate is ContributionFate.COUNTED else None
         moved_on = sealed is None or self._late_steps > 0 or self._own.fragments > 1
         own = self._position() if moved_on else None
+        moved = flat_movements(self.replica.moved)  # by micro-batches that wait for an inner step, too
+        if sealed is not None:
+            moved.sub_(self._fragments.buffers(sealed.delta)[: moved.numel()])
         if own is not None:
             before = self.replica.rounded(self._anchor)
             for run, part in self._fragments.slices(fragment):
                 self._merge.depart(own[run], before[run], None if sealed is None else sealed.delta[part])
-            if sealed is not None:
-                own[self._fragments.tail].sub_(self._fragments.buffers(sealed.delta))
         for run, part in self._fragments.slices(fragment):
             momentum = None if self._momentum is None else self._momentum[run]
             self._outer.step(self._anchor[run], momentum, mean[part])
@@ -619,8 +621,8 @@ class Local(Strategy):
             for run, _ in self._fragments.slices(fragment):
                 self._merge.arrive(own[run], self._anchor[run], self._own.alpha)
             self.replica.write_values(own)
-            if self.facts.keeps_uncounted:
-                self.replica.move_buffers(own[self._fragments.tail])
+        if self.facts.keeps_uncounted:
+            self.replica.move_buffers(moved)
         if self._guess is not None:
             self._guess.note(
                 mean, None if sealed is None else sealed.delta, 0.0 if sealed is None else self._share(sealed)

@@ -16,6 +16,7 @@ from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.testing import STRATEGY_CHECKS
+from minga.testing.strategies.trainer import Trainer
 from minga.training.replica.schedule import Schedule
 from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local import Local
@@ -321,6 +322,26 @@ def test_averaged_buffers_are_those_of_all_peers_after_each_round() -> None:
         for peer in peers:
             torch.testing.assert_close(peer.model[-1].running_mean, (means[0] + means[1]) / 2)  # type: ignore[index]
         assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+@pytest.mark.parametrize("merge", ["rebase", "eager"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_buffers_move_while_an_inner_step_is_waited_for_counts_once(merge: str, *, fails: bool) -> None:
+    """Three micro-batches come beside the round, the first attempt at which `fails` or not."""
+    settings: dict[str, Any] = {**AVERAGING, "local_batch": 4, "overlap": True, "merge": merge}
+    trainer = Trainer(Local, settings, has_buffer=True)
+    one = (1.0, 1)
+    trainer.feed(*4 * [one])
+    mean = trainer.seal()[0].clone()
+    trainer.feed(*3 * [one])
+    if fails:
+        trainer.take_back()
+        mean = trainer.seal()[0].clone()
+    trainer.absorb(mean)
+    assert trainer.shared_count() == 4
+    trainer.feed(one)
+    trainer.absorb(trainer.seal()[0].clone())
+    assert trainer.shared_count() == 8
 
 
 def test_the_inner_learning_rate_follows_from_the_round() -> None:
