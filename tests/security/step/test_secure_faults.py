@@ -397,6 +397,7 @@ async def test_who_cannot_get_what_claims_are_about_says_nothing() -> None:
     about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
     assert (owner, part) not in record.store.parts
     assert await recheck.is_guilty(about_claims, [accuser.peer_id], record, ()) is None
+    assert not judge.member._deliveries._fetching  # nothing travels on beside the parts of the next step
     record.store.roots[owner] = bytes(32)  # it sent other bytes than this member would, as on another device
     assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is False
     said = record.claims[target.peer_id]

@@ -20,7 +20,6 @@ does it help one to keep its gradient from members that look.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Container, Mapping, Sequence
 
@@ -160,9 +159,8 @@ class Recheck:
         terms = record.terms
         known = [terms.members.index(peer) for peer in accusers if peer in terms.members]
         if (owner, part) not in record.store.parts:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner, first=(part, *known))
+            sources = (part, *known)
+            await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner, first=sources, limit_s=LOOK_S)
 
     # ---- inner workings: a candidate
 
