@@ -5,10 +5,10 @@ itself (BTARD sections 4.3, 4.9 and 12.5). For that it needs no byte of the targ
 slow line decides. And the claims are what matters: an aggregate passes V2 only if all of them fit it, so who sends
 another part than it claims, and is not found by the aggregator, has changed nothing.
 
-Let e be the relative error of a part. Clipping lengthens no difference, so the norms differ by at most e, and a random
-projection by at most `KAPPA` = 8 times e. Both are fixed before the directions are drawn. Two thresholds keep honest
-peers on both sides of a dispute from harm. Let h be the largest e between honest peers, measured on the kinds of
-devices of the run:
+Let e be the relative error of a part. Clipping lengthens no difference, so the norms differ by at most e, and random
+projections by about e (the square root of their mean square) and never by `KAPPA` = 8 times as much, since both parts
+are fixed before the directions are drawn. Two thresholds keep honest peers on both sides of a dispute from harm. Let h
+be the largest e between honest peers, measured on the kinds of devices of the run:
 
     convict at 10 h      the accused peer goes if most see more than that; an honest target shows at most 8 h
     accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees at
@@ -121,8 +121,8 @@ def claimed_errors(
         if theirs is None or own is None:
             errors.append(math.inf)
         else:
-            pairs = zip((theirs.norm, *theirs.projections), (own.norm, *own.projections), strict=True)
-            errors.append(relative(max(abs(one - other) for one, other in pairs), max(scale, own.norm)))
+            length = math.dist(theirs.projections, own.projections) / math.sqrt(len(own.projections))
+            errors.append(relative(max(length, abs(theirs.norm - own.norm)), max(scale, own.norm)))
     return errors
 
 
