@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -57,6 +58,19 @@ class Quadratic(DonatedBackend):
     @property
     def loss(self) -> float:
         return 0.5 * float(self.parameters[self.step].square().mean())
+
+
+class OtherDevice(Quadratic):
+    """Each one rounds in another way, and a part of the gradient is nothing but that."""
+
+    def __init__(self, numel: int, seeds: Iterator[int]) -> None:
+        super().__init__(numel)
+        self.rounding = torch.Generator().manual_seed(next(seeds))
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        gradient = await super().gradient(step, seed)
+        gradient[:20] *= 1e-6
+        return gradient + 1e-6 * torch.randn(len(gradient), generator=self.rounding)
 
 
 class NoNumber(Attack):

@@ -63,6 +63,23 @@ async def test_a_part_that_takes_long_over_a_slow_line_gets_there() -> None:
 
 
 @virtually
+async def test_what_nobody_needs_any_more_does_not_travel_on() -> None:
+    """Neither after its own limit, nor after the attempt: with a slow line that would make a peer late."""
+    deliveries, store, owner = make_pair()
+    begun_s = asyncio.get_running_loop().time()
+    await deliveries.fetch_part(0, 0, 0, 1, limit_s=2.0)
+    assert asyncio.get_running_loop().time() - begun_s == pytest.approx(2.0)
+    fetching = asyncio.ensure_future(deliveries.fetch_part(0, 0, 0, 1))
+    await asyncio.sleep(2.0)
+    assert owner._served
+    store.close()
+    await asyncio.sleep(1.0)
+    assert fetching.done()
+    assert not owner._served
+    assert not store.parts
+
+
+@virtually
 async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() -> None:
     deliveries, store, owner = make_pair()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from benchmarks._attack_digits import Digits
 from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
 from benchmarks.attacks import BASELINES, aggregation
+from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.rules import SecureSettings
 from minga.security.step.member import BannedError, ExcludedError
 from minga.simulation.attacks.interface import attack as attack_of
 from minga.simulation.attacks.interface import attacks
 from tests.worlds.secure_swarm import SecureSwarm
-from tests.worlds.secure_world import Quadratic
+from tests.worlds.secure_world import OtherDevice, Quadratic, hide_parts
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
@@ -40,9 +44,22 @@ def digits() -> Digits:
     return Digits(0)
 
 
-async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, seed: int = 0) -> SecureSwarm:
-    """A swarm that went through an attack, in which all honest members came to the same end."""
-    swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, attack_of(attack).begin(2)), seed=seed)
+async def fight(
+    attack: str,
+    count: int,
+    hostile: tuple[str, ...],
+    steps: int,
+    seed: int = 0,
+    *,
+    hides: bool = False,
+    make_work: Callable[[], TrainingBackend] = lambda: Flippable(100),
+) -> SecureSwarm:
+    """A swarm that went through an attack, in which all honest members came to the same end; who `hides` shows nobody
+    what it is asked for.
+    """
+    swarm = SecureSwarm(count, make_work, dict.fromkeys(hostile, attack_of(attack).begin(2)), seed=seed)
+    for name in hostile if hides else ():
+        hide_parts(swarm.peers[name])
     ends = await swarm.run(steps)
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
     assert all(ends[peer.name] is None for peer in swarm.honest)
@@ -114,23 +131,24 @@ async def test_who_complains_of_half_of_the_members_costs_one_other_its_place() 
 
 
 WRONG = [name for name in attacks() if attack_of(name).changes == "gradient"]
-ELSEWHERE = ("random-direction", "ipm-0.6", "alie", "label-flip")
-"""Robust aggregation takes hundreds of iterations for the first, which `make test` plays where most contributors are
-hostile; of the second it plays the weaker one. To those who compute again the last two are gradients as wrong as any;
+ELSEWHERE = ("sign-flip", "random-direction", "ipm-0.6", "alie", "label-flip")
+"""Robust aggregation takes hundreds of iterations for the second, which `make test` plays where most contributors are
+hostile; of the third it plays the weaker one. To those who compute again the others are gradients as wrong as any;
 `simulation/test_simulated_security.py` has them in whole swarms.
 """
 
 
 @pytest.mark.parametrize("attack", [soaked(name) if name in ELSEWHERE else name for name in WRONG])
 def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
-    """Also when half of those who contribute are hostile, because the validator of the step is honest.
+    """Also when half of those who contribute are hostile, because the validator of the step is honest; and though
+    neither senders nor aggregators show anybody the parts in which they lie.
 
     With this seed the lots fall on all three within eight steps.
     """
 
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 11, seed=4)
+        swarm = await fight(attack, 7, HOSTILE, 11, seed=4, hides=attack == "own-parts")
         assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
 
     run()
@@ -138,7 +156,9 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
 @virtually
 async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
-    swarm = await fight("covered-aggregate", 8, HOSTILE, 8)
+    """Also where nobody's gradient is that of another to the last bit."""
+    devices = itertools.count()
+    swarm = await fight("covered-aggregate", 8, HOSTILE, 8, make_work=lambda: OtherDevice(100, devices))
     bans = swarm.bans(swarm.honest[0])
     assert len(bans) >= 2  # the last one has nobody left to cover it
     assert "FALSE_CLAIMS" in bans.values()

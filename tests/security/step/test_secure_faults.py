@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Collection, Sequence
 
@@ -16,6 +17,7 @@ from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.log import verify_log
 from minga.security.accountability.rulings import open_complaints, who_withheld
 from minga.security.messaging.spread import ASK, FETCH
+from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
     Accusation,
@@ -30,7 +32,7 @@ from minga.security.protocol.statements import (
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
 from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
-from tests.worlds.secure_world import Quadratic, stall_fetches
+from tests.worlds.secure_world import OtherDevice, Quadratic, stall_fetches
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
 
@@ -363,7 +365,27 @@ def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase)
 
 
 @virtually
-async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None:
+async def test_members_on_other_devices_need_nothing_to_find_each_other_right() -> None:
+    """So no line is too slow for that, and what others have to send does not wait for it."""
+    devices, asked = itertools.count(), list[PeerId]()
+    settings = SecureSettings(peers_per_validator=2)
+    swarm = SecureSwarm(5, lambda: OtherDevice(100, devices), settings=settings)
+
+    async def note(peer: PeerId, stream: MessageStream) -> None:
+        asked.append(peer)
+        await asyncio.Event().wait()
+
+    for peer in swarm.honest:
+        peer.member._node.serve(FETCH, note)
+    ends = await swarm.run(4)
+    assert set(ends.values()) == {None}
+    assert not swarm.bans(swarm.honest[0])
+    assert not asked
+
+
+@virtually
+async def test_who_cannot_get_what_claims_are_about_says_nothing() -> None:
+    """Whether a gradient is right everybody can say."""
     swarm = SecureSwarm(4, lambda: Quadratic(40))
     await swarm.run(2)
     judge, accuser, target, _ = swarm.honest
@@ -375,13 +397,14 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
     assert (owner, part) not in record.store.parts
     assert await recheck.is_guilty(about_claims, [accuser.peer_id], record, ()) is None
-    assert (
-        await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is False
-    )  # its own gradient is the same
-    record.store.roots[owner] = bytes(32)
-    for other in record.terms.division.parts:
-        record.store.parts.pop((owner, other), None)
-    assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is None
+    assert not judge.member._deliveries._fetching  # nothing travels on beside the parts of the next step
+    record.store.roots[owner] = bytes(32)  # it sent other bytes than this member would, as on another device
+    assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is False
+    said = record.claims[target.peer_id]
+    false = tuple(claim and msgspec.structs.replace(claim, norm=2 * claim.norm) for claim in said.claims)
+    record.bodies[Phase.CLAIMS][target.peer_id] = msgspec.structs.replace(said, claims=false)
+    assert await recheck.is_guilty(about_gradient, [accuser.peer_id], record, ()) is True
+    assert (owner, part) not in record.store.parts
 
 
 @pytest.mark.parametrize("after_s", [0.45, soaked(0.6), 0.65, soaked(0.7)])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.claims import KAPPA, PartClaim, ResultAccuracy, claim_deviation
-from minga.security.verification.gradient_match import GradientTolerance, gradient_error
+from minga.security.verification.claims import KAPPA, PartClaim, ResultAccuracy, claim_deviation, claims
+from minga.security.verification.count_sketch import Directions, norm
+from minga.security.verification.gradient_match import GradientTolerance, claimed_errors, gradient_error
 from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound
 
 
@@ -101,6 +102,34 @@ def test_errors_of_gradients() -> None:
     assert gradient_error([np.ones(3)], zeros) == math.inf
     with pytest.raises(ValueError, match="no difference"):
         gradient_error([np.zeros(2)], zeros)
+
+
+def test_claims_tell_the_error_of_a_gradient_that_nobody_has() -> None:
+    """Of an honest one they tell at most as much as a projection of its rounding can be."""
+    rng = np.random.default_rng(4)
+    own = rng.normal(size=3000).astype(np.float32)
+    mean = (own + 0.5 * rng.normal(size=len(own))).astype(np.float32)
+    noise = rng.normal(size=len(own)).astype(np.float32)
+
+    def told(sent: np.ndarray, aggregate: np.ndarray, radius: float, seed: int) -> float:
+        directions = Directions(bytes([seed]) * 32)
+        claimed, true = claims([sent, own], aggregate, radius, directions)
+        (error,) = claimed_errors([claimed], [true], [norm(own)], [len(own)])
+        return error
+
+    for radius in (1e-3, 20.0, 1e3):  # the last one clips nothing
+        for aggregate in (mean, mean * 1e6, own):
+            for seed in range(20):
+                assert told(own, aggregate, radius, seed) == 0.0
+                assert told(own + 1e-4 * noise, aggregate, radius, seed) < KAPPA * 1e-4
+    assert all(told(own + 0.02 * noise, mean, 1e3, seed) > 3e-3 for seed in range(20))
+    assert claimed_errors([None], [None], [1.0], [1]) == [math.inf]
+
+
+def test_claims_about_a_part_that_is_rounding_only_convict_nobody() -> None:
+    true = [PartClaim((0.0,), 1e-9), PartClaim((0.0,), 1.0)]
+    claimed = [PartClaim((1e-8,), 1e-8), PartClaim((0.0,), 1.0)]
+    assert max(claimed_errors(claimed, true, [1e-9, 1.0], [100, 100])) < 2e-6
 
 
 def test_dispersions_and_bounds() -> None:

@@ -320,12 +320,21 @@ class Deliveries:
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
     async def fetch_part(
-        self, step: int, attempt: int, part: int, owner: int, by_s: float | None = None, *, first: Sequence[int] = ()
+        self,
+        step: int,
+        attempt: int,
+        part: int,
+        owner: int,
+        by_s: float | None = None,
+        *,
+        first: Sequence[int] = (),
+        limit_s: float | None = None,
     ) -> None:
         """Get a part from its owner or through any other member, if one of them has it; those of the ranks `first` are
         asked before.
 
-        While one of the peers that were asked will have sent it by loop time `by_s`, no other one is asked.
+        While one of the peers that were asked will have sent it by loop time `by_s`, no other one is asked. The
+        transfer goes on when nobody waits for it any more, as long as the attempt does or up to `limit_s` seconds.
         """
         store, members = await self._store(step, attempt)
         wanted = FetchPart(step, attempt, part, owner, relay=True)
@@ -334,8 +343,10 @@ class Deliveries:
             self._in_turn(members, *first, owner),
             wanted,
             size,
+            store,
             partial(store.put_part, owner, part),
             by_s,
+            limit_s,
         )
 
     async def fetch_value(self, step: int, attempt: int, part: int, by_s: float | None = None) -> None:
@@ -347,6 +358,7 @@ class Deliveries:
             self._in_turn(members, part),
             wanted,
             size,
+            store,
             lambda data, _, digest: store.put_value(part, data, digest),
             by_s,
         )
@@ -360,24 +372,36 @@ class Deliveries:
         return found
 
     async def _fetch_from_any(
-        self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float | None = None
+        self,
+        peers: Sequence[PeerId],
+        wanted: FetchPart,
+        size: int,
+        store: PartStore,
+        put: Put,
+        by_s: float | None = None,
+        limit_s: float | None = None,
     ) -> None:
         """The same thing is fetched only once at a time, for all who wait for it."""
         if wanted not in self._fetching:
             hurry_s = asyncio.get_running_loop().time() + PROMPT_S if by_s is None else by_s
-            task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put, hurry_s))
+            task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put, hurry_s, limit_s))
             self._fetching[wanted] = task
             task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
+            store.end_with(task)
         await asyncio.wait([self._fetching[wanted]])
 
-    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float) -> None:
+    async def _ask_in_turn(
+        self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float, limit_s: float | None
+    ) -> None:
         """Ask one after the other, the next one when it would take too long with those before."""
         arrivals = TransferProgress()
-        await first_in_turn(
-            (partial(self._fetch, peer, wanted, size, put, arrivals) for peer in peers),
-            longest_pause_s=STAGGER_S,
-            is_coming=lambda: arrivals.in_time(wanted, by_s),
-        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await first_in_turn(
+                    (partial(self._fetch, peer, wanted, size, put, arrivals) for peer in peers),
+                    longest_pause_s=STAGGER_S,
+                    is_coming=lambda: arrivals.in_time(wanted, by_s),
+                )
 
     def _in_turn(self, members: tuple[PeerId, ...], *first: int) -> list[PeerId]:
         """Whom to ask: `first`, then the others, beginning with another one at each member."""
@@ -452,7 +476,8 @@ class Deliveries:
         direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), store.part_bytes[wanted.part]
         self._relayed[peer] += 1
         try:
-            await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
+            put = partial(store.put_part, owner, wanted.part)
+            await self._fetch_from_any([members[owner]], direct, size, store, put)
         finally:
             self._relayed[peer] -= 1
             self._relayed += Counter()  # forgets who has none any more

@@ -45,6 +45,7 @@ class PartStore:
         """What owners committed to, by rank; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
         self._visits: dict[PeerId, asyncio.Task[Any] | None] = {}
+        self._fetches: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the roots of all owners, and the digests of all aggregates, are known."""
@@ -90,10 +91,17 @@ class PartStore:
         finally:
             self._visits[peer] = None
 
+    def end_with(self, fetch: asyncio.Task[Any]) -> None:
+        """A task that fetches something of the attempt is cancelled when that is over: no line carries what nobody
+        needs beside what the next attempt waits for.
+        """
+        self._fetches.add(fetch)
+        fetch.add_done_callback(self._fetches.discard)
+
     def close(self) -> None:
         """The attempt is over: nobody is waited for any more who may never send, or never read."""
         self._is_closed = True
-        for task in self._visits.values():
+        for task in (*self._visits.values(), *self._fetches):
             if task is not None:
                 task.cancel()
 

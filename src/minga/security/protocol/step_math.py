@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
@@ -33,6 +34,7 @@ from minga.security.verification.checks import (
 )
 from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
 from minga.security.verification.count_sketch import Directions, norm
+from minga.security.verification.gradient_match import claimed_errors
 from minga.security.verification.norm_bound import DispersionHistory, dispersions, norm_bound
 
 RADIUS_TOLERANCE = 2.0
@@ -106,6 +108,20 @@ class StepMath:
         published = self._published(record, part, recomputed.keys())
         return tuple(each.accused for each in check_senders(published, recomputed))
 
+    def claimed_error(self, record: AttemptRecord, owner: int, expected: Sequence[Bytes]) -> tuple[float, int]:
+        """How far the claims of a member are from what is true of the parts that it should have sent, `expected`: the
+        largest relative error, and the part that shows it.
+        """
+        terms, true, norms = record.terms, list[PartClaim | None](), list[float]()
+        for part in terms.division.parts:
+            row = _array(terms.division.row(expected[part], part, is_sound=True))
+            value, clip = _array(record.values[part]), record.results[terms.members[part]].clip
+            true += claims([row], value, clip, self._directions(record, part))
+            norms.append(norm(row))
+        claimed = [record.claims[terms.members[owner]].claims[part] for part in terms.division.parts]
+        errors = claimed_errors(claimed, true, norms, [terms.division.numel(part) for part in terms.division.parts])
+        return max(zip(errors, terms.division.parts, strict=True))
+
     def remember(self, record: AttemptRecord) -> None:
         """A step was taken: its distances are what the next ones are compared with."""
         parts = record.terms.division.parts
@@ -146,7 +162,7 @@ class StepMath:
         if bans:
             return bans
         published, value = self._published(record, part), _array(record.values[part])
-        own = self._aggregator.aggregate(list(rows.values()))
+        own = self._aggregator.reference(list(rows.values()), record.values[part])
         arrays = {peer: _array(row) for peer, row in rows.items()}
         directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
         for finding in check_averaging(published, arrays, value, directions, accuracy):

@@ -1,32 +1,32 @@
 """Looking into what others did: validators do it first, then everybody who judges an accusation.
 
-Everything that is needed is public (the seed of the batch follows from the coin) or was committed to (parts and
-aggregates by their digests), so all who look come to the same finding; gradients that differ by rounding, because two
-members have different hardware, count as equal.
+Everything that is needed is public (the seed of the batch follows from the coin) or was committed to, so all who look
+come to the same finding; gradients that differ by rounding, because two members have different hardware, count as
+equal.
 
-What was sent is needed only of a target whose gradient is not the same to the last bit. A member's parts can be had
-from their aggregators, their owner, and its accusers. A candidate, whose gradient nobody aggregates, shows a sample of
-it (`minga.security.messaging.gradient_samples`), which is fetched while this member computes. Nobody is waited for
-longer than `LOOK_S`: else hostile ones who let others wait could make a validator, or some of the judges, so late that
-the others go on without these. What did not come in that time proves nothing. It takes one wrong part of a member to be
-guilty, and a judge who finds none but lacks some says nothing, so that nobody can make an accusation look false by
-withholding what it is about. A validator that cannot get a candidate's sample says just that: if most others cannot get
-it, or find it wrong, the candidate has to start over, and else nothing happens. So neither does a broken line cost a
-candidate its place, nor does it help one to keep its gradient from members that look.
+Whether a member sent its gradient is seen by what it claims of each part, which all have, beside what would be true of
+the right one (`minga.security.verification.gradient_match`): nothing has to be fetched, so neither a slow line nor who
+withholds a part has a say in that. Only whether claims are true of other bytes than the right ones takes these. They
+can be had from the aggregator of the part, its owner, and its accusers. A candidate, whose gradient nobody aggregates,
+shows a sample of it (`minga.security.messaging.gradient_samples`), which is fetched while this member computes. Nobody
+is waited for longer than `LOOK_S`: else hostile ones who let others wait could make a validator, or some of the judges,
+so late that the others go on without these. What did not come in that time proves nothing. A judge who lacks a part
+says nothing of claims about it, so that nobody can make an accusation look false by withholding what it is about. A
+validator that cannot get a candidate's sample says just that: if most others cannot get it, or find it wrong, the
+candidate has to start over, and else nothing happens. So neither does a broken line cost a candidate its place, nor
+does it help one to keep its gradient from members that look.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.aio import end
-from minga.core.buffer_pool import Bytes
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.security.messaging.gradient_samples import GradientCommitment, GradientPieces
@@ -41,7 +41,7 @@ from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister, is_about_candidate
 from minga.security.verification.count_sketch import norm
-from minga.security.verification.gradient_match import gradient_error, sampled_error
+from minga.security.verification.gradient_match import sampled_error
 
 
 @loop_bound
@@ -75,10 +75,13 @@ class Recheck:
         record = self._records.get(now - 1)
         if record is None or target not in record.terms.members or target in record.terms.validators:
             return ()
-        if self._thresholds.accuses(await self._member_error(record, target)):
-            return (Accusation(record.terms.step, target, Charge.GRADIENT),)
-        part = await asyncio.to_thread(self._first_false_claim, record, record.terms.members.index(target))
-        return () if part is None else (Accusation(record.terms.step, target, Charge.CLAIMS, part),)
+        error, worst = await self._member_error(record, target)
+        is_wrong, owner, step = self._thresholds.accuses(error), record.terms.members.index(target), record.terms.step
+        if is_wrong:  # claims that are not even true of what it sent convict their aggregator, too
+            await self._get(record, owner, worst, ())
+        part = await asyncio.to_thread(self._first_false_claim, record, owner)
+        found = () if part is None else (Accusation(step, target, Charge.CLAIMS, part),)
+        return (*found, Accusation(step, target, Charge.GRADIENT)) if is_wrong else found
 
     async def false_claims(self, record: AttemptRecord, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: which others make claims about it that are false."""
@@ -124,18 +127,18 @@ class Recheck:
             return False
         owner, part = terms.members.index(target), accusation.part
         if accusation.charge is Charge.GRADIENT:
-            if self._thresholds.convicts(await self._member_error(record, target, accusers)):
-                return True
-            return None if _lacking(record, owner, terms.division.parts) else False
+            error, _ = await self._member_error(record, target)
+            return self._thresholds.convicts(error)
         if part >= len(terms.members) or not terms.division.numel(part):
             return False
-        if await self._get(record, owner, [part], accusers):
+        await self._get(record, owner, part, accusers)
+        if (owner, part) not in record.store.parts:
             return None
         return bool(await asyncio.to_thread(self._math.liars, record, part, [owner]))
 
-    async def _member_error(self, record: AttemptRecord, target: PeerId, accusers: Sequence[PeerId] = ()) -> float:
-        """Compute the gradient of a member again; how far what the member committed to is from it, as far as it can be
-        had, 0 if not at all.
+    async def _member_error(self, record: AttemptRecord, target: PeerId) -> tuple[float, int]:
+        """Compute the gradient of a member again; how far its claims are from what is true of that, and in which part
+        farthest.
         """
         terms, store = record.terms, record.store
         expected = await self._expected(terms.step, target)
@@ -143,9 +146,7 @@ class Recheck:
         parts, tree = await asyncio.to_thread(encoded, terms.division, expected, store.pool)
         if store.roots.get(owner) == tree.root:  # it is the same to the last bit
             store.put_owners(owner, dict(enumerate(parts)), tree)
-            return 0.0
-        await self._get(record, owner, terms.division.parts, accusers)
-        return await asyncio.to_thread(_member_deviation, record, owner, parts)
+        return await asyncio.to_thread(self._math.claimed_error, record, owner, parts)
 
     @any_thread
     def _first_false_claim(self, record: AttemptRecord, owner: int) -> int | None:
@@ -153,20 +154,13 @@ class Recheck:
         parts = range(len(record.terms.members))
         return next((part for part in parts if self._math.liars(record, part, [owner])), None)
 
-    async def _get(
-        self, record: AttemptRecord, owner: int, parts: Collection[int], accusers: Sequence[PeerId]
-    ) -> list[int]:
-        """Fetch parts of a member; return those that did not come."""
+    async def _get(self, record: AttemptRecord, owner: int, part: int, accusers: Sequence[PeerId]) -> None:
+        """Fetch a part of a member, if that is possible in time."""
         terms = record.terms
         known = [terms.members.index(peer) for peer in accusers if peer in terms.members]
-        fetching = [
-            self._deliveries.fetch_part(terms.step, terms.attempt, part, owner, first=(part, *known))
-            for part in _lacking(record, owner, parts)
-        ]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await asyncio.gather(*fetching)
-        return _lacking(record, owner, parts)
+        if (owner, part) not in record.store.parts:
+            sources = (part, *known)
+            await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner, first=sources, limit_s=LOOK_S)
 
     # ---- inner workings: a candidate
 
@@ -217,22 +211,3 @@ class Recheck:
     async def _expected(self, step: int, target: PeerId) -> torch.Tensor:
         """The gradient that a peer owed in a step."""
         return await self._work.gradient(step, data_seed(self._coins[step - 1], target))
-
-
-def _member_deviation(record: AttemptRecord, owner: int, expected: Sequence[Bytes]) -> float:
-    """How far the parts of a member that are at hand are from what they should be."""
-    division, ours, theirs = record.terms.division, [], []
-    for part in division.parts:
-        if (owner, part) in record.store.parts:
-            own = torch.empty(division.numel(part))
-            division.decode(expected[part], part, own)
-            ours.append(own.numpy())
-            try:
-                theirs.append(record.row(owner, part).numpy())
-            except InvalidEncodingError:  # what means nothing is no gradient
-                return math.inf
-    return gradient_error(theirs, ours)
-
-
-def _lacking(record: AttemptRecord, owner: int, parts: Collection[int]) -> list[int]:
-    return [part for part in parts if (owner, part) not in record.store.parts]

@@ -1,14 +1,20 @@
 """Is a gradient that was computed again the same? Hardware that rounds differently makes that a matter of degree.
 
-A validator compares what its target sent with what it computes itself, by the relative error e of each part and of the
-whole (BTARD sections 4.9 and 12.5). Two thresholds keep honest peers on both sides of a dispute from harm. Let h be the
-largest error between honest peers, measured on the kinds of devices of the run:
+A validator compares what its target claims of its parts with what would be true of the gradient that it computes
+itself (BTARD sections 4.3, 4.9 and 12.5). For that it needs no byte of the target, so nobody can hide a part, and no
+slow line decides. And the claims are what matters: an aggregate passes V2 only if all of them fit it, so who sends
+another part than it claims, and is not found by the aggregator, has changed nothing.
 
-    convict at 10 h      the accused peer goes if most see more than that; an honest target shows at most h
-    accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees
-                         nearly as much: the accusation is confirmed, and its honest author does not go instead
+Let e be the relative error of a part. Clipping lengthens no difference, so the norms differ by at most e, and random
+projections by about e (the square root of their mean square) and never by `KAPPA` = 8 times as much, since both parts
+are fixed before the directions are drawn. Two thresholds keep honest peers on both sides of a dispute from harm. Let h
+be the largest e between honest peers, measured on the kinds of devices of the run:
 
-Below 30 h a validator says nothing. So an attacker may add an error of up to 30 h in each step unpunished, and the
+    convict at 10 h      the accused peer goes if most see more than that; an honest target shows at most 8 h
+    accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees at
+                         least 22 h: the accusation is confirmed, and its honest author does not go instead
+
+Below 30 h a validator says nothing. So an attacker may add an error of about 30 h in each step unpunished, and the
 thresholds have a ceiling, under which that is harmless.
 """
 
@@ -20,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.claims import relative
+from minga.security.verification.claims import PartClaim, relative
 from minga.security.verification.count_sketch import Vector, distance, norm
 
 HIGHEST_THRESHOLD: Final = 1e-2
@@ -90,15 +96,39 @@ def sampled_error(sent: Vector, recomputed: Vector, whole_norm: float, numel: in
 def gradient_error(sent: Sequence[Vector], recomputed: Sequence[Vector]) -> float:
     """Return the largest relative error of a gradient given in parts, over the parts and the whole.
 
-    A part counts with at least 1 % of the norm that an even distribution would give it: a part that is 0 up to
-    rounding has no relative error of its own. Raises `ValueError` unless the parts have the same lengths.
+    Raises `ValueError` unless the parts have the same lengths.
     """
     errors = [distance(theirs, own) for theirs, own in zip(sent, recomputed, strict=True)]
-    norms = [norm(own) for own in recomputed]
-    total, numel = math.hypot(*norms), sum(len(own) for own in recomputed)
-    worst = relative(math.hypot(*errors), total)
-    for error, own_norm, own in zip(errors, norms, recomputed, strict=True):
-        if len(own):
-            least = _SMALL_PART * total * math.sqrt(len(own) / numel)
-            worst = max(worst, relative(error, max(own_norm, least)))
-    return worst
+    norms, numels = [norm(own) for own in recomputed], [len(own) for own in recomputed]
+    whole = relative(math.hypot(*errors), math.hypot(*norms))
+    return max(whole, *map(relative, errors, _scales(norms, numels)))
+
+
+def claimed_errors(
+    claimed: Sequence[PartClaim | None],
+    true: Sequence[PartClaim | None],
+    norms: Sequence[float],
+    numels: Sequence[int],
+) -> list[float]:
+    """Return the relative error of each part of a gradient by what its sender `claimed`, and what is `true` of the
+    recomputed parts, which have these norms and numbers of elements; infinite where one of the claims is missing.
+
+    An error is relative to the distance from the aggregate where that is longer than the part: claims are about that
+    distance, and no more exact than it is.
+    """
+    errors = []
+    for theirs, own, scale in zip(claimed, true, _scales(norms, numels), strict=True):
+        if theirs is None or own is None:
+            errors.append(math.inf)
+        else:
+            length = math.dist(theirs.projections, own.projections) / math.sqrt(len(own.projections))
+            errors.append(relative(max(length, abs(theirs.norm - own.norm)), max(scale, own.norm)))
+    return errors
+
+
+def _scales(norms: Sequence[float], numels: Sequence[int]) -> list[float]:
+    """What the errors of parts are relative to: their norms, but at least 1 % of what an even distribution would give
+    them, for a part that is 0 up to rounding has no relative error of its own.
+    """
+    total, whole = math.hypot(*norms), max(1, sum(numels))
+    return [max(own, _SMALL_PART * total * math.sqrt(numel / whole)) for own, numel in zip(norms, numels, strict=True)]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from minga.network.interface import PeerId
+from minga.security.parts.equal_parts import EqualParts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.security.protocol.statements import Claims
@@ -42,6 +43,19 @@ class SignFlip(Attack):
         """Backwards, and far."""
         own = await work.gradient(step, seeds.own)
         return own * -self.scale
+
+
+class OwnParts(SignFlip):
+    """Does so only in the parts that attackers aggregate, whose bytes no honest member gets unasked."""
+
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
+        """The right one in all parts that others may see."""
+        sent, members = (await work.gradient(step, seeds.own)).clone(), len(seeds.of)
+        division = EqualParts.equal(work.layout, members)
+        for peer, start, stop in zip(sorted(seeds.of), division.starts, division.stops, strict=True):
+            if peer in self.allies:
+                sent[start:stop] *= -self.scale
+        return sent
 
 
 class RandomDirection(Attack):

@@ -87,6 +87,7 @@ BEHAVIOURS: Final[Registry[type[Attack] | type[Lie]]] = Registry(
         "false-rates": "minga.simulation.faults.driver:FalseRates",
         "false-state": "minga.simulation.faults.driver:FalseState",
         "sign-flip": "minga.simulation.attacks.gradient_attacks:SignFlip",
+        "own-parts": "minga.simulation.attacks.gradient_attacks:OwnParts",
         "random-direction": "minga.simulation.attacks.gradient_attacks:RandomDirection",
         "label-flip": "minga.simulation.attacks.gradient_attacks:LabelFlip",
         "delayed": "minga.simulation.attacks.gradient_attacks:DelayedGradient",
