@@ -366,20 +366,6 @@ def organiser_desk(
         yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
 
 
-def desk_in(peer: Peer, identity: Path | None) -> Organiser:
-    """The desk of an organiser at a peer of this process, such as the one that hosts the run.
-
-    The key is that of the peer, or lies in the file `identity` or beside it. Raises `IdentityError` if it is none of an
-    organiser, `UnreachableError` while the run is not known.
-    """
-    session = peer.session
-    ledger, own = session.admission.ledger, session.identity
-    if ledger is None:
-        raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
-    key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
-    return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
-
-
 def _check_strategy(changes: Mapping[str, Any], amended: RunSpec) -> None:
     """Raise `ConfigurationError` if peers of the run may lack this strategy, or if it does not go with the rest."""
     if others := [key for key in changes if key.startswith(OPTIMIZER)]:
