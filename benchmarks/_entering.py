@@ -15,7 +15,7 @@ RUN_ID = "0" * 64
 
 async def enter(entries: list[Any], network: NetworkSettings, settings: SessionSettings) -> tuple[Session, Identity]:
     """A session under a new key, in the run of the peers whose `entries` are as `tell_address` told them."""
-    identity = Identity.ephemeral()
+    identity = Identity.generate()
     opened = await IrohNetwork.open(identity.seed, network)
     addresses = [Address(PeerId(peer), tuple(direct)) for peer, direct in entries]
     session = Session(opened, identity, RUN_ID, settings, addresses)

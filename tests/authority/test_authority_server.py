@@ -31,10 +31,10 @@ from minga.login.client import AuthorityClient
 from minga.login.credentials import LogIn
 from minga.login.messages import ByCode
 from minga.training import own_access
-from minga.training.organiser import desk_in
 from minga.training.own_access import keep_renewed
 from minga.training.session import Session
 from tests.worlds.authority_tools import CODES, HOUR_S, PEER, RUN, asynchronously, invitation_link, people
+from tests.worlds.organiser_desk import desk_in
 
 
 def certify(folder: Path) -> tuple[Path, Path]:
@@ -150,7 +150,7 @@ async def test_a_program_joins_by_the_key_that_logged_in_once_and_renews(
     spec = {"name": "kept", "model": {"recipe": "custom"}, "security": {"admission": "members"}}
     with contextlib.ExitStack() as held:
         host = held.enter_context(minga.host(minga.RunSpec.from_mapping(spec), options("host")))
-        invitation = desk_in(host, None).invite(9, HOUR_S)
+        invitation = desk_in(host).invite(9, HOUR_S)
         chosen = AuthoritySettings(invitation, tmp_path / "allow.toml", tmp_path / "roster.json", port=0)
         server = held.enter_context(contextlib.closing(AuthorityServer(chosen, None, tell)))
         running = asyncio.create_task(server.run())

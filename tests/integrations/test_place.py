@@ -11,7 +11,7 @@ import torch
 import minga
 from minga.access.standing_orders import STOP
 from minga.integrations.place import RunPlace, enter
-from minga.training.organiser import desk_in
+from tests.worlds.organiser_desk import desk_in
 
 SPEC: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
 
@@ -74,7 +74,7 @@ def test_the_last_step_of_a_run_is_the_amended_one(tmp_path: Path) -> None:
         place = enter(peer)
         assert place.last_step == 7
         optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
-        desk = desk_in(peer, None)
+        desk = desk_in(peer)
         assert desk.put_in_force(desk.amend({STOP: 9}, 0))[1]
         while optimizer.global_step < 2:
             model(torch.ones(1, 2)).sum().backward()

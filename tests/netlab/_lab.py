@@ -21,13 +21,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.netlab._namespace import LabError, Namespace
 from tests.netlab._nat import RouterKind, router_rules
 from tests.netlab._shaping import frames_in_a_piece, shaping
+
+T = TypeVar("T")
 
 MAX_HOSTS = 200
 TOOLS = ("ip", "tc", "nft", "nsenter", "setpriv")
@@ -127,6 +129,10 @@ class Lab:
     def namespace(self, name: str) -> str:
         """A file by which a process can `enter` the host."""
         return self._places[name].inside.path
+
+    def call(self, name: str, function: Callable[[], T]) -> T:
+        """Call it on a thread that is on the host."""
+        return self._places[name].inside.call(function)
 
     def start(self, name: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on a host; `options` as for `subprocess.Popen`. It is killed with the lab and this thread."""

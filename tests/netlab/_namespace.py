@@ -54,7 +54,7 @@ class Namespace:
     def set(self, name: str, value: int | str) -> None:
         """Set a kernel parameter of this namespace, if the kernel has it."""
         file = Path("/proc/sys", name)
-        self._inside(lambda: file.write_text(str(value)) if file.exists() else 0)
+        self.call(lambda: file.write_text(str(value)) if file.exists() else 0)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `arguments` in here, until the thread that starts it ends."""
@@ -66,7 +66,9 @@ class Namespace:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _inside(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], T]) -> T:
+        """Call it on a thread in here; sockets belong to where they were made."""
+
         def enter_and_call() -> T:
             enter(self.path)
             return function()
@@ -78,7 +80,7 @@ class Namespace:
             return
         script = "\n".join(lines) + "\n"
         # The child is forked by the thread that is inside.
-        done = self._inside(lambda: subprocess.run(tool, input=script, capture_output=True, text=True, check=False))
+        done = self.call(lambda: subprocess.run(tool, input=script, capture_output=True, text=True, check=False))
         if done.returncode:
             raise LabError(f"{tool[0]}: {done.stderr.strip() or done.returncode}\n{script}")
 

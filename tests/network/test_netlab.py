@@ -10,15 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-from tests.netlab import Host, Lab, LabError, enter, why_unavailable
-
-T = TypeVar("T")
+from tests.netlab import Host, Lab, LabError, why_unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 5000
@@ -26,22 +22,8 @@ PORT = 5000
 needs_lab = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
-def on(lab: Lab, host: str, function: Callable[[], T]) -> T:
-    """Call it on a thread that is in the host's namespace; sockets belong to where they were made."""
-    results: list[T] = []
-
-    def call() -> None:
-        enter(lab.namespace(host))
-        results.append(function())
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 def listener(lab: Lab, host: str) -> socket.socket:
-    return on(lab, host, lambda: socket.create_server((lab.address(host), PORT)))
+    return lab.call(host, lambda: socket.create_server((lab.address(host), PORT)))
 
 
 def connect(lab: Lab, host: str, address: str, within_s: float = 0.5) -> socket.socket | None:
@@ -53,7 +35,7 @@ def connect(lab: Lab, host: str, address: str, within_s: float = 0.5) -> socket.
         except OSError:
             return None
 
-    return on(lab, host, dial)
+    return lab.call(host, dial)
 
 
 def connected(lab: Lab, host: str, address: str) -> socket.socket:

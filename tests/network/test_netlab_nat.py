@@ -6,36 +6,20 @@ import json
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from tests.netlab import Host, Lab, LabError, enter, why_unavailable
+from tests.netlab import Host, Lab, LabError, why_unavailable
 
-T = TypeVar("T")
 PORT, OTHER_PORT = 5000, 5001
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
-
-
-def on(lab: Lab, host: str, function: Callable[[], T]) -> T:
-    """Call it on a thread that is in the host's namespace."""
-    results: list[T] = []
-
-    def call() -> None:
-        enter(lab.namespace(host))
-        results.append(function())
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 @pytest.fixture
@@ -51,7 +35,7 @@ def udp(stack: ExitStack, lab: Lab, host: str, port: int = PORT) -> socket.socke
         made.settimeout(0.3)
         return made
 
-    return stack.enter_context(on(lab, host, bound))
+    return stack.enter_context(lab.call(host, bound))
 
 
 def seen(sender: socket.socket, receiver: socket.socket, address: tuple[str, int] | None = None) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minga.optim import arithmetic, pieces
 from minga.optim.arithmetic import is_exact, power, rounded, square_root
-from minga.optim.norms import FEWEST_LANES, clip_by_global_norm, global_norm, norms, sums_of_squares
+from minga.optim.norms import FEWEST_LANES, clip_by_global_norm, global_norm, norms, row_norms, sums_of_squares
 
 CPU = torch.device("cpu")
 
@@ -93,6 +93,21 @@ def test_the_order_of_the_sum_is_that_of_the_definition(numel: int) -> None:
         expected = [low + high for low, high in zip(expected[:half], expected[half:], strict=True)]
     both = torch.stack([torch.from_numpy(values), torch.zeros(numel)], dim=1)
     assert sums_of_squares([torch.from_numpy(values), both[:, 0], torch.ones(3)]) == [*expected, *expected, 3.0]
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (7, 128), (300, 33)])
+def test_row_norms_are_those_of_float64_on_any_number_of_threads(shape: tuple[int, int]) -> None:
+    matrix = torch.from_numpy(np.random.default_rng(1).standard_normal(shape)).float()
+    expected = np.linalg.norm(matrix.double().numpy(), axis=1, keepdims=True)
+    np.testing.assert_allclose(row_norms(matrix).numpy(), expected, rtol=1e-14)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 4):
+            torch.set_num_threads(number)
+            found.append(row_norms(matrix))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
 
 
 def test_clipping_is_that_of_torch_up_to_rounding() -> None:

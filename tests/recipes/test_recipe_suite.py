@@ -47,7 +47,7 @@ class BlobsSettings(Settings):
     noise: float = real(0.3, 0.0, 10.0, "standard deviation around a corner")
 
 class Blobs(Recipe[BlobsSettings]):
-    Settings, headline = BlobsSettings, Metric("heldout_accuracy", better="higher", chance=0.25)
+    Settings, headline = BlobsSettings, Metric("heldout_accuracy", better="higher")
 
     def prepare(self):
         y = np.arange(200, dtype=np.int64) % 4

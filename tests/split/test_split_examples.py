@@ -1,4 +1,4 @@
-"""Ready examples: samples, networks that are cut, and what a decoder finds in their activations."""
+"""Ready examples: samples, and networks that are cut."""
 
 from __future__ import annotations
 
@@ -9,22 +9,8 @@ import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
-from minga.split.examples.decoder import InvertingDecoder
 from minga.split.examples.network import CutNetwork, CutShape
 from minga.split.examples.samples import EXAMPLES, example_samples
-
-
-def test_a_decoder_rebuilds_what_can_be_rebuilt_and_guesses_the_mean_of_the_rest() -> None:
-    chance = torch.Generator().manual_seed(0)
-    inputs = torch.randn(600, 4, generator=chance)
-    turned = inputs @ torch.linalg.qr(torch.randn(4, 4, generator=chance)).Q
-    before = torch.random.get_rng_state()
-    for activations, low, high in ((turned, 0.9, 1.0), (torch.randn(600, 4, generator=chance), -0.2, 0.1)):
-        decoder = InvertingDecoder(activations[:500], inputs[:500], seed=5)
-        assert low <= decoder.rebuilt_share(activations[500:], inputs[500:]) <= high
-    assert torch.equal(before, torch.random.get_rng_state()), (
-        "equal seeds give equal decoders, whatever was drawn before"
-    )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

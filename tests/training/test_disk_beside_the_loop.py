@@ -17,8 +17,8 @@ import torch
 
 import minga
 from minga.access import access_files
-from minga.training.organiser import desk_in
 from tests.worlds.optimizer_loops import small_model
+from tests.worlds.organiser_desk import desk_in
 
 SPEC = {"name": "disk", "model": {"recipe": "custom"}, "training": {"target_batch_size": 8}}
 
@@ -63,7 +63,7 @@ def test_a_peer_in_a_run_opens_no_file_on_its_loop(tmp_path: Path) -> None:
         hosting = threading.Thread(target=live, args=(host, lambda _: left.is_set()), daemon=True)
         hosting.start()
         with minga.join(host.link, options(tmp_path, "guest")) as guest:
-            desk = desk_in(host, None)
+            desk = desk_in(host)
             desk.put_in_force(desk.amend({"checkpoints.every_steps": 5}, None))
             shared: list[object] = []
             guest.subscribe(lambda event: shared.append(event) if event.fields.get("members") == 2 else None)

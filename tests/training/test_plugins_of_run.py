@@ -96,7 +96,7 @@ def test_other_runs_do_not_ask_for_an_aggregator(tmp_path: Path) -> None:
 
 def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bring(tmp_path, monkeypatch, "2.0")
-    organiser = Identity.ephemeral()
+    organiser = Identity.generate()
     signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
     read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
     assert read.plugins[KEY].version == "2.0"

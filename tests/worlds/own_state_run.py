@@ -16,9 +16,9 @@ import torch
 import minga
 from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
-from minga.training.organiser import desk_in
 from tests.worlds import sketches
 from tests.worlds.extension_world import EXTRAS
+from tests.worlds.organiser_desk import desk_in
 
 LAST = 8
 CHECKPOINT_EVERY = 2
@@ -96,7 +96,7 @@ def main(folder: str, kind: str, stop: str, every_steps: str = "") -> None:
     torch.set_num_threads(1)
     peer, optimizer, model = begin(Path(folder), kind)
     if every_steps:
-        desk = desk_in(peer, None)
+        desk = desk_in(peer)
         desk.put_in_force(desk.amend({"checkpoints.every_steps": int(every_steps)}, 1))
     train_with_checkpoints(peer, optimizer, model, int(stop))
     train(optimizer, model, int(stop) + 1)

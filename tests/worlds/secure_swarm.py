@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -23,6 +23,8 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
+from minga.security.accountability.evidence import Evidence
+from minga.security.accountability.log import LogEnd, follow_log
 from minga.security.messaging.voting import OutvotedError
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState
@@ -93,6 +95,11 @@ class DonatedBackend(abc.ABC):
     @abc.abstractmethod
     def load(self, step: int, data: bytes) -> None:
         """Undo `dump`. Raises `ValueError` for what is no state."""
+
+
+def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
+    """Verify all evidence of a run that began with `founders`, and return to where it leads."""
+    return follow_log(founders, ((entry, entry.verify(run_id)) for entry in entries))
 
 
 @dataclass

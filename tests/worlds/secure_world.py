@@ -1,9 +1,9 @@
-"""For tests of secure members: work without a model, and attackers that talk nonsense."""
+"""For tests of secure members: work without a model, members that hold parts, and attackers that talk nonsense."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -12,14 +12,41 @@ from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RejectedError
+from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCode
-from minga.network.interface import PeerId
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
-from minga.security.messaging.spread import FETCH, FetchPart
+from minga.network.virtual.internet import VirtualNetwork
+from minga.security.messaging.spread import FETCH, Deliveries, FetchPart
+from minga.security.parts.equal_parts import MerkleTree
+from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Claims
 from minga.simulation.attacks.gradient_attacks import Attack
-from tests.worlds.secure_swarm import DonatedBackend, SecurePeer
+from tests.worlds.secure_swarm import RUN_ID, DonatedBackend, SecurePeer
+
+
+def part_holder(
+    host: VirtualNetwork,
+    addresses: dict[PeerId, Address],
+    members: tuple[PeerId, ...],
+    sizes: Sequence[int],
+    owner: int,
+    tree: MerkleTree,
+) -> tuple[Node, PartStore, Deliveries]:
+    """A member of one attempt, among `members`, that knows what parts, of these sizes, `owner` committed itself to."""
+    addresses[host.peer_id] = host.address
+    events = EventBus(asyncio.get_running_loop().time)
+    node = Node(host, run_id=RUN_ID, role="trainer", lookup=addresses.get, events=events)
+    host.process.context.run(node.start)
+    store = PartStore(sizes, [0] * len(sizes))
+    store.roots[owner] = tree.root
+
+    async def find(step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]]:
+        return store, members
+
+    return node, store, Deliveries(node, find)
 
 
 class Quadratic(DonatedBackend):

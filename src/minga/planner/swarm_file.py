@@ -89,7 +89,6 @@ class _PeerClass(Section):
     download: Rate | None = described(None, "rate of receiving; as upload if left out", _RATE_WORDS)
     samples_per_second: Real = real(0.0, 0.0, 1e9, "speed of computing")
     site: Name | None = described(None, "where they are", "a text of 1 to 64 printable characters")
-    receives: bool = described(True, "whether it needs the result", "true or false")
 
 
 class _Path(Section):
@@ -189,7 +188,6 @@ def _rates(each: _PeerClass) -> PeerRates:
         download=each.upload if each.download is None else each.download,
         samples_per_second=0.0 if each.role == "auxiliary" else each.samples_per_second,
         sends=each.role != "auxiliary",
-        receives=each.receives,
         aggregates=each.role != "client",
     )
 

@@ -61,11 +61,10 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of `evaluate`. `chance` is what a model that guesses would have, None if that depends on settings."""
+    """A figure of `evaluate`."""
 
     name: str
     better: Literal["lower", "higher"]
-    chance: float | None = None
 
 
 @dataclass(frozen=True)

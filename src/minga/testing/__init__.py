@@ -2,9 +2,9 @@
 
     your network, stream, codec, sketch, aggregator, strategy or recipe ─▶ suite: one check after the other
 
-Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
-for bulk), codecs (Codec), pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite
-(Aggregator), strategies (Strategy), recipe_suite (Recipe), arguments (what a suite was given).
+Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), codecs (Codec),
+pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite (Aggregator), strategies (Strategy),
+recipe_suite (Recipe), arguments (what a suite was given).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.

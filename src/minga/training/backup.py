@@ -287,9 +287,8 @@ def _extract(reader: SealedReader, folder: Path) -> Identity:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as target:
                     shutil.copyfileobj(content, target)
-                if entry.mtime:  # a backup of an earlier minga has no times
-                    with contextlib.suppress(OSError):  # nor do some disks take them
-                        os.utime(path, (entry.mtime, entry.mtime))
+                with contextlib.suppress(OSError):  # some disks take no times
+                    os.utime(path, (entry.mtime, entry.mtime))
         while reader.read(1 << 20):  # up to the last frame, so that a file that was cut off is noticed
             pass
     except (tarfile.TarError, IdentityError, EOFError) as error:

@@ -83,11 +83,9 @@ class PeerOptions:
 
     def hold_identity(self, held: contextlib.ExitStack) -> Identity:
         """This peer's key; a key file is held for this process alone, as long as `held` is open."""
-        return (
-            Identity.ephemeral()
-            if self.ephemeral
-            else held.enter_context(Identity.acquire(_path(self.identity))).identity
-        )
+        if self.ephemeral:
+            return Identity.generate()
+        return held.enter_context(Identity.acquire(_path(self.identity))).identity
 
     @property
     def keeps_files(self) -> bool:

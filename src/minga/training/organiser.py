@@ -58,7 +58,7 @@ GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""
 
 
-Changing = TypeVar("Changing", Amendment, Regroup)
+Changing = TypeVar("Changing", Amendment, Regroup, Transfer)
 
 
 @dataclass(frozen=True)
@@ -176,19 +176,6 @@ class Organiser:
         run = bytes.fromhex(ledger.run_id)
         order = Transfer(run, ledger.term, int(time.time()), (), keys, needed, ledger.all_barred(), ledger.standing())
         return order.signed_by(self._key)
-
-    def hand_over(self, order: Transfer) -> tuple[Transfer, bool]:
-        """A transfer with this organiser's signature, and whether that was the last that it took: it is in force then.
-
-        Raises `ConfigurationError` for a transfer of another run or term.
-        """
-        if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
-            raise ConfigurationError("this transfer belongs to another run, or to a term that is over; make a new one")
-        order = order.signed_by(self._key)
-        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
-        if in_force:
-            self._issue(order)
-        return order, in_force
 
     # ---- amending
 
@@ -377,20 +364,6 @@ def organiser_desk(
             raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
         _take_kept(ledger, files, peer)
         yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
-
-
-def desk_in(peer: Peer, identity: Path | None) -> Organiser:
-    """The desk of an organiser at a peer of this process, such as the one that hosts the run.
-
-    The key is that of the peer, or lies in the file `identity` or beside it. Raises `IdentityError` if it is none of an
-    organiser, `UnreachableError` while the run is not known.
-    """
-    session = peer.session
-    ledger, own = session.admission.ledger, session.identity
-    if ledger is None:
-        raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
-    key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
-    return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
 
 
 def _check_strategy(changes: Mapping[str, Any], amended: RunSpec) -> None:

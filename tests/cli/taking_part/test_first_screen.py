@@ -23,10 +23,10 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.availability import TrafficLimit
 from minga.network.probing import MAX_PHASE_BYTES
-from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates
 from tests.worlds.cli_run import ALONE, GENESIS, SPEC, Running, last_json, run
+from tests.worlds.organiser_desk import desk_in
 
 WORK = JoinCommand(device="cpu", threads=1)
 AGREED = replace(WORK, yes=True)
@@ -320,7 +320,7 @@ def test_who_declines_for_now_is_not_asked_to_log_in_again(tmp_path: Path) -> No
         return minga.PeerOptions(identity=tmp_path / f"{name}.json", directory=tmp_path / name, host="127.0.0.1")
 
     with minga.host(spec, options("host")) as host:
-        invited = desk_in(host, None).invite(1, 3600.0)
+        invited = desk_in(host).invite(1, 3600.0)
         with pytest.raises(LaterError):
             minga.join(invited, options("guest"), consider=not_now)
         with minga.join(host.link, options("guest")) as guest:

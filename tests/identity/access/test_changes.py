@@ -11,7 +11,7 @@ from minga.access.standing_orders import StandingOrders
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access import orders as order_types
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
-from minga.identity.access.orders import Amendment, Order, Regroup, Revocation, Transfer
+from minga.identity.access.orders import Amendment, Regroup, Revocation, Transfer
 from minga.identity.keys.keys import Identity, verify
 
 FIRST, SECOND, NEXT = (Identity.from_seed(bytes([i]) * 32) for i in (210, 211, 212))
@@ -132,19 +132,6 @@ def test_a_later_regroup_takes_the_place_of_one_that_is_void() -> None:
     assert book.take(true)
     assert orders.regroup(false.epoch) == true
     assert orders.regroup(true.epoch) is None
-
-
-def test_a_transfer_that_was_signed_before_transfers_listed_changes_is_good() -> None:
-    class Before(Order, frozen=True):
-        CONTEXT = Transfer.CONTEXT
-        organisers: tuple[bytes, ...]
-        needed: int
-        barred: tuple[bytes, ...] = ()
-
-    old = msgspec.msgpack.encode(Before(RUN, 0, NOW, (), (key(NEXT),), 1).signed_by(FIRST))
-    book = ledger()
-    assert book.take(msgspec.msgpack.decode(old, type=Transfer))
-    assert book.organisers.keys == {NEXT.peer_id}
 
 
 def test_what_counts_does_not_depend_on_what_was_heard_first() -> None:

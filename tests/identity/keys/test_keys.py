@@ -69,7 +69,7 @@ def test_keys_for_which_anybody_can_sign_prove_nothing(point: int) -> None:
 
 
 def test_generated_keys_differ_and_seeds_restore_them() -> None:
-    first, second = Identity.generate(), Identity.ephemeral()
+    first, second = Identity.generate(), Identity.generate()
     assert first.peer_id != second.peer_id
     assert Identity.from_seed(first.seed).peer_id == first.peer_id
 

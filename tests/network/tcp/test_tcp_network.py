@@ -32,7 +32,6 @@ from minga.network.tcp.bulk_lane import (
 )
 from minga.network.tcp.listener import Certificate
 from minga.network.tcp.sealed_channel import ReadBuffer
-from minga.testing.bulk_suite import bulk_only
 from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, Joined, join, pattern, read_all
 from tests.network.iroh.test_iroh_network import make, networks, run
@@ -52,7 +51,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conformance(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_module, "DIAL_TIMEOUT_S", 2.0)
     opened: list[Stream] = []
-    asyncio.run(check(bulk_only(make, opened.append)))
+    open_stream = IrohConnection.open_stream
+
+    async def open_for_bulk(connection: IrohConnection, *, bulk: bool = True) -> Stream:
+        opened.append(await open_stream(connection, bulk=True))
+        return opened[-1]
+
+    monkeypatch.setattr(IrohConnection, "open_stream", open_for_bulk)
+    asyncio.run(check(make))
     over_tcp = [type(stream) is TcpStream for stream in opened]
     if check.__name__ == "check_many_streams":  # those that are too many for TCP go over iroh
         assert 2 * MAX_CHANNELS <= sum(over_tcp) <= len(over_tcp)

@@ -21,7 +21,6 @@ from minga.recipes.running.micro_batch import (
 )
 from minga.recipes.running.run import RecipeRun, Work
 from minga.training.replica.accelerator import is_out_of_memory
-from tests.worlds.extension_world import hosted, install_extras
 
 MESSAGES = (
     "CUDA error: out of memory",
@@ -94,22 +93,6 @@ def test_sizes_are_remembered_by_device(tmp_path: Path) -> None:
     for damaged in (b"", b"\xff", b"[1]", b'{"cuda": true}', b'{"cuda": 0}', b'{"cuda": "8"}', b"[" * 5000):
         (tmp_path / FILE_NAME).write_bytes(damaged)
         assert RememberedSizes(tmp_path).get("cuda") is None
-
-
-@pytest.fixture
-def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    install_extras(tmp_path, monkeypatch)
-    spec = hosted(
-        {
-            "name": "room",
-            "model": {"recipe": "corners"},
-            "training": {"target_batch_size": 64, "stop_after_steps": 6},
-            "network": {"relay": "none"},
-        }
-    )
-    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
-    with minga.host(spec, options) as peer:
-        yield peer
 
 
 def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any) -> None:

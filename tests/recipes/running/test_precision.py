@@ -15,7 +15,7 @@ import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.running.precision import Precision, choose_precision
 from minga.recipes.running.run import RecipeRun, Work
-from tests.worlds.extension_world import hosted, install_extras
+from tests.worlds.extension_world import hosted
 from tests.worlds.recipe_text import prepared_genesis, small_spec
 
 CPU = torch.device("cpu")
@@ -131,29 +131,18 @@ def test_float16_divides_by_its_scale_and_drops_what_overflows(caplog: pytest.Lo
 
 
 def test_a_micro_batch_that_overflowed_is_left_out_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_extras(tmp_path, monkeypatch)
-    spec = hosted(
-        {
-            "name": "room",
-            "model": {"recipe": "corners"},
-            "training": {"target_batch_size": 64, "stop_after_steps": 6},
-            "network": {"relay": "none"},
-        }
-    )
-    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
-    with minga.host(spec, options) as peer:
-        run = RecipeRun(peer, Work("cpu", micro_batch=16, precision="float16"))
-        loss, seen = run.recipe.loss, SimpleNamespace(batches=0)
+    run = RecipeRun(peer, Work("cpu", micro_batch=16, precision="float16"))
+    loss, seen = run.recipe.loss, SimpleNamespace(batches=0)
 
-        def steep(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            seen.batches += 1
-            return loss(model, batch) * (math.inf if seen.batches == 3 else 1.0)
+    def steep(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.batches += 1
+        return loss(model, batch) * (math.inf if seen.batches == 3 else 1.0)
 
-        monkeypatch.setattr(run.recipe, "loss", steep)
-        run.train(lambda _: False, lambda *_: None)
-        assert run.finished
-        assert run.optimizer.dropped_micro_batches == 1
-        assert seen.batches == 6 * 4 + 1
-        assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+    monkeypatch.setattr(run.recipe, "loss", steep)
+    run.train(lambda _: False, lambda *_: None)
+    assert run.finished
+    assert run.optimizer.dropped_micro_batches == 1
+    assert seen.batches == 6 * 4 + 1
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())

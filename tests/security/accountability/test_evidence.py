@@ -24,7 +24,7 @@ from minga.security.accountability.evidence import (
     ShownPart,
     Transcript,
 )
-from minga.security.accountability.log import EvidenceLog, read_log, verify_log
+from minga.security.accountability.log import EvidenceLog, read_log
 from minga.security.accountability.rulings import verdict
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import MakeBehaviour, Seeds, TrainingBackend
@@ -65,7 +65,7 @@ from minga.simulation.attacks.protocol_attacks import (
     SilentResult,
     WithheldReveal,
 )
-from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm, verify_log
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 

@@ -8,7 +8,6 @@ import functools
 import pytest
 
 from minga.core.errors import RejectedError
-from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
@@ -18,7 +17,6 @@ from minga.security.messaging.spread import (
     FETCH,
     MAX_FETCHES,
     STAGGER_S,
-    Deliveries,
     FetchPart,
     Found,
     PartDelivery,
@@ -29,7 +27,7 @@ from minga.security.parts.transfer_limits import LEAST_TRANSFER_S, transfer_limi
 from minga.security.protocol.behaviour import KEPT_STEPS
 from tests.worlds import secure_swarm
 from tests.worlds.secure_swarm import SecurePeer, SecureSwarm
-from tests.worlds.secure_world import Quadratic
+from tests.worlds.secure_world import Quadratic, part_holder
 from tests.worlds.swarm_tools import later, virtually
 
 pytestmark = pytest.mark.promise("when-members-are-hostile")
@@ -101,17 +99,7 @@ class Relay:
         tree = MerkleTree(list(map(digest_of, bodies)))
         self.nodes, self.stores = list[Node](), list[PartStore]()
         for host in hosts:
-            addresses[host.peer_id] = host.address
-            events = EventBus(asyncio.get_running_loop().time)
-            node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
-            host.process.context.run(node.start)
-            store = PartStore([size] * len(bodies), [0] * len(bodies))
-            store.roots[self.owner] = tree.root
-
-            async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
-                return store, self.members
-
-            Deliveries(node, find)
+            node, store, _ = part_holder(host, addresses, self.members, [size] * parts, self.owner, tree)
             self.nodes.append(node)
             self.stores.append(store)
         self.stores[-1].put_owners(self.owner, dict(enumerate(bodies)), tree)

@@ -9,7 +9,6 @@ import pytest
 from blake3 import blake3
 
 from minga.core.aio import Signal
-from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
@@ -20,6 +19,7 @@ from minga.security.parts.equal_parts import AT_ONCE_BYTES, MerkleTree, RunningD
 from minga.security.parts.part_store import PartStore
 from minga.security.parts.transfer_limits import STALL_S, WaitPolicy, transfer_limit_s, wait_for_all
 from minga.simulation import run_virtual
+from tests.worlds.secure_world import part_holder
 from tests.worlds.swarm_tools import virtually
 
 SIZE = 6_000_000
@@ -29,28 +29,15 @@ RATE_BYTES_PER_S = 200_000.0
 def make_pair() -> tuple[Deliveries, PartStore, Node]:
     """A member that wants a part, its store, and the node of the owner, who has a slow line."""
     internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
-    nodes = []
-    for settings in (HostSettings(), HostSettings(up_bytes_per_s=RATE_BYTES_PER_S)):
-        host = internet.host(settings)
-        addresses[host.peer_id] = host.address
-        events = EventBus(asyncio.get_running_loop().time)
-        node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
-        host.process.context.run(node.start)
-        nodes.append(node)
-    members = tuple(node.peer_id for node in nodes)
+    hosts = [internet.host(settings) for settings in (HostSettings(), HostSettings(up_bytes_per_s=RATE_BYTES_PER_S))]
+    members = tuple(host.peer_id for host in hosts)
     parts = [bytes(SIZE), b"another"]
     tree = MerkleTree(list(map(digest_of, parts)))
-    both = []
-    for node in nodes:
-        store = PartStore([len(part) for part in parts], [0, 0])
-        store.roots[1] = tree.root
-
-        async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
-            return store, members
-
-        both.append((Deliveries(node, find), store))
-    both[1][1].put_owners(1, {0: parts[0]}, tree)
-    return *both[0], nodes[1]
+    (_, store, deliveries), (node, owned, _) = (
+        part_holder(host, addresses, members, [len(part) for part in parts], 1, tree) for host in hosts
+    )
+    owned.put_owners(1, {0: parts[0]}, tree)
+    return deliveries, store, node
 
 
 @virtually
@@ -157,20 +144,12 @@ class Crowd:
         parts = [bytes(SIZE), b"another"]
         tree = MerkleTree(list(map(digest_of, parts)))
         for rank, host in enumerate(hosts):
-            addresses[host.peer_id] = host.address
-            events = EventBus(asyncio.get_running_loop().time)
-            node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
-            host.process.context.run(node.start)
-            store = PartStore([len(part) for part in parts], [0, 0])
-            store.roots[MEMBERS - 1] = tree.root
+            sizes = [len(part) for part in parts]
+            node, store, deliveries = part_holder(host, addresses, members, sizes, MEMBERS - 1, tree)
             if rank:
                 store.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
-
-            async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
-                return store, members
-
             self.nodes.append(node)
-            self.deliveries.append(Deliveries(node, find))
+            self.deliveries.append(deliveries)
             self.cargoes.append(store)
             self._count(rank)
 

@@ -14,12 +14,11 @@ from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
-from minga.security.accountability.log import verify_log
 from minga.security.messaging.spread import ASK, TELL, Deliveries
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.statements import Body, Heard, Phase, Slot, Statement, Told, state
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
-from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm, verify_log
 from tests.worlds.secure_world import Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, virtually
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from minga.network.interface import PeerId
-from minga.security.accountability.log import EvidenceLog, MembershipChanges, verify_log
+from minga.security.accountability.log import EvidenceLog, MembershipChanges
 from minga.security.protocol.members import (
     FIRST_SUSPENSION_STEPS,
     FORMER_SHARE,
@@ -25,7 +25,7 @@ from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import Body, Phase, Slot
 from minga.security.step.member import ExcludedError
 from minga.simulation.attacks.gradient_attacks import SignFlip
-from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm, verify_log
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 

@@ -17,7 +17,6 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Handler
 from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
-from minga.security.accountability.log import verify_log
 from minga.security.messaging.gradient_samples import SUBMISSION
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
@@ -34,7 +33,7 @@ from minga.simulation.attacks.joining_attacks import (
     WithholdingSybil,
 )
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
-from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm, verify_log
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually

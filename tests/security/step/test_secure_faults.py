@@ -14,7 +14,6 @@ import torch
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
-from minga.security.accountability.log import verify_log
 from minga.security.accountability.rulings import open_complaints, who_withheld
 from minga.security.messaging.spread import ASK, FETCH
 from minga.security.protocol.rules import SecureSettings
@@ -31,7 +30,7 @@ from minga.security.protocol.statements import (
 )
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
-from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm, verify_log
 from tests.worlds.secure_world import OtherDevice, Quadratic, stall_fetches
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually

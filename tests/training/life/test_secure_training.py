@@ -292,8 +292,8 @@ def test_buffers_that_move_with_what_one_peer_computed_are_refused(start: Callab
 
 
 def test_a_genesis_holds_for_its_run_and_organiser_only() -> None:
-    organiser, other = Identity.ephemeral(), Identity.ephemeral()
-    founders = [PeerId(Identity.ephemeral().peer_id) for _ in range(3)]
+    organiser, other = Identity.generate(), Identity.generate()
+    founders = [PeerId(Identity.generate().peer_id) for _ in range(3)]
     genesis = Genesis.sign("run", founders, "5" * 64, organiser)
     assert genesis.holds("run", organiser.peer_id)
     assert not genesis.holds("other run", organiser.peer_id)

@@ -19,8 +19,8 @@ from minga.access.standing_orders import STOP
 from minga.network.iroh import network
 from minga.training.life import catching_up
 from minga.training.lineage import Lineage
-from minga.training.organiser import desk_in
 from minga.training.state.checkpoints import CheckpointStore, read_checkpoint
+from tests.worlds.organiser_desk import desk_in
 
 pytestmark = pytest.mark.promise("whose-state-is-the-runs")
 
@@ -270,7 +270,7 @@ def test_a_peer_that_is_through_does_not_hold_a_run_that_the_organiser_prolonged
     host = Trainer(organiser, FAR)
     other = Trainer(minga.join(organiser.link, options(tmp_path, "other")), NEAR)
     until(lambda: all(each.optimizer is not None and each.optimizer.finished for each in (host, other)))
-    desk = desk_in(organiser, None)
+    desk = desk_in(organiser)
     desk.put_in_force(desk.amend({STOP: 8}, 0))
     host.end()
     host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), NEAR)

@@ -19,11 +19,11 @@ from minga.access.standing_orders import PAUSED, STOP
 from minga.core.events.bus import Event
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.member import Member
-from minga.training.organiser import desk_in
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
+from tests.worlds.organiser_desk import desk_in
 
 
 def test_following_without_gradients(host: MakePeer) -> None:
@@ -109,7 +109,7 @@ def test_an_end_that_the_organisers_order_leaves_a_checkpoint(host: MakePeer) ->
     peer = host(stop_after_steps=None, checkpoint_every=4)
     opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
     train(opt, model, steps=2)
-    desk = desk_in(peer, None)
+    desk = desk_in(peer)
     assert desk.put_in_force(desk.amend({STOP: 6, PAUSED: False}, 0))[1]
     train(opt, model)
     assert opt.finished
@@ -148,7 +148,7 @@ def test_a_run_that_was_prolonged_when_all_were_gone_goes_on_when_it_is_resumed(
         opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
         train(opt, first)
         assert (opt.finished, opt.global_step) == (True, 2)
-        desk = desk_in(peer, None)
+        desk = desk_in(peer)
         desk.put_in_force(desk.amend({STOP: 4}, 0))
     with minga.host(spec, options, resume=peer.directory) as peer:
         opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)

@@ -26,10 +26,11 @@ from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES
 from minga.training.transfer import run_files
 from minga.training.transfer.messages import DownloadOpened, ManifestReply, ManifestRequest, OpenDownload, TakeChunks
+from minga.training.transfer.part_file import PartFile
 from minga.training.transfer.run_files import (
     FILE_HASHES,
     FILE_PIECES,
-    FileProgress,
+    FileFetch,
     RunFileServer,
     describe_file,
     fetch_files,
@@ -115,9 +116,25 @@ def virtually(test: Callable[[Swarm], Coroutine[Any, Any, None]]) -> Callable[[P
 
 
 async def fetch(
-    peer: Peer, servers: list[Peer], folder: Path, entries: dict[str, FileEntry] = ENTRIES, **options: Any
+    peer: Peer,
+    servers: list[Peer],
+    folder: Path,
+    entries: dict[str, FileEntry] = ENTRIES,
+    *,
+    own: Path | None = None,
+    arrived: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Path]:
-    return await fetch_files(peer.node, [server.id for server in servers], entries, folder, **options)
+    """`arrived` hears after each piece how many bytes of all files have come."""
+    store, sizes = FileFetch._store, list[int]()
+
+    async def told(self: FileFetch, part: PartFile, stored: set[int], index: int, data: memoryview) -> None:
+        await store(self, part, stored, index, data)
+        sizes.append(data.nbytes)
+        arrived(sum(sizes))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileFetch, "_store", told)
+        return await fetch_files(peer.node, [server.id for server in servers], entries, folder, own)
 
 
 def complete(paths: dict[str, Path], folder: Path) -> bool:
@@ -145,12 +162,7 @@ async def test_the_spec_comes_from_any_genuine_peer(swarm: Swarm) -> None:
 @virtually
 async def test_files_come_from_several_peers_and_only_once(swarm: Swarm) -> None:
     servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
-    seen: list[FileProgress] = []
-    paths = await fetch(newcomer, servers, folder, progress=seen.append)
-    assert complete(paths, folder)
-    total = sum(map(len, CONTENT.values()))
-    assert seen[-1] == FileProgress(total, total)
-    assert [each.done_bytes for each in seen] == sorted(each.done_bytes for each in seen)
+    assert complete(await fetch(newcomer, servers, folder), folder)
     for server in servers:
         swarm.internet.kill(server.network)
     assert complete(await fetch(newcomer, servers, folder), folder)
@@ -196,15 +208,14 @@ def test_a_file_of_the_machine_that_cannot_be_read_is_fetched(
 async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) -> None:
     first, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
 
-    def kill(progress: FileProgress) -> None:
-        if progress.done_bytes > 4_000_000:
+    def kill(arrived_bytes: int) -> None:
+        if arrived_bytes > 4_000_000:
             swarm.internet.kill(first.network)
 
     with pytest.raises(UnreachableError, match=r"nobody could send the file"):
-        await fetch(newcomer, [first], folder, progress=kill)
+        await fetch(newcomer, [first], folder, arrived=kill)
     assert any(path.name.endswith(".part") for path in folder.rglob("*"))
-    seen: list[FileProgress] = []
-    assert complete(await fetch(newcomer, [swarm.server()], folder, progress=seen.append), folder)
+    assert complete(await fetch(newcomer, [swarm.server()], folder), folder)
     received = newcomer.node.facts(next(reversed(swarm.peers)))
     assert received is not None
     assert received.bytes_received < 3_700_000
@@ -214,16 +225,16 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
 async def test_a_line_that_falters_for_a_moment_costs_no_peer(swarm: Swarm) -> None:
     """All fell silent at once, and none was asked again."""
     servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
-    cuts: list[FileProgress] = []
+    cuts: list[int] = []
 
-    def cut(progress: FileProgress) -> None:
-        if progress.done_bytes > 2_000_000 * (1 + len(cuts)) and len(cuts) < 2:
-            cuts.append(progress)
+    def cut(arrived_bytes: int) -> None:
+        if arrived_bytes > 2_000_000 * (1 + len(cuts)) and len(cuts) < 2:
+            cuts.append(arrived_bytes)
             for server in servers:
                 swarm.internet.cut(newcomer.network, server.network)
                 later(4.0, partial(swarm.internet.restore, newcomer.network, server.network))
 
-    assert complete(await fetch(newcomer, servers, folder, progress=cut), folder)
+    assert complete(await fetch(newcomer, servers, folder, arrived=cut), folder)
     failed = [event for event in newcomer.events if event.kind == "run.file_failed"]
     assert (len(cuts), len(failed) >= 4) == (2, True)
 
@@ -346,11 +357,11 @@ async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
 async def test_a_file_that_another_process_finishes_meanwhile_is_taken(swarm: Swarm) -> None:
     server, newcomer, folder, name = swarm.server(), swarm.peer(), swarm.folder / "here", "data/train.txt"
 
-    def finish(progress: FileProgress) -> None:
-        if progress.done_bytes > CHUNK_BYTES and (parts := list(folder.rglob("*.part"))):
+    def finish(arrived_bytes: int) -> None:
+        if arrived_bytes > CHUNK_BYTES and (parts := list(folder.rglob("*.part"))):
             parts[0].replace(folder / name)  # what is still to come is written to the same file
 
-    paths = await fetch(newcomer, [server], folder, {name: ENTRIES[name]}, progress=finish)
+    paths = await fetch(newcomer, [server], folder, {name: ENTRIES[name]}, arrived=finish)
     assert paths[name].read_bytes() == CONTENT[name]
 
 

@@ -52,7 +52,6 @@ class RateClaim:
     download: float | None = None
     samples_per_second: float = 0.0
     sends: bool = True
-    receives: bool = True
     aggregates: bool = True
     upload_shown: bool = True
     download_shown: bool = True
@@ -75,7 +74,7 @@ def swarm_rates(order: Sequence[PeerId], claims: Sequence[RateClaim], records: M
     downloads = [(rate, claim.download_shown) for claim, rate in zip(claims, least, strict=True)]
     down = _believed(downloads, received, [links.download_cap for links in said])
     peers = tuple(
-        PeerRates(u, d, _speed(c.samples_per_second), c.sends, c.receives, c.aggregates)
+        PeerRates(u, d, _speed(c.samples_per_second), sends=c.sends, aggregates=c.aggregates)
         for c, u, d in zip(claims, up, down, strict=True)
     )
     return SwarmRates(peers, _pairs(claims, rows))

@@ -269,7 +269,7 @@ def _latest(joined: float | None, was_shown: bool, published: int, is_shown: boo
 
 def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
     for one, other in zip(before.peers, after.peers, strict=True):
-        if (one.sends, one.receives, one.aggregates) != (other.sends, other.receives, other.aggregates):
+        if (one.sends, one.aggregates) != (other.sends, other.aggregates):
             return True
         if _differ(one.upload, other.upload) or _differ(one.download, other.download):
             return True

@@ -171,7 +171,7 @@ def _hand_over(desk: Organiser, options: MembersCommand, context: Context) -> No
         order = desk.propose_transfer(options.transfer, options.needed)
     elif options.order is not None:
         order = read_order(options.order, Transfer)
-    order, in_force = desk.hand_over(order)
+    order, in_force = desk.put_in_force(order)
     if in_force:
         context.output.say("The role is handed over.")
     else:

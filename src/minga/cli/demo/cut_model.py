@@ -1,6 +1,6 @@
 """The demo of a cut model: some clients with their data and a server, once without NoPeek and once with it.
 
-What leaves a client stands beside what it was made of, and beside what an attacker makes of it.
+What leaves a client stands beside what it was made of.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class _CutRun:
 
 
 def play_cut_model(stage: Stage, spec: RunSpec, minutes: float, clients: int) -> DemoOutcome:
-    """Train both runs for `minutes`, beside each other, and attack what the clients sent."""
+    """Train both runs for `minutes`, beside each other, and look at what the clients sent."""
     runs = [_begin(stage, _spec_of(spec, weight, clients), way) for way, weight in WAYS.items()]
     stage.until(lambda: all(min(run.batches) > 0 for run in runs), "the clients have trained on a batch")
     stage.tell(f"{clients} clients, each with its part of the digits, train with a server: {' and '.join(WAYS)}.")
     for is_time_to_tell in stage.watch(time.time() + 60.0 * minutes):
         if is_time_to_tell:
             stage.tell("; ".join(f"{run.way}: {' + '.join(map(str, run.batches))} batches" for run in runs))
-    stage.tell("Time is up: the clients finish, and an attacker is trained on what they sent.")
+    stage.tell("Time is up: the clients finish.")
     left_over = _end(stage, runs)
     return _outcome(stage, runs, left_over, minutes)
 
@@ -89,8 +89,7 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
     accuracies = {run.way: [client.summary.get("heldout_accuracy", 0.0) for client in run.clients] for run in runs}
     plain, _ = (seen[way] for way in WAYS)
     columns = {"the client's picture": plain.originals}
-    for way, found in seen.items():
-        columns |= {f"what leaves it, {way}": found.sent, f"what an attacker sees in it, {way}": found.rebuilt}
+    columns |= {f"what leaves it, {way}": found.sent for way, found in seen.items()}
     draw_columns(columns, plain.labels, stage.directory / PICTURE)
     figures: dict[str, Any] = {
         "data": "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
@@ -98,7 +97,6 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
         "batches": {run.way: run.batches for run in runs},
         "bytes_sent": {run.way: [client.summary.get("bytes_sent", 0) for client in run.clients] for run in runs},
         "heldout_accuracy": accuracies,
-        "rebuilt_share": {way: found.rebuilt_share for way, found in seen.items()},
         "distance_correlation": {way: found.correlation for way, found in seen.items()},
         "leftover_processes": left_over,
         "minutes": minutes,
@@ -132,12 +130,11 @@ def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> lis
         trained = " and ".join(counted(count, "batch", "batches") for count in run.batches)
         lines.append(
             f"  {run.way}: {trained}, {sent} sent; held-out digits recognised: {shares}. What is sent depends on the "
-            f"pictures by {summary['distance_correlation'][run.way]:.2f} (distance correlation, 1 is wholly); an "
-            f"attacker rebuilds {summary['rebuilt_share'][run.way]:.0%} of what tells the pictures apart."
+            f"pictures by {summary['distance_correlation'][run.way]:.2f} (distance correlation, 1 is wholly)."
         )
     lines += [
-        "The attacker has the client's end of the model and other digits to learn from, which is more than a server "
-        "has. NoPeek hides more at some cost, and proves nothing: see docs/split-learning.md.",
+        "What is sent can still be turned back into pictures in part. NoPeek hides more at some cost, and proves "
+        "nothing: see docs/split-learning.md.",
         f"Results: {directory} ({PICTURE}, terminal.svg, summary.json, logs)",
     ]
     if summary["failed"]:

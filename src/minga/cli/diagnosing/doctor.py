@@ -119,8 +119,8 @@ async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:
     name, settings = "encrypted connection on this machine", NetworkSettings(host=host)
     one = two = None
     try:
-        one = await IrohNetwork.open(Identity.ephemeral().seed, settings)
-        two = await IrohNetwork.open(Identity.ephemeral().seed, replace(settings, dialable=False))
+        one = await IrohNetwork.open(Identity.generate().seed, settings)
+        two = await IrohNetwork.open(Identity.generate().seed, replace(settings, dialable=False))
         address = one.address
         local = tuple(a for a in address.direct if a.startswith(("127.", "[::1]"))) or address.direct
         await two.connect(Address(address.peer_id, local))

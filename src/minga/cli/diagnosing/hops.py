@@ -72,7 +72,7 @@ async def check_entries(link: Link, host: str | None, own: OwnAccess, directory:
     """Try every entry at once, then say what that means for joining with the key and addresses of this machine, where
     runs lie in `directory`.
     """
-    doctor = Identity.ephemeral()
+    doctor = Identity.generate()
     relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
     network = await IrohNetwork.open(doctor.seed, NetworkSettings(relay=relays or "none", host=host, dialable=False))
     addresses = [Address(PeerId(entry.peer_id), entry.direct, entry.relay) for entry in link.entries]

@@ -16,7 +16,6 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 from blake3 import blake3
 
-from minga.core.decoding import decode_msgpack
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 
@@ -148,11 +147,6 @@ class Transfer(Order, frozen=True):
     needed: Annotated[int, msgspec.Meta(ge=1, le=MAX_ORGANISERS)]
     barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
     standing: Annotated[tuple[ChangeId, ...], msgspec.Meta(max_length=MAX_STANDING)] = ()
-
-    def statement(self) -> bytes:
-        """What the signatures cover; without `standing` where that is empty, as transfers were before it."""
-        statement = super().statement()
-        return statement if self.standing else msgspec.msgpack.encode(decode_msgpack(statement, list)[:-1])
 
 
 # ---- Orders that change a run while it goes on: amendments of its settings, and regroups.

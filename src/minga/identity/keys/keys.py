@@ -87,11 +87,6 @@ class Identity:
         return cls(secrets.token_bytes(SEED_BYTES))
 
     @classmethod
-    def ephemeral(cls) -> Identity:
-        """A new key that is never written to disk: the peer is a stranger again after each start."""
-        return cls.generate()
-
-    @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
         """The key that belongs to 32 secret bytes. Raises `IdentityError` for any other length."""
         return cls(seed)

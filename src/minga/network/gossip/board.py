@@ -22,6 +22,7 @@ from minga.core.aio import Observers, Signal
 from minga.core.events.bus import EventBus
 from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
 from minga.core.thread_guard import loop_bound
+from minga.identity.keys.keys import Identity
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
@@ -36,7 +37,7 @@ from minga.network.gossip.record_kinds import (
     RecordKinds,
 )
 from minga.network.gossip.record_store import LEFT, RecordStore, StoredRecord
-from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Signer, Verdict
+from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import keepalive
 from minga.network.rpc.handshake import Incarnation
@@ -85,7 +86,7 @@ class Board:
 
     def __init__(
         self,
-        signer: Signer,
+        signer: Identity,
         run_id: str,
         *,
         run_clock: RunClock,

@@ -16,11 +16,11 @@ from __future__ import annotations
 import enum
 import functools
 import weakref
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
-from minga.identity.keys.keys import verify
+from minga.identity.keys.keys import Identity, verify
 from minga.network.gossip.record_kinds import MAX_CODE, MAX_PAYLOAD_BYTES, SIGNED_NAMES, RecordKinds
 from minga.network.interface import PeerId
 
@@ -88,24 +88,13 @@ class Verdict(enum.Enum):
 _OFFENCES = {Verdict.MALFORMED, Verdict.FORGED, Verdict.BAD_PAYLOAD}
 
 
-class Signer(Protocol):
-    """A key that can sign, such as `minga.identity`'s."""
-
-    @property
-    def peer_id(self) -> str:
-        """Public key as 64 lower-case hexadecimal digits."""
-
-    def sign(self, message: bytes, *, context: bytes = b"") -> bytes:
-        """The 64-byte Ed25519 signature of `message` for the purpose `context`."""
-
-
 def signed_bytes(run_id: str, record: Record) -> bytes:
     """The bytes that the signature of a record covers, together with `SIGNING_CONTEXT`."""
     signed_as = SIGNED_NAMES.get(record.code, record.code)
     return msgspec.msgpack.encode((run_id, record.key, signed_as, record.version, record.expires, record.payload))
 
 
-def make_record(signer: Signer, run_id: str, code: int, version: int, expires: int, payload: bytes) -> Record:
+def make_record(signer: Identity, run_id: str, code: int, version: int, expires: int, payload: bytes) -> Record:
     """Sign an encoded payload. `expires` is in Unix milliseconds."""
     unsigned = Record(bytes.fromhex(signer.peer_id), code, version, expires, payload, b"")
     signature = signer.sign(signed_bytes(run_id, unsigned), context=SIGNING_CONTEXT)

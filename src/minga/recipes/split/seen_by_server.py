@@ -1,4 +1,4 @@
-"""What a client of a run sends of its pictures, and what an attacker makes of that: for people to look at."""
+"""What a client of a run sends of its pictures: for people to look at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.images.loading import Pixels
 from minga.recipes.split.taking_part import load_part, split_recipe
-from minga.split.examples.decoder import InvertingDecoder
 from minga.split.no_peek import distance_correlation
 
 SHOWN: Final = 8
@@ -23,43 +22,35 @@ SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class SeenByServer:
-    """Some pictures of the first client, the activations that it sends of each as a square of grey pixels, and what a
-    decoder rebuilds of them. Of all its pictures: `rebuilt_share` of their variance is in what is rebuilt, and
-    `correlation` is their distance correlation with what is sent.
+    """Some pictures of the first client, and the activations that it sends of each as a square of grey pixels.
+    `correlation` is the distance correlation of all its pictures with what is sent of them.
     """
 
     labels: list[str]
     originals: Sequence[Pixels]
     sent: Sequence[Pixels]
-    rebuilt: Sequence[Pixels]
-    rebuilt_share: float
     correlation: float
 
     @classmethod
     def of(cls, spec: RunSpec, folder: Path) -> SeenByServer:
-        """Of the run of `spec`, whose first client left its part in `folder`. The attacker has that part, and the
-        samples of the second client to learn from. Raises `ConfigurationError` if the part is not there.
+        """Of the run of `spec`, whose first client left its part in `folder`. Raises `ConfigurationError` if it is not
+        there.
         """
         recipe = split_recipe(spec)
         bottom = recipe.parts(u_shaped=spec.split.variant == "u-shaped").bottom
         if not load_part(bottom, folder / "bottom.safetensors"):
             raise ConfigurationError(f"{folder}: the client left no part of the model")
         bottom.eval()
-        own, other = (recipe.client_samples({}, number) for number in range(2))
+        own = recipe.client_samples({}, 0)
         with torch.no_grad():
-            sent, known = bottom(own.inputs), bottom(other.inputs)
-        decoder = InvertingDecoder(known, other.inputs, spec.training.seed)
+            sent = bottom(own.inputs)
         labels = sorted(set(own.labels.tolist()))[:SHOWN]
         rows = torch.stack([(own.labels == label).nonzero()[0, 0] for label in labels])
         most = float(sent.abs().quantile(0.99).clamp_min(1e-6))
-        with torch.no_grad():
-            rebuilt = decoder(sent[rows])
         return cls(
             [str(label) for label in labels],
             [_grey(each[0]) for each in own.inputs[rows]],
             [_grey(_square(each.flatten() / most)) for each in sent[rows]],
-            [_grey(each[0]) for each in rebuilt],
-            decoder.rebuilt_share(sent, own.inputs),
             float(distance_correlation(own.inputs, sent)),
         )
 

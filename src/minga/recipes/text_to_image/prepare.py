@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from minga.core.errors import ConfigurationError
-from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.interface import Files
 from minga.recipes.text.tokenizer import TOKENIZER_FILE, read_tokenizer
@@ -40,9 +39,9 @@ _MAX_SCAN: Final = 50_000
 _STREAMED_HELDOUT: Final = 512
 
 SHAPE_TOKENIZER: Final = Path(__file__).parent / "shape_tokenizer"
-"""The image tokenizer of plain shapes, as `write_shape_tokenizer` makes it: a demo has no minutes to train one."""
-
-SHAPE_STEPS: Final = 1000
+"""The image tokenizer of plain shapes, since a demo has no minutes to train one. It `is_local`, took 1,000 steps as in
+`train_fsq`, on 4,000 compositions of one place and one size, and is kept in half precision.
+"""
 
 logger = logging.getLogger("minga.recipes")
 
@@ -76,20 +75,6 @@ def prepare_files(settings: TextToImageSettings, seed: int, of_model: Files) -> 
     if heldout:
         files[SAMPLES_FILE] = pack_captions([caption for caption, _ in heldout])
     return files
-
-
-def write_shape_tokenizer(folder: Path) -> None:
-    """Train the image tokenizer of plain shapes, which takes minutes, and write its files, in half precision, to
-    `folder`. Raises `StorageError` if the disk refuses.
-    """
-    data = ImageTextData(source="shapes", compositions=4000, places=1, sizes=1, heldout_fraction=0.1)
-    size = SIZES["tiny"]
-    training, _ = picture_sets(data, size.side, 0)
-    pictures = training.some(range(len(training)))
-    halvings = (size.side // size.grid).bit_length() - 1
-    tokenizer = train_fsq(pictures, size.levels, halvings, SHAPE_STEPS, 0, is_local=True)
-    for name, body in image_tokenizer_files(tokenizer.half()).items():
-        write_atomically(folder / name, body)
 
 
 def _scanned(data: ImageTextData, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:

@@ -211,12 +211,10 @@ class TokenizerQuality:
     perplexity: float
 
 
-def train_fsq(
-    pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int, *, is_local: bool = False
-) -> FsqTokenizer:
+def train_fsq(pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int) -> FsqTokenizer:
     """A tokenizer after `steps` steps of 64 pictures: AdamW, cosine schedule, mean squared error. Logs ten times."""
     with EqualDraws(seed):
-        tokenizer = FsqTokenizer(levels, halvings, is_local=is_local)
+        tokenizer = FsqTokenizer(levels, halvings)
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=LEARNING_RATE)
     for step in range(steps):

@@ -95,19 +95,12 @@ class LogEnd:
     entered: Evidence | None = None
 
 
-def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
-    """Verify all evidence of a run that began with `founders`, and return to where it leads.
-
-    Raises `EvidenceError` at the first entry that shows nothing or does not follow on those before it.
-    """
-    return follow_log(founders, ((entry, entry.verify(run_id)) for entry in entries))
-
-
 def follow_log(founders: Iterable[PeerId], entries: Iterable[tuple[Evidence, Decision]]) -> LogEnd:
-    """The same for evidence of which is known what it shows.
+    """Where the evidence of a run that began with `founders` leads; of each entry is known what it shows.
 
     Of a member that came later, or came back, the log begins anew with the members of that time. Nothing but their
-    own word shows that these followed on the founders, so whoever reads where it leads has to be told.
+    own word shows that these followed on the founders, so whoever reads where it leads has to be told. Raises
+    `EvidenceError` at the first entry that does not follow on those before it.
     """
     replay = _Replay(Members(founders))
     for entry, decision in entries:

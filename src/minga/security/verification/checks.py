@@ -36,13 +36,11 @@ class Offence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`accused` committed `offence` in the part with the number `part`: `measured` exceeds `allowed`."""
+    """`accused` committed `offence` in the part with the number `part`."""
 
     accused: PeerId
     offence: Offence
     part: int
-    measured: float
-    allowed: float
 
 
 # ---- The three checks: V1, V2 and V3.
@@ -81,7 +79,7 @@ def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartCl
         true = recomputed[sender]
         deviation = math.inf if true is None else claim_deviation(claim, true, published.radius)
         if deviation > CLAIM_TOLERANCE:
-            findings.append(Finding(sender, Offence.FALSE_CLAIM, published.part, deviation, CLAIM_TOLERANCE))
+            findings.append(Finding(sender, Offence.FALSE_CLAIM, published.part))
     return tuple(findings)
 
 
@@ -135,5 +133,5 @@ def check_averaging(
     residual = residual_norm(parts, norms, result, published.radius)
     limit = accuracy.residual_limit(len(senders), published.radius, norm(result), len(result))
     if residual > limit:
-        findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part, residual, limit))
+        findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part))
     return tuple(findings)

@@ -1,9 +1,8 @@
-"""Ready examples: samples that come with packages, networks that are cut in two or three, an attack on activations.
+"""Ready examples: samples that come with packages, and networks that are cut in two or three.
 
-    scikit-learn ─▶ samples ─▶ network (bottom, top, head) ─▶ activations ─▶ decoder ─▶ what an attacker sees
+    scikit-learn ─▶ samples ─▶ network (bottom, top, head)
 
-Read: samples (pictures and tables), network (dense and convolutional layers, cut by the user), decoder (what can be
-rebuilt of activations).
+Read: samples (pictures and tables), network (dense and convolutional layers, cut by the user).
 
-Called by the recipe `split`, its demo and benchmarks. To import it does not import scikit-learn.
+Called by the recipe `split` and its demo. To import it does not import scikit-learn.
 """

@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
 
-from minga.averaging.messages import Report
-from minga.core.aio import Signal
 from minga.core.events.training import MemberStatus
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.rpc.node import Node
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import IN_STEP, Progress, Status
-
-
-class Reporting(Protocol):
-    """The port of a trainer, as far as it is announced."""
-
-    changed: Signal
-
-    def report(self) -> Report:
-        """How far it is."""
-
 
 PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer that say nothing that others act on at once."""
@@ -49,7 +38,7 @@ class ProgressPublisher:
         self,
         board: Board,
         node: Node,
-        port: Reporting,
+        port: GradientPort | AssignedPort,
         standing: Callable[[], tuple[int, int]],
         *,
         client: bool,

@@ -151,10 +151,9 @@ class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint in memory: state, manifest, further files by name, and the folder that it came from."""
+    """A verified checkpoint in memory: state, further files by name, and the folder that it came from."""
 
     snapshot: StateSnapshot
-    manifest: Manifest
     files: dict[str, bytes]
     path: Path
 
@@ -202,7 +201,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name, content in files.items():
         if blake3(content).hexdigest() != written.files[name].blake3:
             raise ValueError(f"{name} does not match its hash")
-    return Checkpoint(snapshot, manifest, files, folder)
+    return Checkpoint(snapshot, files, folder)
 
 
 def _bytes_of(snapshot: StateSnapshot, entry: TensorEntry, start: int) -> Iterator[memoryview]:

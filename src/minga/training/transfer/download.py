@@ -425,7 +425,6 @@ class DownloadedState:
     """A verified state; how many bytes of chunks were transferred for it; and which donors failed, and why."""
 
     snapshot: StateSnapshot
-    manifest: Manifest
     received_bytes: int
     failed: dict[PeerId, RemoteError]
 
@@ -500,7 +499,7 @@ class _Download:
                 donors=[str(donor) for donor in sorted(self._received_bytes)],
             )
         )
-        return DownloadedState(self._snapshot, manifest, received_bytes, asked.failed)
+        return DownloadedState(self._snapshot, received_bytes, asked.failed)
 
     def _chunk(self, index: int) -> memoryview:
         start = index * CHUNK_BYTES

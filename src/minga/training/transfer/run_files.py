@@ -270,25 +270,16 @@ line falters for a moment all peers do.
 
 
 class FileFetch:
-    """Fetches the file `name`, of which the run spec says `entry`, into `directory`; `tell` hears verified bytes. Where
-    `own`, a folder of this machine, has the file, it is taken from there.
+    """Fetches the file `name`, of which the run spec says `entry`, into `directory`. Where `own`, a folder of this
+    machine, has the file, it is taken from there.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        name: str,
-        entry: FileEntry,
-        directory: Path,
-        tell: Callable[[str, int], None],
-        own: Path | None = None,
-    ) -> None:
-        self._node, self._name, self._entry, self._tell = node, name, entry, tell
+    def __init__(self, node: Node, name: str, entry: FileEntry, directory: Path, own: Path | None = None) -> None:
+        self._node, self._name, self._entry = node, name, entry
         self._final, self._own = directory / name, own
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
         self._broken = Counter[PeerId]()
-        self._done_bytes = 0
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
         """The file, from the disk or from `peers`. Raises `UnreachableError` and `OSError`."""
@@ -303,7 +294,6 @@ class FileFetch:
             if not await run_blocking(self._is_here):
                 raise OSError(f"{self._part} does not hold what was written to it")
             await run_blocking(self._finish)
-        self._tell(self._name, self._entry.size_bytes)
         return self._final
 
     async def _pieces(self, peers: Sequence[PeerId]) -> FilePieces:
@@ -333,8 +323,6 @@ class FileFetch:
     async def _fetch(self, pieces: FilePieces, part: PartFile, found: set[int], peers: Sequence[PeerId]) -> None:
         """Fetch the pieces but those that were `found` here."""
         missing = [index for index in range(pieces.chunk_count) if index not in found]
-        self._done_bytes = sum(map(pieces.chunk_size, found))
-        self._tell(self._name, self._done_bytes)
         pause, pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
         while missing and (donors := self._usable(peers)):
             stored: set[int] = set()
@@ -357,8 +345,6 @@ class FileFetch:
     async def _store(self, part: PartFile, stored: set[int], index: int, data: memoryview) -> None:
         await run_blocking(part.write, index, data)
         stored.add(index)
-        self._done_bytes += data.nbytes
-        self._tell(self._name, self._done_bytes)
 
     # ---- peers
 
@@ -443,14 +429,6 @@ AT_ONCE = 4
 """Files that are fetched side by side."""
 
 
-@dataclass(frozen=True)
-class FileProgress:
-    """Bytes of all files together that are verified or on disk, and that there are."""
-
-    done_bytes: int
-    total_bytes: int
-
-
 async def fetch_run_spec(
     node: Node, peers: Sequence[PeerId], check: Callable[[SignedRunSpec, PeerId], None]
 ) -> SignedRunSpec:
@@ -483,7 +461,6 @@ async def fetch_files(
     peers: Sequence[PeerId],
     files: Mapping[str, FileEntry],
     directory: Path,
-    progress: Callable[[FileProgress], None] | None = None,
     own: Path | None = None,
 ) -> dict[str, Path]:
     """Fetch the files of a run from `peers` into `directory`, by their names; those that are there are only verified,
@@ -496,18 +473,11 @@ async def fetch_files(
         check_file_names(list(files))
     except ValueError as error:
         raise ProtocolError(f"the run's files cannot be stored: {error}", phase="run files") from error
-    done, total_bytes = dict.fromkeys(files, 0), sum(facts.size_bytes for facts in files.values())
-
-    def tell(name: str, done_bytes: int) -> None:
-        done[name] = done_bytes
-        if progress is not None:
-            progress(FileProgress(sum(done.values()), total_bytes))
-
     places = asyncio.Semaphore(AT_ONCE)
 
     async def fetch(number: int, name: str, entry: FileEntry) -> Path:
         async with places:
-            return await FileFetch(node, name, entry, directory, tell, own).run(_rotated(peers, number))
+            return await FileFetch(node, name, entry, directory, own).run(_rotated(peers, number))
 
     tasks = [asyncio.ensure_future(fetch(i, name, entry)) for i, (name, entry) in enumerate(files.items())]
     try:

@@ -17,7 +17,7 @@ class CornersSettings(Settings):
 
 
 class Corners(Recipe[CornersSettings]):
-    Settings, headline = CornersSettings, Metric("heldout_accuracy", better="higher", chance=0.25)
+    Settings, headline = CornersSettings, Metric("heldout_accuracy", better="higher")
 
     def prepare(self):
         return {}  # the points come from the seed
