@@ -219,6 +219,17 @@ def test_peers_come_go_crash_and_come_back() -> None:
         assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
 
 
+@pytest.mark.parametrize(("crash", "goes_on"), [(0, True), (1, False)])
+def test_a_run_that_all_left_goes_on_from_what_they_kept(crash: int, goes_on: bool) -> None:
+    """Who says goodbye keeps the state; a crash leaves the last checkpoint, of which so short a run has none."""
+    home = '[[peers]]\nname = "home"\ncount = 2\nsamples_per_second = 20\nsession = "5s"\naway = "3s"\n'
+    ghost = '[model]\nkind = "ghost"\nparameters = 1000\n[training]\ntarget_batch_size = 64\n[stop]\ntime = "15s"\n'
+    outcome = simulate(ghost + home + f"crash = {crash}\n")
+    steps = outcome.steps
+    assert (steps[-1].applied_s > 8.0) is (outcome.split_steps == 0) is goes_on, "steps of the second session"
+    assert len(kinds(outcome, "run.set_back")) == (0 if goes_on else 1)
+
+
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):

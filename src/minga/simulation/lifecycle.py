@@ -253,7 +253,7 @@ class World:
     def _join(self, resident: ScheduledPeer) -> SimulatedPeer:
         """Start a peer."""
         if resident.name in self._swarm.peers:
-            peer = self._swarm.restart(resident.name)
+            peer = self._return(resident.name)
         else:
             peer = self._swarm.add(
                 resident.host,
@@ -267,12 +267,26 @@ class World:
             self._driver.strike(Fault("lie", (peer.name,), behaviour=resident.lies))
         return peer
 
+    def _return(self, name: str) -> SimulatedPeer:
+        """Start a peer that was here before, with the state that it kept, unless somebody here is as far. If nobody is
+        here, the run goes on from that state, and what is lost is told.
+        """
+        former, here = self._swarm.peers[name], [peer.replica.step for peer in self._swarm.alive()]
+        kept = 0 if former.checkpoint is None else former.checkpoint.step
+        if not here and kept < self._recorder.timeline.last_step and not self._scenario.split.is_on:
+            self._recorder.note("run.set_back", peer=name, step=kept)
+        if kept <= max(here, default=-1):
+            former.checkpoint = None
+        return self._swarm.restart(name)
+
     async def _leave(self, peer: SimulatedPeer, *, crashes: bool, how: str = "goodbye") -> None:
         """End a session, with a goodbye if it can still say one."""
         if not crashes:
             try:
                 async with asyncio.timeout(GOODBYE_S):
                     await peer.session.close("the session is over")
+                if peer.replica.step and how == "goodbye":
+                    peer.checkpoint = peer.replica.capture()
             except TimeoutError:
                 crashes = True
         if crashes:

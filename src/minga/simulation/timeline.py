@@ -79,6 +79,7 @@ INCIDENTS: Final = (
     SplitRetried.kind,
     SplitSuspicious.kind,
     "peer.gave_up",
+    "run.set_back",
     "order.failed",
 )
 """Kinds of entries that tell that something went wrong, or was put right."""
