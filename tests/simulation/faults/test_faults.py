@@ -320,6 +320,18 @@ def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
     run_virtual(main())
 
 
+def test_a_slow_link_makes_no_direction_faster() -> None:
+    async def main() -> None:
+        internet = VirtualInternet(1)
+        line = internet.host(HostSettings(1_000.0, None)).state
+        target = VirtualFaults(internet)
+        for bytes_per_s, rates in ((5_000.0, (1_000.0, 5_000.0)), (200.0, (200.0, 200.0)), (None, (1_000.0, None))):
+            target.slow_link("peer-0", bytes_per_s)
+            assert (line.up.rate, line.down.rate) == rates
+
+    run_virtual(main())
+
+
 def test_a_simulation_without_liars_says_so() -> None:
     async def main() -> None:
         internet = VirtualInternet()

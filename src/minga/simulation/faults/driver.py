@@ -188,10 +188,13 @@ class VirtualFaults:
         self._internet.restore(first, second)
 
     def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
-        """Limit both directions of a host's line; None returns to the rates of its settings."""
+        """Let neither direction of a host's line carry more than that; None returns to the rates of its settings."""
         settings = self._internet.hosts[peer].settings
-        up, down = settings.up_bytes_per_s, settings.down_bytes_per_s
-        self._internet.set_rate(peer, bytes_per_s or up, bytes_per_s or down)
+        up, down = (
+            min((rate for rate in (own, bytes_per_s) if rate is not None), default=None)
+            for own in (settings.up_bytes_per_s, settings.down_bytes_per_s)
+        )
+        self._internet.set_rate(peer, up, down)
 
     def stop_relay(self, relay: str) -> None:
         """Let a relay carry nothing."""
