@@ -272,15 +272,22 @@ class LyingPeers:
 
     def __init__(self, session_of: Callable[[str], Session]) -> None:
         self._session_of = session_of
-        self._undo: dict[str, Callable[[], None]] = {}
+        self._lies: dict[str, tuple[str, Callable[[], None]]] = {}
 
     def lie(self, peer: str, behaviour: str | None) -> None:
         """Let a peer lie in this way and no other; None makes it honest."""
         chosen = None if behaviour is None else lie(behaviour)()
-        if undo := self._undo.pop(peer, None):
+        if told := self._lies.pop(peer, None):
+            _, undo = told
             undo()
-        if chosen is not None:
-            self._undo[peer] = chosen.begin(self._session_of(peer))
+        if behaviour is not None and chosen is not None:
+            self._lies[peer] = behaviour, chosen.begin(self._session_of(peer))
+
+    def renew(self, peer: str) -> None:
+        """Let a peer that has another session lie as before, if it did."""
+        if told := self._lies.pop(peer, None):
+            behaviour, _ = told
+            self.lie(peer, behaviour)
 
 
 class FalseRates(Lie):
