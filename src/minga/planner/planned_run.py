@@ -12,7 +12,7 @@ from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.planner.device_memory import FILLED, device_memory, estimated_passes, moment_bytes
+from minga.planner.device_memory import FILLED, device_memory, estimated_passes, state_bytes
 from minga.planner.devices import HOST_S_PER_PARAMETER, THIS, Measurement, Precision, look_up
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import PeerClass
@@ -57,8 +57,8 @@ class PlannedRun:
 
     @property
     def state_bytes(self) -> int:
-        """What a newcomer fetches: parameters and optimizer state."""
-        return 4 * self.model.parameters + moment_bytes(self.model.tensors, self.optimizer)
+        """What a newcomer fetches."""
+        return state_bytes(self.model.tensors, self.optimizer, self.strategy)
 
     @property
     def round_batch_size(self) -> int:
