@@ -117,6 +117,34 @@ def test_an_order_that_is_not_possible_then_is_told() -> None:
     assert summary["incidents"]["order.failed"] == 1
 
 
+HOME = """
+[model]
+kind = "ghost"
+parameters = 1000
+[training]
+target_batch_size = 64
+[[peers]]
+name = "home"
+count = 2
+samples_per_second = 20
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "peers", "order"),
+    [
+        ('steps = 6\ntime = "20s"', "", 'at = "0s"\norder = "stop"'),
+        ('time = "9s"', 'session = "3s"\naway = "3s"', 'at = "4s"\norder = "pause"'),
+    ],
+    ids=["a stop that fails", "nobody is there"],
+)
+def test_an_order_that_failed_is_told_and_does_nothing(stop: str, peers: str, order: str) -> None:
+    text = f"{HOME}{peers}\n[stop]\n{stop}\n[[orders]]\n{order}\n"
+    summary = Simulation(Scenario.from_mapping(tomllib.loads(text))).run().summary()
+    assert summary["incidents"]["order.failed"] == 1
+    assert summary["ended_by"] != "stopped"
+
+
 def test_sessions_begin_a_day_apart() -> None:
     peers = (
         '[[peers]]\nname = "home"\nsamples_per_second = 1\narrival = "18h"\nsession = "uniform 2h 5h"\nevery = "24h"\n'
