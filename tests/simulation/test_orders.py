@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +119,8 @@ def test_an_order_that_is_not_possible_then_is_told() -> None:
     assert summary["incidents"]["order.failed"] == 1
 
 
+BACK = (("3s", "backup"), ("6s", "restore"))
+MOVES = ("peer.arrived", "peer.left")
 HOME = """
 [model]
 kind = "ghost"
@@ -143,6 +147,21 @@ def test_an_order_that_failed_is_told_and_does_nothing(stop: str, peers: str, or
     summary = Simulation(Scenario.from_mapping(tomllib.loads(text))).run().summary()
     assert summary["incidents"]["order.failed"] == 1
     assert summary["ended_by"] != "stopped"
+
+
+@pytest.mark.parametrize("away", ["", 'session = "1h"\naway = "3s"'], ids=["for good", "would come back"])
+def test_a_restored_peer_stays_and_its_end_is_told(away: str, tmp_path: Path) -> None:
+    """Also of a class whose peers come back by themselves: its life goes on from the backup, and only there."""
+    orders = "".join(f'[[orders]]\nat = "{at}"\norder = "{order}"\npeer = "host-1"\n' for at, order in BACK)
+    faults = '[faults]\nscript = """\nkill host-1 at 4s\nkill host-1 at 9s\n"""\n'
+    host = f'[[peers]]\nname = "host"\nsamples_per_second = 20\n{away}\n[stop]\ntime = "14s"\n'
+    log = tmp_path / "log.jsonl"
+    Simulation(Scenario.from_mapping(tomllib.loads(HOME + host + orders + faults)), log).run()
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    moves = [
+        (round(each["t"]), each["kind"]) for each in entries if each.get("peer") == "host-1" and each["kind"] in MOVES
+    ]
+    assert moves == [(0, MOVES[0]), (4, MOVES[1]), (6, MOVES[0]), (9, MOVES[1])]
 
 
 def test_sessions_begin_a_day_apart() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -156,11 +157,14 @@ class World:
         self._driver = swarm.script("", recorder.fault)
         """For faults that are in no script."""
         self._residents: Mapping[str, ScheduledPeer] = {each.name: each for each in population(scenario)}
+        self._lives: list[asyncio.Task[None]] = []
+        self._restored = Counter[str]()
+        """How often organisers restored a peer: then it is there for good, and the life that it had before is over."""
 
     async def live(self) -> None:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
         loop, faults = asyncio.get_running_loop(), self._scenario.faults
-        lives = [loop.create_task(self._life(each)) for each in self._residents.values()]
+        self._lives += [loop.create_task(self._life(each)) for each in self._residents.values()]
         await asyncio.sleep(0)  # peers that are there from the start are there now
         self._swarm.script(faults.script, self._recorder.fault)
         striking = [
@@ -170,9 +174,13 @@ class World:
         if self._organiser is not None:
             striking += [loop.create_task(self._act(each, self._organiser)) for each in self._scenario.orders]
         try:
-            await asyncio.gather(*lives)
+            while self._lives:
+                ended, _ = await asyncio.wait(self._lives, return_when=asyncio.FIRST_COMPLETED)
+                for life in ended:
+                    self._lives.remove(life)
+                    life.result()  # or its error
         finally:
-            for task in [*striking, *lives]:
+            for task in [*striking, *self._lives]:
                 task.cancel()
 
     async def _act(self, table: OrderTable, organiser: SwarmOrganiser) -> None:
@@ -181,7 +189,7 @@ class World:
         step: int | None = None
         try:
             if table.order == "restore" and table.peer is not None:
-                self._recorder.arrived(organiser.restore(table.peer))
+                self._restore(table.peer, organiser)
             elif table.order == "backup" and table.peer is not None:
                 step = organiser.back_up(table.peer)
             elif table.order == "ban" and table.peer is not None:
@@ -199,6 +207,14 @@ class World:
             return
         self._recorder.note("order", order=table.order, step=step, of=table.peer, changes=dict(table.changes))
 
+    def _restore(self, name: str, organiser: SwarmOrganiser) -> None:
+        """Start a peer from its backup, which stays to the end."""
+        peer = organiser.restore(name)
+        self._recorder.arrived(peer)
+        self._restored[name] += 1
+        stay = self._stay(self._residents[name], PresencePeriod(0.0, None, crashes=False), peer)
+        self._lives.append(asyncio.get_running_loop().create_task(stay))
+
     def _random(self, number: int) -> random.Random:
         return random.Random(f"minga faults {self._scenario.seed} {number}")
 
@@ -215,19 +231,23 @@ class World:
         for stay in resident.stays():
             if stay.after_s:
                 await asyncio.sleep(stay.after_s)
+            if self._restored[resident.name]:
+                return
             await self._stay(resident, stay)
             if resident.name in self._swarm.peers and self._swarm.peers[resident.name].is_banned:
                 return  # its key is worth nothing any more
 
-    async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod) -> None:
-        """One session. A peer that could not join, or failed, tries again as long as the session lasts."""
-        loop = asyncio.get_running_loop()
+    async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod, peer: SimulatedPeer | None = None) -> None:
+        """One session, of a `peer` that is there already or joins. One that could not join, or failed, tries again as
+        long as the session lasts.
+        """
+        loop, restored = asyncio.get_running_loop(), self._restored[resident.name]
         until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
-        while loop.time() < until_s:
-            if not self._can_join(resident):
+        while loop.time() < until_s and self._restored[resident.name] == restored:
+            if peer is None and not self._can_join(resident):
                 await asyncio.sleep(ENTRY_POLL_S)
                 continue
-            peer = self._join(resident)
+            peer = peer or self._join(resident)
             if not await _has_ended(peer, until_s - loop.time()):
                 if not stay.crashes:
                     await peer.finish_step(LAST_STEP_S)
@@ -243,6 +263,7 @@ class World:
                 return
             self._recorder.note("peer.gave_up", peer=peer.name, why=str(peer.error))
             await self._leave(peer, crashes=False, how="error")
+            peer = None
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
 
     def _can_join(self, resident: ScheduledPeer) -> bool:
