@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from minga.cli.simulating import summary_text
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.event_log import Log, LogWriter
 from minga.simulation.outcome import Outcome, draw
@@ -240,6 +241,15 @@ def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
     assert any(entry["ended"] for entry in found)
     assert outcome.timeline.last_step == 9
+
+
+def test_faults_that_never_happen_are_told() -> None:
+    late = '[[peers]]\nname = "late"\nsamples_per_second = 10\narrival = "1h"\n'
+    script = "kill leader when round.begun step=50\\nstall late-1 at 1s for 1s\\nstall home-1 for 1s"
+    outcome = simulate(f'{SMALL}{late}[faults]\nscript = "{script}"\n', "stop.steps=1")
+    told = ["stall late-1 at 1.0s for 1.0s", "kill leader when round.begun step=50"]
+    assert outcome.summary()["pending_faults"] == told
+    assert any(all(fault in line for fault in told) for line in summary_text(outcome))
 
 
 def test_who_lacks_memory_stays_away() -> None:

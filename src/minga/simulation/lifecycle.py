@@ -22,6 +22,7 @@ from minga.network.virtual.internet import MAX_LATENCY_S, HostSettings, Nat
 from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.interface import attack
+from minga.simulation.faults.driver import FaultDriver
 from minga.simulation.faults.script import Fault
 from minga.simulation.models import ClassifierReplica
 from minga.simulation.recorder import Recorder
@@ -156,17 +157,23 @@ class World:
         self._scenario, self._swarm, self._recorder, self._organiser = scenario, swarm, recorder, organiser
         self._driver = swarm.script("", recorder.fault)
         """For faults that are in no script."""
+        self._script: FaultDriver | None = None
         self._residents: Mapping[str, ScheduledPeer] = {each.name: each for each in population(scenario)}
         self._lives: list[asyncio.Task[None]] = []
         self._restored = Counter[str]()
         """How often organisers restored a peer: then it is there for good, and the life that it had before is over."""
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The faults of the script that are due and did not happen, in words."""
+        return () if self._script is None else tuple(str(fault) for fault in self._script.pending)
 
     async def live(self) -> None:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
         loop, faults = asyncio.get_running_loop(), self._scenario.faults
         self._lives += [loop.create_task(self._life(each)) for each in self._residents.values()]
         await asyncio.sleep(0)  # peers that are there from the start are there now
-        self._swarm.script(faults.script, self._recorder.fault)
+        self._script = self._swarm.script(faults.script, self._recorder.fault)
         striking = [
             loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
             for number, kind in enumerate(faults.random)

@@ -110,6 +110,7 @@ class Simulation:
             log_digest=writer.digest,
             entries=writer.entries,
             agreement=agreement,
+            pending=world.pending,
         )
         if on_end is not None:
             on_end(outcome)

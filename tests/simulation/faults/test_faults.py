@@ -241,7 +241,7 @@ def test_a_role_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(driver: FaultDriver) -> None:
         await asyncio.sleep(2)
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
-        assert len(driver.pending) == 1
+        assert [fault.peers for fault in driver.pending] == [("leader",), ("sender",)]
         driver.attach("sender")
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
 

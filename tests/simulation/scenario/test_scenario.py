@@ -125,6 +125,7 @@ def test_all_scenarios_are_shipped() -> None:
         ),
         (HOME + '[faults]\nscript = "kil home-1"', "fault script, line 1, at `kil`: unknown fault"),
         (HOME + '[faults]\nscript = "kill home-5"', "'home-5' is neither a role"),
+        (HOME + '[faults]\nscript = "kill home-02"', "'home-02' is neither a role"),
         (
             HOME + '[faults]\nscript = "lie home-1 wrong-aggregate"',
             "'wrong-aggregate' is for [[attackers]], with from_step",

@@ -58,6 +58,7 @@ class FaultDriver:
         self._on_record = on_record or (lambda record: None)  # noqa: ARG005
         self._peers: dict[str, Callable[[], None]] = {}
         self._waiting: list[Fault] = []
+        self._skipped: list[Fault] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._undo: dict[int, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,8 +67,8 @@ class FaultDriver:
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """Faults that wait for their event."""
-        return tuple(self._waiting)
+        """Faults that wait for their event, and those for which nobody was there at their time."""
+        return (*self._skipped, *self._waiting)
 
     def attach(self, peer: str, events: EventBus | None = None) -> None:
         """Make a peer known by name, and listen to its events if it has a bus here; a restarted peer comes again."""
@@ -127,6 +128,7 @@ class FaultDriver:
         peers = tuple(peer for peer in found if peer is not None)
         if len(peers) < len(found):
             if event is None:
+                self._skipped.append(fault)
                 logger.warning("skipped `%s`: nobody is %s", fault, fault.peers[found.index(None)])
             return
         if fault in self._waiting:

@@ -311,7 +311,7 @@ def _wrong_orders(scenario: Scenario) -> Iterator[str]:
 def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
     """Whether a class has a peer of that name."""
     kind, _, number = name.rpartition("-")
-    return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
+    return number in map(str, range(1, counts.get(kind, 0) + 1))
 
 
 def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
