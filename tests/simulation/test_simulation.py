@@ -15,6 +15,7 @@ import pytest
 from minga.cli.simulating import summary_text
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.event_log import Log, LogWriter
+from minga.simulation.faults.script import parse_faults
 from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, split_change
@@ -166,6 +167,23 @@ def test_a_slow_upload_is_named_as_what_binds() -> None:
     slow = '[[peers]]\nname = "slow"\nsamples_per_second = 10\nup = "60kbit"\ndown = "10Mbit"\ndialable = 0\n'
     outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32", "stop.steps=8")
     assert outcome.bound_by.get("upload of slow-1", 0) >= 2, outcome.bound_by
+
+
+def test_a_line_that_a_fault_slows_is_named_as_what_binds() -> None:
+    """Of two peers that send as much in a round: `fast` has twice the rate, until a fault, and again after it."""
+    timeline = Timeline()
+    slowed = {"kind": "fault", "what": str(parse_faults("slow_link fast to 4kbit for 9s")[0]), "action": "slow_link"}
+    counted = {"kind": "round.reduced", "bytes_sent": 1000, "bytes_received": 0, "seconds": 2.0, "computed_s": 0.0}
+    entries: list[dict[str, Any]] = [
+        {"kind": "peer.arrived", "peer": name, "up": up, "down": None} for name, up in (("fast", 2e3), ("home", 1e3))
+    ]
+    for step, fault in enumerate(({}, {**slowed, "ended": False}, {**slowed, "ended": True})):
+        entries += [{**fault, "peers": ["fast"]}] if fault else []
+        entries += [{**counted, "peer": name, "step": step, "round": str(step)} for name in ("fast", "home")]
+    for entry in entries:
+        timeline.add({"t": 1.0, **entry})
+    busiest = [timeline.steps[step].busiest for step in (1, 2, 3)]
+    assert busiest == [(1.0, "home", "upload"), (2.0, "fast", "upload"), (1.0, "home", "upload")]
 
 
 def test_slow_processors_apply_slowly() -> None:
