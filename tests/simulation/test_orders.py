@@ -177,3 +177,11 @@ def test_sessions_begin_a_day_apart() -> None:
         begun_s += stay.for_s or 0.0
     with pytest.raises(ConfigurationError, match="both say when"):
         Scenario.from_mapping(tomllib.loads(peers + 'away = "1h"\n'))
+
+
+def test_a_session_that_a_fault_ends_moves_no_later_one() -> None:
+    daily = '[[peers]]\nname = "daily"\nsamples_per_second = 20\nsession = "4s"\nevery = "6s"\n[stop]\ntime = "8s"\n'
+    faults = '[faults]\nscript = "kill daily-1 at 1s"\n'
+    outcome = Simulation(Scenario.from_mapping(tomllib.loads(HOME + daily + faults))).run()
+    there = [(round(time_s), alive) for time_s, alive in outcome.timeline.alive]
+    assert there[3:] == [(0, 3), (1, 2), (6, 3)]

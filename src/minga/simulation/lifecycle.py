@@ -240,7 +240,11 @@ class World:
                 await asyncio.sleep(stay.after_s)
             if self._restored[resident.name]:
                 return
+            until_s = asyncio.get_running_loop().time() + (stay.for_s or 0.0)
             await self._stay(resident, stay)
+            early_s = until_s - asyncio.get_running_loop().time()
+            if resident.peer_class.every is not None and early_s > 0.0:
+                await asyncio.sleep(early_s)  # a session that a fault ended moves no later one
             if resident.name in self._swarm.peers and self._swarm.peers[resident.name].is_banned:
                 return  # its key is worth nothing any more
 
