@@ -168,6 +168,12 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
+    with pytest.raises(ConfigurationError, match=r"--precision single: this machine was measured in the precision"):
+        resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096, precision="single", measured=measured)
+    (told,) = resolve(
+        parse_peers("(this, 1Gbit, samples_per_s=9)"), SMALL, LAMB, 4096, precision="single", measured=measured
+    )
+    assert (told.samples_per_s, told.speed_origin) == (9.0, "given")
     with pytest.raises(
         ConfigurationError,
         match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",

@@ -158,6 +158,11 @@ def _trainer(
     if each.device == THIS:
         own = measured_of(model, measured)
         micro_batch, update_s = own.micro_batch, own.update_s + update_s
+        if speed is None and precision != "auto":
+            raise ConfigurationError(
+                f"--precision {precision}: this machine was measured in the precision in which it would join; leave "
+                "--precision out, or give samples_per_s="
+            )
         if speed is None:
             speed, origin = own.samples_per_s, "measured"
     elif each.device is not None:
