@@ -99,7 +99,7 @@ class Compared:
 
     @property
     def traffic_per_day(self) -> tuple[float, float]:
-        """Bytes that a peer with gradients sends and receives a day, at most."""
+        """Bytes that a peer with gradients sends and receives a day, on average in the class with most of them."""
         classes = zip(self.forecast.setting.volunteers, self.forecast.classes, strict=True)
         computing = [figures for each, figures in classes if each.computes]
         return (
