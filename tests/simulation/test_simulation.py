@@ -227,7 +227,7 @@ def test_a_run_that_everybody_leaves_is_over() -> None:
 
 def test_peers_come_go_crash_and_come_back() -> None:
     changes = ("peers.home.session=exponential 8s", "peers.home.away=exponential 3s", "peers.home.crash=0.5")
-    outcome = simulate(SMALL + STAY, *changes, "stop.steps=7")
+    outcome = simulate(SMALL + STAY, *changes, "stop.steps=7", "seed=3")
     assert {entry["how"] for entry in kinds(outcome, "peer.left")} >= {"goodbye", "crash"}
     arrived = [entry["peer"] for entry in kinds(outcome, "peer.arrived")]
     assert len(arrived) > len(set(arrived)) == 6

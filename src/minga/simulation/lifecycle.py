@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -27,7 +28,7 @@ from minga.simulation.faults.script import Fault
 from minga.simulation.models import ClassifierReplica
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.scenario import Scenario, strike_at_random
-from minga.simulation.scenario.sections import Attackers, OrderTable, PeerTable
+from minga.simulation.scenario.sections import Attackers, OrderTable, PeerTable, Quantity
 from minga.simulation.swarm.classification import Classification
 from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -69,17 +70,17 @@ class ScheduledPeer:
 
     def stays(self) -> Iterator[PresencePeriod]:
         """Its sessions, one after the other, as long as it comes back."""
-        rng, kind = random.Random(f"{self.seed} stays"), self.peer_class
-        after_s = self.arrival_s
+        kind, after_s = self.peer_class, self.arrival_s
+        lasts, away, crashes = (random.Random(f"{self.seed} {what}") for what in ("session", "away", "crash"))
         while True:
-            for_s = None if kind.session is None else kind.session.draw(rng)
-            yield PresencePeriod(after_s, for_s, for_s is not None and rng.random() < kind.crash)
+            for_s = None if kind.session is None else kind.session.draw(lasts)
+            yield PresencePeriod(after_s, for_s, for_s is not None and crashes.random() < kind.crash)
             if for_s is None:
                 return
             if kind.every is not None:
-                after_s = max(0.0, kind.every.draw(rng) - for_s)
+                after_s = max(0.0, kind.every.draw(away) - for_s)
             elif kind.away is not None:
-                after_s = kind.away.draw(rng)
+                after_s = kind.away.draw(away)
             else:
                 return
 
@@ -102,21 +103,24 @@ def population(scenario: Scenario) -> list[ScheduledPeer]:
 def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer:
     name = f"{kind.name}-{number}"
     seed = f"minga scenario {scenario.seed} {name}"
-    rng = random.Random(seed)
-    # Always the same draws in the same order, so that a change of one setting leaves all others as they were.
     relay = scenario.relay_of(kind)
-    speed = 0.0 if kind.samples_per_second is None else kind.samples_per_second.draw(rng)
+
+    def draw(setting: str) -> float | None:
+        """Each from random numbers of its own, so that a change of one setting leaves all others as they were."""
+        quantity: Quantity | None = getattr(kind, setting)
+        return None if quantity is None else quantity.draw(random.Random(f"{seed} {setting}"))
+
+    speed, memory = draw("samples_per_second"), draw("memory")
     host = HostSettings(
-        up_bytes_per_s=None if kind.up is None else kind.up.draw(rng),
-        down_bytes_per_s=None if kind.down is None else kind.down.draw(rng),
-        latency_s=min(kind.latency.draw(rng), MAX_LATENCY_S),
+        up_bytes_per_s=draw("up"),
+        down_bytes_per_s=draw("down"),
+        latency_s=min(draw("latency") or 0.0, MAX_LATENCY_S),
         loss=kind.packet_loss,
         dialable=_is_dialable(kind, number),
         region=kind.region or "",
         nat=Nat(kind.nat),
         relay=None if relay is None else relay.url,
     )
-    memory = None if kind.memory is None else kind.memory.draw(rng)
     trainer = TrainerSettings(kind.micro_batch, kind.micro_batch / speed, kind.jitter) if speed else None
     attackers = scenario.attackers_of(kind, number)
     return ScheduledPeer(
@@ -124,8 +128,8 @@ def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer
         peer_class=kind,
         host=host,
         trainer=trainer,
-        apply_s=kind.processor.draw(rng) * scenario.parameters * APPLY_S_PER_PARAMETER,
-        arrival_s=kind.arrival.draw(rng),
+        apply_s=(draw("processor") or 0.0) * scenario.parameters * APPLY_S_PER_PARAMETER,
+        arrival_s=draw("arrival") or 0.0,
         lies=None if attackers is None or attackers.is_attack else attackers.behaviour,
         fits=memory is None or memory >= scenario.memory_bytes,
         seed=seed,
@@ -175,7 +179,7 @@ class World:
         await asyncio.sleep(0)  # peers that are there from the start are there now
         self._script = self._swarm.script(faults.script, self._recorder.fault)
         striking = [
-            loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
+            loop.create_task(strike_at_random(kind, partial(self._random, number), self._alive, self._driver.strike))
             for number, kind in enumerate(faults.random)
         ]
         if self._organiser is not None:
@@ -222,8 +226,8 @@ class World:
         stay = self._stay(self._residents[name], PresencePeriod(0.0, None, crashes=False), peer)
         self._lives.append(asyncio.get_running_loop().create_task(stay))
 
-    def _random(self, number: int) -> random.Random:
-        return random.Random(f"minga faults {self._scenario.seed} {number}")
+    def _random(self, number: int, setting: str) -> random.Random:
+        return random.Random(f"minga faults {self._scenario.seed} {number} {setting}")
 
     def _alive(self, peers: str | None) -> list[str]:
         """The living, of one class or of all."""
