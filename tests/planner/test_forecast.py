@@ -63,6 +63,10 @@ def test_peers_that_take_few_steps_alone_are_told_of() -> None:
     assert "wants 30 with this momentum: raise the target batch to 960, or lower that" in said
     for quiet in (plan(peers, batch=960, strategy="local"), plan(peers, batch=320, strategy="synchronous")):
         assert not [each for each in warnings(quiet) if "inner steps" in each]
+    setting = plan(peers, batch=960, strategy="local").setting
+    larger = forecast(replace(setting, strategy=StrategyChoice("local", {"local_batch": 20})))  # three micro-batches
+    (said,) = [each for each in warnings(larger) if "inner steps" in each]
+    assert "takes about 10 inner steps" in said
 
 
 def test_the_recipe_s_sizes_are_counted() -> None:
@@ -164,6 +168,12 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
+    with pytest.raises(ConfigurationError, match=r"--precision single: this machine was measured in the precision"):
+        resolve(parse_peers("(this, 1Gbit)"), SMALL, LAMB, 4096, precision="single", measured=measured)
+    (told,) = resolve(
+        parse_peers("(this, 1Gbit, samples_per_s=9)"), SMALL, LAMB, 4096, precision="single", measured=measured
+    )
+    assert (told.samples_per_s, told.speed_origin) == (9.0, "given")
     with pytest.raises(
         ConfigurationError,
         match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",
@@ -303,6 +313,8 @@ def test_local_steps_are_ranked_by_the_time_to_a_loss_and_fragments_divide_their
     assert local[0].traffic_per_day[0] > 2 * local[1].traffic_per_day[0]
     assert all(each.equal_s < synchronous.equal_s for each in local)
     assert best_of([synchronous, *local]).way.strategy.name == "local"
+    assert all(each.way.strategy.table["local_batch"] == 320 // 8 for each in local)  # ten of their micro-batches
+    assert [each.forecast.setting.strategy for each in local] == [each.way.strategy for each in local]
 
 
 def test_a_single_peer_needs_no_round() -> None:

@@ -12,7 +12,7 @@ from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import SGD, AdamW
-from minga.planner.device_memory import PassMemory, device_memory
+from minga.planner.device_memory import PassMemory, device_memory, state_bytes
 from minga.planner.model_facts import ModelFacts
 from minga.recipes.counting import LiveBytes
 from minga.training.replica.replica import Replica
@@ -93,3 +93,5 @@ def test_what_is_foreseen_is_what_a_strategy_holds(kind: str, offload: bool) -> 
     inside = 8.0 * max(tensors)  # what an operation on one tensor takes for itself
     assert found.peak <= 1.02 * whole + inside, f"{found.peak / gradients:.2f} of {whole / gradients:.2f} vectors"
     assert found.peak >= 0.6 * whole, f"{found.peak / gradients:.2f} of {whole / gradients:.2f} vectors"
+    newcomer = state_bytes(tensors, spec.optimizer, choice)
+    assert replica.capture().buffer.numel() == pytest.approx(newcomer, rel=1e-3)  # beside it, the optimizer's counts

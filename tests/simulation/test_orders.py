@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +119,51 @@ def test_an_order_that_is_not_possible_then_is_told() -> None:
     assert summary["incidents"]["order.failed"] == 1
 
 
+BACK = (("3s", "backup"), ("6s", "restore"))
+MOVES = ("peer.arrived", "peer.left")
+HOME = """
+[model]
+kind = "ghost"
+parameters = 1000
+[training]
+target_batch_size = 64
+[[peers]]
+name = "home"
+count = 2
+samples_per_second = 20
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "peers", "order"),
+    [
+        ('steps = 6\ntime = "20s"', "", 'at = "0s"\norder = "stop"'),
+        ('time = "9s"', 'session = "3s"\naway = "3s"', 'at = "4s"\norder = "pause"'),
+    ],
+    ids=["a stop that fails", "nobody is there"],
+)
+def test_an_order_that_failed_is_told_and_does_nothing(stop: str, peers: str, order: str) -> None:
+    text = f"{HOME}{peers}\n[stop]\n{stop}\n[[orders]]\n{order}\n"
+    summary = Simulation(Scenario.from_mapping(tomllib.loads(text))).run().summary()
+    assert summary["incidents"]["order.failed"] == 1
+    assert summary["ended_by"] != "stopped"
+
+
+@pytest.mark.parametrize("away", ["", 'session = "1h"\naway = "3s"'], ids=["for good", "would come back"])
+def test_a_restored_peer_stays_and_its_end_is_told(away: str, tmp_path: Path) -> None:
+    """Also of a class whose peers come back by themselves: its life goes on from the backup, and only there."""
+    orders = "".join(f'[[orders]]\nat = "{at}"\norder = "{order}"\npeer = "host-1"\n' for at, order in BACK)
+    faults = '[faults]\nscript = """\nkill host-1 at 4s\nkill host-1 at 9s\n"""\n'
+    host = f'[[peers]]\nname = "host"\nsamples_per_second = 20\n{away}\n[stop]\ntime = "14s"\n'
+    log = tmp_path / "log.jsonl"
+    Simulation(Scenario.from_mapping(tomllib.loads(HOME + host + orders + faults)), log).run()
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    moves = [
+        (round(each["t"]), each["kind"]) for each in entries if each.get("peer") == "host-1" and each["kind"] in MOVES
+    ]
+    assert moves == [(0, MOVES[0]), (4, MOVES[1]), (6, MOVES[0]), (9, MOVES[1])]
+
+
 def test_sessions_begin_a_day_apart() -> None:
     peers = (
         '[[peers]]\nname = "home"\nsamples_per_second = 1\narrival = "18h"\nsession = "uniform 2h 5h"\nevery = "24h"\n'
@@ -130,3 +177,11 @@ def test_sessions_begin_a_day_apart() -> None:
         begun_s += stay.for_s or 0.0
     with pytest.raises(ConfigurationError, match="both say when"):
         Scenario.from_mapping(tomllib.loads(peers + 'away = "1h"\n'))
+
+
+def test_a_session_that_a_fault_ends_moves_no_later_one() -> None:
+    daily = '[[peers]]\nname = "daily"\nsamples_per_second = 20\nsession = "4s"\nevery = "6s"\n[stop]\ntime = "8s"\n'
+    faults = '[faults]\nscript = "kill daily-1 at 1s"\n'
+    outcome = Simulation(Scenario.from_mapping(tomllib.loads(HOME + daily + faults))).run()
+    there = [(round(time_s), alive) for time_s, alive in outcome.timeline.alive]
+    assert there[3:] == [(0, 3), (1, 2), (6, 3)]

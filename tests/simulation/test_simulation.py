@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from minga.cli.simulating import summary_text
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.event_log import Log, LogWriter
+from minga.simulation.faults.script import parse_faults
 from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, split_change
@@ -167,6 +169,23 @@ def test_a_slow_upload_is_named_as_what_binds() -> None:
     assert outcome.bound_by.get("upload of slow-1", 0) >= 2, outcome.bound_by
 
 
+def test_a_line_that_a_fault_slows_is_named_as_what_binds() -> None:
+    """Of two peers that send as much in a round: `fast` has twice the rate, until a fault, and again after it."""
+    timeline = Timeline()
+    slowed = {"kind": "fault", "what": str(parse_faults("slow_link fast to 4kbit for 9s")[0]), "action": "slow_link"}
+    counted = {"kind": "round.reduced", "bytes_sent": 1000, "bytes_received": 0, "seconds": 2.0, "computed_s": 0.0}
+    entries: list[dict[str, Any]] = [
+        {"kind": "peer.arrived", "peer": name, "up": up, "down": None} for name, up in (("fast", 2e3), ("home", 1e3))
+    ]
+    for step, fault in enumerate(({}, {**slowed, "ended": False}, {**slowed, "ended": True})):
+        entries += [{**fault, "peers": ["fast"]}] if fault else []
+        entries += [{**counted, "peer": name, "step": step, "round": str(step)} for name in ("fast", "home")]
+    for entry in entries:
+        timeline.add({"t": 1.0, **entry})
+    busiest = [timeline.steps[step].busiest for step in (1, 2, 3)]
+    assert busiest == [(1.0, "home", "upload"), (2.0, "fast", "upload"), (1.0, "home", "upload")]
+
+
 def test_slow_processors_apply_slowly() -> None:
     outcome = simulate(SMALL, "peers.home.processor=5000")
     assert outcome.phases_s["apply"] == pytest.approx(0.35, rel=0.1)
@@ -208,7 +227,7 @@ def test_a_run_that_everybody_leaves_is_over() -> None:
 
 def test_peers_come_go_crash_and_come_back() -> None:
     changes = ("peers.home.session=exponential 8s", "peers.home.away=exponential 3s", "peers.home.crash=0.5")
-    outcome = simulate(SMALL + STAY, *changes, "stop.steps=7")
+    outcome = simulate(SMALL + STAY, *changes, "stop.steps=7", "seed=3")
     assert {entry["how"] for entry in kinds(outcome, "peer.left")} >= {"goodbye", "crash"}
     arrived = [entry["peer"] for entry in kinds(outcome, "peer.arrived")]
     assert len(arrived) > len(set(arrived)) == 6
@@ -217,6 +236,17 @@ def test_peers_come_go_crash_and_come_back() -> None:
     assert outcome.split_steps == 0
     for peer in outcome.timeline.peers.values():
         assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
+
+
+@pytest.mark.parametrize(("crash", "goes_on"), [(0, True), (1, False)])
+def test_a_run_that_all_left_goes_on_from_what_they_kept(crash: int, goes_on: bool) -> None:
+    """Who says goodbye keeps the state; a crash leaves the last checkpoint, of which so short a run has none."""
+    home = '[[peers]]\nname = "home"\ncount = 2\nsamples_per_second = 20\nsession = "5s"\naway = "3s"\n'
+    ghost = '[model]\nkind = "ghost"\nparameters = 1000\n[training]\ntarget_batch_size = 64\n[stop]\ntime = "15s"\n'
+    outcome = simulate(ghost + home + f"crash = {crash}\n")
+    steps = outcome.steps
+    assert (steps[-1].applied_s > 8.0) is (outcome.split_steps == 0) is goes_on, "steps of the second session"
+    assert len(kinds(outcome, "run.set_back")) == (0 if goes_on else 1)
 
 
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
@@ -229,6 +259,15 @@ def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
     assert any(entry["ended"] for entry in found)
     assert outcome.timeline.last_step == 9
+
+
+def test_faults_that_never_happen_are_told() -> None:
+    late = '[[peers]]\nname = "late"\nsamples_per_second = 10\narrival = "1h"\n'
+    script = "kill leader when round.begun step=50\\nstall late-1 at 1s for 1s\\nstall home-1 for 1s"
+    outcome = simulate(f'{SMALL}{late}[faults]\nscript = "{script}"\n', "stop.steps=1")
+    told = ["stall late-1 at 1.0s for 1.0s", "kill leader when round.begun step=50"]
+    assert outcome.summary()["pending_faults"] == told
+    assert any(all(fault in line for fault in told) for line in summary_text(outcome))
 
 
 def test_who_lacks_memory_stays_away() -> None:

@@ -42,6 +42,7 @@ class StrategyFacts:
     contributors: whose contributions a round takes: those of all, or that of the member with the best score alone (see
         `Strategy.score`), while all others only receive. The last round of a run takes those of all.
     weights: what a contribution counts in a mean of several: its samples, or as much as any other.
+    shared_vectors: how many vectors the shared state has beside the parameters and what the optimizer keeps.
     least_micro_batches: fewer micro-batches of a peer between two means of the same vector are known to do harm.
     owns_optimizer: the strategy decides how a mean changes parameters; the optimizer is to be plain gradient descent,
         without momentum or clipping.
@@ -58,6 +59,7 @@ class StrategyFacts:
     weights: Weights = "samples"
     owns_optimizer: bool = False
     fragments: int = 1
+    shared_vectors: int = 0
     least_micro_batches: int = 0
 
     @property

@@ -264,6 +264,8 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     yield from _attack_text(outcome, values["attack"])
     incidents = ", ".join(f"{count} {kind}" for kind, count in values["incidents"].items())
     yield f"Faults and recoveries: {incidents or 'none'}."
+    if outcome.pending:
+        yield f"Faults of the script that never happened: {'; '.join(outcome.pending)}."
     up, down = values["bytes_sent_per_peer"], values["bytes_received_per_peer"]
     yield (
         f"A peer sent {format_size(up['mean'])} on average, {format_size(up['most'])} at most, and received "

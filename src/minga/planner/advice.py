@@ -116,9 +116,11 @@ def _unheard(found: Forecast) -> Iterator[str]:
 
 def _few_inner_steps(found: Forecast) -> Iterator[str]:
     strategy, facts = found.setting.strategy.name, found.setting.strategy.facts
+    local_batch = int(found.setting.strategy.table.get("local_batch", 0))
     for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
         at_work = max(1, each.peers.count - figures.resting)
-        taken = facts.fragments * figures.samples / at_work / each.micro_batch if each.computes else math.inf
+        inner = each.micro_batch * max(1, math.ceil(local_batch / each.micro_batch))
+        taken = facts.fragments * figures.samples / at_work / inner if each.computes else math.inf
         if 0 < taken < facts.least_micro_batches:
             advice = _rounded_up(found.setting.target_batch_size * facts.least_micro_batches / taken)
             yield (

@@ -127,15 +127,13 @@ def _transfer_to_computing(found: Compared) -> float:
 
 def _local_ways(setting: PlannedRun, codecs: Sequence[str]) -> list[TrainingWay]:
     """With each codec and share of the transfer the smallest number of inner steps that does."""
-    trainers = sum(each.peers.count for each in setting.volunteers if each.computes)
-    inner = max(1, setting.target_batch_size // trainers)
     found = []
     for each in codecs:
         (synchronous,) = compare(setting, [TrainingWay(SYNCHRONOUS, each)])
         share = _transfer_to_computing(synchronous)
-        found.append(local_way(_inner_steps(share, HIDDEN_SHARE), each, local_batch=inner, overlap=True))
+        found.append(local_way(_inner_steps(share, HIDDEN_SHARE), each, overlap=True))
         waited = dict.fromkeys(_inner_steps(share, most) for most in WAITED_SHARES)
-        found += [local_way(steps, each, local_batch=inner) for steps in waited]
+        found += [local_way(steps, each) for steps in waited]
     return found
 
 

@@ -99,7 +99,7 @@ class Compared:
 
     @property
     def traffic_per_day(self) -> tuple[float, float]:
-        """Bytes that a peer with gradients sends and receives a day, at most."""
+        """Bytes that a peer with gradients sends and receives a day, on average in the class with most of them."""
         classes = zip(self.forecast.setting.volunteers, self.forecast.classes, strict=True)
         computing = [figures for each, figures in classes if each.computes]
         return (
@@ -114,7 +114,7 @@ def compare(setting: PlannedRun, ways: Sequence[TrainingWay], auto: BatchLimits 
     With `auto` each has the target batch size within these limits that its leaders would choose, but for local steps.
     Raises `ConfigurationError`, with the nearest way that runs can have, if none is left.
     """
-    every = [(way, _planned(setting, way)) for way in ways]
+    every = [(way, _planned(setting, way)) for way in (_with_inner_batch(each, setting) for each in ways)]
     allowed = [(way, planned) for way, planned in every if not refusals(spec_of(planned))]
     if not allowed:
         check_combinations(spec_of(every[0][1]))
@@ -145,6 +145,18 @@ def frugal_of(found: Sequence[Compared], best: Compared) -> Compared | None:
         and each.traffic_per_day[0] <= best.traffic_per_day[0] * FRUGAL_UPLOAD
     ]
     return min(frugal, key=lambda each: each.equal_s, default=None)
+
+
+def _with_inner_batch(way: TrainingWay, setting: PlannedRun) -> TrainingWay:
+    """The way with inner steps of one peer's part of the target batch, by which its gap was measured; a micro-batch,
+    which they would be of otherwise, may be far smaller.
+    """
+    table = way.strategy.table
+    if way.strategy.name != "local" or way.batches == 1 or "local_batch" in table:
+        return way
+    trainers = sum(each.peers.count for each in setting.volunteers if each.computes)
+    inner = max(1, setting.target_batch_size // max(1, trainers))
+    return replace(way, strategy=replace(way.strategy, table={**table, "local_batch": inner}))
 
 
 def _planned(setting: PlannedRun, way: TrainingWay) -> PlannedRun:

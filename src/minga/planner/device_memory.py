@@ -156,8 +156,19 @@ def device_memory(
     )
 
 
+def state_bytes(tensors: Sequence[int], optimizer: OptimizerSection, strategy: StrategyChoice) -> int:
+    """What a newcomer fetches: parameters, what the strategy shares beside them, and the optimizer's state where it is
+    the same for all.
+    """
+    facts = strategy.facts
+    moments = moment_bytes(tensors, optimizer) if facts.shares_optimizer else 0
+    return 4 * (1 + facts.shared_vectors) * sum(tensors) + moments
+
+
 def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
     """What the optimizer keeps for parameters of so many elements each."""
+    if optimizer.name in ("sgd", "lars", "larc") and not optimizer.momentum:
+        return 0
     if optimizer.state_bits != 8:
         return sum(tensors) * STATE_BYTES[optimizer.name]
     total = 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
+from minga.averaging.planning.contributor_choice import StepWork, combined, resting, with_resting
 from minga.averaging.solver.division import Binding, CleanRates, Division, PeerRates, Remark, SwarmRates, usable
-from minga.averaging.solver.flat import Prediction, equal_parts, parameter_server, predict
+from minga.averaging.solver.flat import Prediction, equal_parts, parameter_server
 from minga.averaging.solver.planner import divide
 from minga.core.units import format_duration, format_size
+from minga.planner.forecast import foresee, giving
 
 DAY_S: Final = 86_400.0
 AUXILIARY_RATE: Final = 125e6
@@ -78,28 +79,45 @@ class Alternatives:
 
 def explain(rates: SwarmRates, work: StepWork) -> Explanation:
     """Divide and say why it came out like that. Raises as `divide` does."""
-    given = usable(rates)
-    division = divide(rates, work.vector_bytes)
-    foreseen = predict(division, rates, work.vector_bytes)
-    speed = float(given.samples_per_second[given.sends].sum())
+    in_round = giving(rates, work)
+    given = usable(in_round)
+    division = divide(in_round, work.vector_bytes)
+    foreseen = foresee(division, in_round, work)
+    speed = _speed(rates)
     computing_s = combined(replace(work, overlapped=True), speed, 0.0)
     step_s = combined(work, speed, foreseen.seconds)
     tasks = _tasks(division, foreseen, given, step_s)
     return Explanation(division, foreseen.seconds, computing_s, step_s, foreseen.binding, tasks, given.remarks)
 
 
+def _speed(rates: SwarmRates) -> float:
+    """Samples per second of all that compute."""
+    given = usable(rates)
+    return float(given.samples_per_second[given.sends].sum())
+
+
 def alternatives(rates: SwarmRates, work: StepWork) -> Alternatives:
     """What else could be done; takes seconds for large groups. Raises as `divide` does."""
     helped = replace(rates, peers=(*rates.peers, PeerRates(AUXILIARY_RATE, AUXILIARY_RATE, sends=False)))
-    rests = resting(rates, work)
+    rests = () if work.takes_best else resting(rates, work)
+
+    def round_s(swarm: SwarmRates, divided: Callable[[SwarmRates], Division]) -> float:
+        in_round = giving(swarm, work)
+        return foresee(divided(in_round), in_round, work).seconds
+
+    def as_planned(swarm: SwarmRates) -> Division:
+        return divide(swarm, work.vector_bytes)
+
+    rested, auxiliary_round_s = with_resting(rates, rests), round_s(helped, as_planned)
+    is_usual = not work.takes_best and work.sizes is None
     return Alternatives(
-        bound_s=_bound(rates, work.vector_bytes),
-        equal_parts_s=predict(equal_parts(rates), rates, work.vector_bytes).seconds,
-        parameter_server_s=predict(parameter_server(rates, work.vector_bytes), rates, work.vector_bytes).seconds,
-        auxiliary_round_s=predict(divide(helped, work.vector_bytes), helped, work.vector_bytes).seconds,
-        auxiliary_step_s=step_seconds(helped, work),
+        bound_s=_bound(rates, work.vector_bytes) if is_usual else None,
+        equal_parts_s=round_s(rates, equal_parts),
+        parameter_server_s=round_s(rates, lambda swarm: parameter_server(swarm, work.vector_bytes)),
+        auxiliary_round_s=auxiliary_round_s,
+        auxiliary_step_s=combined(work, _speed(helped), auxiliary_round_s),
         resting=rests,
-        resting_step_s=step_seconds(with_resting(rates, rests), work),
+        resting_step_s=combined(work, _speed(rested), round_s(rested, as_planned)),
     )
 
 

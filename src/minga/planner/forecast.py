@@ -162,12 +162,13 @@ def forecast(setting: PlannedRun) -> Forecast:
     up, down = (math.ceil(size / fragments) for size in sizes)
     vector_bytes = max(up, down)
     overlapped = setting.strategy.facts.max_in_flight > 0
-    work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
     takes_best = setting.strategy.facts.contributors == "best"
+    unequal = (up, down) if up != down else None
+    work = StepWork(vector_bytes, setting.round_batch_size, overlapped, unequal, takes_best)
     rests = () if takes_best else resting(given, work)
-    rates = with_one_sender(given) if takes_best else with_resting(given, rests)
+    rates = giving(with_resting(given, rests), work)
     division = divide(rates, vector_bytes)
-    foreseen = predict(division, rates, vector_bytes) if up == down else _predicted(division, rates, up, down)
+    foreseen = foresee(division, rates, work)
     rested = _count_by_class(setting, rests)
     paces = _paces(setting, rested)
     filling = fill(paces, setting.round_batch_size)
@@ -193,6 +194,18 @@ def forecast(setting: PlannedRun) -> Forecast:
         two_level=bool(division.sites),
         classes=_classes(setting, division, foreseen, filling, rested, step_s),
     )
+
+
+def giving(rates: SwarmRates, work: StepWork) -> SwarmRates:
+    """The peers as a round of this step has them: those that contribute in it send."""
+    return with_one_sender(rates) if work.takes_best else rates
+
+
+def foresee(division: Division, rates: SwarmRates, work: StepWork) -> Prediction:
+    """A round of this step, whose peers are as `giving` returns them."""
+    if work.sizes is None:
+        return predict(division, rates, work.vector_bytes)
+    return _predicted(division, rates, *work.sizes)
 
 
 def gossip_bytes_per_s(peers: int) -> float:
@@ -221,7 +234,7 @@ def _checked(setting: PlannedRun) -> SwarmRates:
     return rates
 
 
-def _predicted(division: Division, rates: SwarmRates, up_bytes: int, down_bytes: int) -> Prediction:
+def _predicted(division: Division, rates: SwarmRates, up_bytes: float, down_bytes: float) -> Prediction:
     """A round whose contributions and means differ in size: what each peer carries of both, over its link."""
     no_means = replace(rates, peers=tuple(replace(peer, receives=False) for peer in rates.peers))
     no_gradients = replace(rates, peers=tuple(replace(peer, sends=False) for peer in rates.peers))
@@ -231,8 +244,11 @@ def _predicted(division: Division, rates: SwarmRates, up_bytes: int, down_bytes:
     links = usable(rates)
     seconds = np.concatenate((sent / links.upload, received / links.download))
     busiest = int(np.argmax(seconds))
-    binding = Binding("upload" if busiest < len(sent) else "download", busiest % len(sent))
+    binding: Binding | None = Binding("upload" if busiest < len(sent) else "download", busiest % len(sent))
     longest = float(seconds[busiest])
+    slower = max(one, other, key=lambda each: each.seconds)
+    if slower.seconds > longest:  # a path of its own is what it waits for
+        longest, binding = slower.seconds, slower.binding
     return Prediction(longest, tuple(sent.tolist()), tuple(received.tolist()), binding if longest > 0.0 else None)
 
 

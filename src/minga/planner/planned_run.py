@@ -12,7 +12,7 @@ from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.planner.device_memory import FILLED, device_memory, estimated_passes, moment_bytes
+from minga.planner.device_memory import FILLED, device_memory, estimated_passes, state_bytes
 from minga.planner.devices import HOST_S_PER_PARAMETER, THIS, Measurement, Precision, look_up
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import PeerClass
@@ -57,8 +57,8 @@ class PlannedRun:
 
     @property
     def state_bytes(self) -> int:
-        """What a newcomer fetches: parameters and optimizer state."""
-        return 4 * self.model.parameters + moment_bytes(self.model.tensors, self.optimizer)
+        """What a newcomer fetches."""
+        return state_bytes(self.model.tensors, self.optimizer, self.strategy)
 
     @property
     def round_batch_size(self) -> int:
@@ -158,6 +158,11 @@ def _trainer(
     if each.device == THIS:
         own = measured_of(model, measured)
         micro_batch, update_s = own.micro_batch, own.update_s + update_s
+        if speed is None and precision != "auto":
+            raise ConfigurationError(
+                f"--precision {precision}: this machine was measured in the precision in which it would join; leave "
+                "--precision out, or give samples_per_s="
+            )
         if speed is None:
             speed, origin = own.samples_per_s, "measured"
     elif each.device is not None:

@@ -148,8 +148,10 @@ def read_swarm_file(path: Path) -> SwarmFile:
         for each in tables.peers
         for number in range(1, each.count + 1)
     ]
-    overlapped = StrategyChoice(tables.strategy).facts.max_in_flight > 0
-    work = StepWork(_vector_bytes(tables, source), tables.target_batch_size, overlapped=overlapped)
+    facts, sizes = StrategyChoice(tables.strategy).facts, _sizes(tables, source)
+    overlapped, takes_best = facts.max_in_flight > 0, facts.contributors == "best"
+    unequal = sizes if sizes[0] != sizes[1] else None
+    work = StepWork(max(sizes), tables.target_batch_size, overlapped, unequal, takes_best)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 
 
@@ -171,15 +173,16 @@ def _members(classes: Sequence[_PeerClass], source: str) -> tuple[list[PeerRates
     return peers, by_class | by_site
 
 
-def _vector_bytes(tables: _SwarmTables, source: str) -> float:
+def _sizes(tables: _SwarmTables, source: str) -> tuple[float, float]:
+    """Bytes of a contribution and of a mean."""
     if (tables.parameters is None) == (tables.vector_bytes is None):
         raise ConfigurationError(f"{source}: give either parameters or vector_bytes")
     if tables.parameters is None:
-        return float(tables.vector_bytes or 0)
+        return float(tables.vector_bytes or 0), float(tables.vector_bytes or 0)
     from minga.averaging.codecs.layout import VectorLayout  # brings torch, which is slow to import
 
     layout = VectorLayout((tables.parameters,), tables.codec)
-    return float(layout.encoded_bytes(0, tables.parameters))
+    return float(layout.upload_bytes(0, layout.total)), float(layout.download_bytes(0, layout.total))
 
 
 def _rates(each: _PeerClass) -> PeerRates:

@@ -283,18 +283,12 @@ class TrainingWay:
         return [parse_choice(choice).name for choice in chosen if choice != ADAPTIVE]
 
 
-def local_way(
-    batches: int, codec: str, *, local_batch: int = 0, overlap: bool = False, fragments: int = 1
-) -> TrainingWay:
-    """Local steps of so many batches a round, with the outer rates that fit to that number.
-
-    `local_batch` is that of an inner step; 0 is a micro-batch.
-    """
+def local_way(batches: int, codec: str, *, overlap: bool = False, fragments: int = 1) -> TrainingWay:
+    """Local steps of so many batches a round, with the outer rates that fit to that number."""
     often = batches <= FEW_INNER_STEPS
     table: dict[str, Any] = {"outer_learning_rate": 0.7 if often else 0.8, "outer_momentum": 0.5 if often else 0.9}
     table |= {"overlap": True} if overlap else {}
     table |= {"fragments": fragments} if fragments > 1 else {}
-    table |= {"local_batch": local_batch} if local_batch else {}
     return TrainingWay(StrategyChoice("local", table), codec, batches=batches)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -21,11 +23,12 @@ from minga.network.virtual.internet import MAX_LATENCY_S, HostSettings, Nat
 from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.interface import attack
+from minga.simulation.faults.driver import FaultDriver
 from minga.simulation.faults.script import Fault
 from minga.simulation.models import ClassifierReplica
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.scenario import Scenario, strike_at_random
-from minga.simulation.scenario.sections import Attackers, OrderTable, PeerTable
+from minga.simulation.scenario.sections import Attackers, OrderTable, PeerTable, Quantity
 from minga.simulation.swarm.classification import Classification
 from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -67,17 +70,17 @@ class ScheduledPeer:
 
     def stays(self) -> Iterator[PresencePeriod]:
         """Its sessions, one after the other, as long as it comes back."""
-        rng, kind = random.Random(f"{self.seed} stays"), self.peer_class
-        after_s = self.arrival_s
+        kind, after_s = self.peer_class, self.arrival_s
+        lasts, away, crashes = (random.Random(f"{self.seed} {what}") for what in ("session", "away", "crash"))
         while True:
-            for_s = None if kind.session is None else kind.session.draw(rng)
-            yield PresencePeriod(after_s, for_s, for_s is not None and rng.random() < kind.crash)
+            for_s = None if kind.session is None else kind.session.draw(lasts)
+            yield PresencePeriod(after_s, for_s, for_s is not None and crashes.random() < kind.crash)
             if for_s is None:
                 return
             if kind.every is not None:
-                after_s = max(0.0, kind.every.draw(rng) - for_s)
+                after_s = max(0.0, kind.every.draw(away) - for_s)
             elif kind.away is not None:
-                after_s = kind.away.draw(rng)
+                after_s = kind.away.draw(away)
             else:
                 return
 
@@ -100,21 +103,24 @@ def population(scenario: Scenario) -> list[ScheduledPeer]:
 def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer:
     name = f"{kind.name}-{number}"
     seed = f"minga scenario {scenario.seed} {name}"
-    rng = random.Random(seed)
-    # Always the same draws in the same order, so that a change of one setting leaves all others as they were.
     relay = scenario.relay_of(kind)
-    speed = 0.0 if kind.samples_per_second is None else kind.samples_per_second.draw(rng)
+
+    def draw(setting: str) -> float | None:
+        """Each from random numbers of its own, so that a change of one setting leaves all others as they were."""
+        quantity: Quantity | None = getattr(kind, setting)
+        return None if quantity is None else quantity.draw(random.Random(f"{seed} {setting}"))
+
+    speed, memory = draw("samples_per_second"), draw("memory")
     host = HostSettings(
-        up_bytes_per_s=None if kind.up is None else kind.up.draw(rng),
-        down_bytes_per_s=None if kind.down is None else kind.down.draw(rng),
-        latency_s=min(kind.latency.draw(rng), MAX_LATENCY_S),
+        up_bytes_per_s=draw("up"),
+        down_bytes_per_s=draw("down"),
+        latency_s=min(draw("latency") or 0.0, MAX_LATENCY_S),
         loss=kind.packet_loss,
         dialable=_is_dialable(kind, number),
         region=kind.region or "",
         nat=Nat(kind.nat),
         relay=None if relay is None else relay.url,
     )
-    memory = None if kind.memory is None else kind.memory.draw(rng)
     trainer = TrainerSettings(kind.micro_batch, kind.micro_batch / speed, kind.jitter) if speed else None
     attackers = scenario.attackers_of(kind, number)
     return ScheduledPeer(
@@ -122,8 +128,8 @@ def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer
         peer_class=kind,
         host=host,
         trainer=trainer,
-        apply_s=kind.processor.draw(rng) * scenario.parameters * APPLY_S_PER_PARAMETER,
-        arrival_s=kind.arrival.draw(rng),
+        apply_s=(draw("processor") or 0.0) * scenario.parameters * APPLY_S_PER_PARAMETER,
+        arrival_s=draw("arrival") or 0.0,
         lies=None if attackers is None or attackers.is_attack else attackers.behaviour,
         fits=memory is None or memory >= scenario.memory_bytes,
         seed=seed,
@@ -155,24 +161,37 @@ class World:
         self._scenario, self._swarm, self._recorder, self._organiser = scenario, swarm, recorder, organiser
         self._driver = swarm.script("", recorder.fault)
         """For faults that are in no script."""
+        self._script: FaultDriver | None = None
         self._residents: Mapping[str, ScheduledPeer] = {each.name: each for each in population(scenario)}
+        self._lives: list[asyncio.Task[None]] = []
+        self._restored = Counter[str]()
+        """How often organisers restored a peer: then it is there for good, and the life that it had before is over."""
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The faults of the script that are due and did not happen, in words."""
+        return () if self._script is None else tuple(str(fault) for fault in self._script.pending)
 
     async def live(self) -> None:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
         loop, faults = asyncio.get_running_loop(), self._scenario.faults
-        lives = [loop.create_task(self._life(each)) for each in self._residents.values()]
+        self._lives += [loop.create_task(self._life(each)) for each in self._residents.values()]
         await asyncio.sleep(0)  # peers that are there from the start are there now
-        self._swarm.script(faults.script, self._recorder.fault)
+        self._script = self._swarm.script(faults.script, self._recorder.fault)
         striking = [
-            loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
+            loop.create_task(strike_at_random(kind, partial(self._random, number), self._alive, self._driver.strike))
             for number, kind in enumerate(faults.random)
         ]
         if self._organiser is not None:
             striking += [loop.create_task(self._act(each, self._organiser)) for each in self._scenario.orders]
         try:
-            await asyncio.gather(*lives)
+            while self._lives:
+                ended, _ = await asyncio.wait(self._lives, return_when=asyncio.FIRST_COMPLETED)
+                for life in ended:
+                    self._lives.remove(life)
+                    life.result()  # or its error
         finally:
-            for task in [*striking, *lives]:
+            for task in [*striking, *self._lives]:
                 task.cancel()
 
     async def _act(self, table: OrderTable, organiser: SwarmOrganiser) -> None:
@@ -181,7 +200,7 @@ class World:
         step: int | None = None
         try:
             if table.order == "restore" and table.peer is not None:
-                self._recorder.arrived(organiser.restore(table.peer))
+                self._restore(table.peer, organiser)
             elif table.order == "backup" and table.peer is not None:
                 step = organiser.back_up(table.peer)
             elif table.order == "ban" and table.peer is not None:
@@ -199,8 +218,16 @@ class World:
             return
         self._recorder.note("order", order=table.order, step=step, of=table.peer, changes=dict(table.changes))
 
-    def _random(self, number: int) -> random.Random:
-        return random.Random(f"minga faults {self._scenario.seed} {number}")
+    def _restore(self, name: str, organiser: SwarmOrganiser) -> None:
+        """Start a peer from its backup, which stays to the end."""
+        peer = organiser.restore(name)
+        self._recorder.arrived(peer)
+        self._restored[name] += 1
+        stay = self._stay(self._residents[name], PresencePeriod(0.0, None, crashes=False), peer)
+        self._lives.append(asyncio.get_running_loop().create_task(stay))
+
+    def _random(self, number: int, setting: str) -> random.Random:
+        return random.Random(f"minga faults {self._scenario.seed} {number} {setting}")
 
     def _alive(self, peers: str | None) -> list[str]:
         """The living, of one class or of all."""
@@ -215,19 +242,27 @@ class World:
         for stay in resident.stays():
             if stay.after_s:
                 await asyncio.sleep(stay.after_s)
+            if self._restored[resident.name]:
+                return
+            until_s = asyncio.get_running_loop().time() + (stay.for_s or 0.0)
             await self._stay(resident, stay)
+            early_s = until_s - asyncio.get_running_loop().time()
+            if resident.peer_class.every is not None and early_s > 0.0:
+                await asyncio.sleep(early_s)  # a session that a fault ended moves no later one
             if resident.name in self._swarm.peers and self._swarm.peers[resident.name].is_banned:
                 return  # its key is worth nothing any more
 
-    async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod) -> None:
-        """One session. A peer that could not join, or failed, tries again as long as the session lasts."""
-        loop = asyncio.get_running_loop()
+    async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod, peer: SimulatedPeer | None = None) -> None:
+        """One session, of a `peer` that is there already or joins. One that could not join, or failed, tries again as
+        long as the session lasts.
+        """
+        loop, restored = asyncio.get_running_loop(), self._restored[resident.name]
         until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
-        while loop.time() < until_s:
-            if not self._can_join(resident):
+        while loop.time() < until_s and self._restored[resident.name] == restored:
+            if peer is None and not self._can_join(resident):
                 await asyncio.sleep(ENTRY_POLL_S)
                 continue
-            peer = self._join(resident)
+            peer = peer or self._join(resident)
             if not await _has_ended(peer, until_s - loop.time()):
                 if not stay.crashes:
                     await peer.finish_step(LAST_STEP_S)
@@ -243,6 +278,7 @@ class World:
                 return
             self._recorder.note("peer.gave_up", peer=peer.name, why=str(peer.error))
             await self._leave(peer, crashes=False, how="error")
+            peer = None
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
 
     def _can_join(self, resident: ScheduledPeer) -> bool:
@@ -253,7 +289,7 @@ class World:
     def _join(self, resident: ScheduledPeer) -> SimulatedPeer:
         """Start a peer."""
         if resident.name in self._swarm.peers:
-            peer = self._swarm.restart(resident.name)
+            peer = self._return(resident.name)
         else:
             peer = self._swarm.add(
                 resident.host,
@@ -267,12 +303,26 @@ class World:
             self._driver.strike(Fault("lie", (peer.name,), behaviour=resident.lies))
         return peer
 
+    def _return(self, name: str) -> SimulatedPeer:
+        """Start a peer that was here before, with the state that it kept, unless somebody here is as far. If nobody is
+        here, the run goes on from that state, and what is lost is told.
+        """
+        former, here = self._swarm.peers[name], [peer.replica.step for peer in self._swarm.alive()]
+        kept = 0 if former.checkpoint is None else former.checkpoint.step
+        if not here and kept < self._recorder.timeline.last_step and not self._scenario.split.is_on:
+            self._recorder.note("run.set_back", peer=name, step=kept)
+        if kept <= max(here, default=-1):
+            former.checkpoint = None
+        return self._swarm.restart(name)
+
     async def _leave(self, peer: SimulatedPeer, *, crashes: bool, how: str = "goodbye") -> None:
         """End a session, with a goodbye if it can still say one."""
         if not crashes:
             try:
                 async with asyncio.timeout(GOODBYE_S):
                     await peer.session.close("the session is over")
+                if peer.replica.step and how == "goodbye":
+                    peer.checkpoint = peer.replica.capture()
             except TimeoutError:
                 crashes = True
         if crashes:

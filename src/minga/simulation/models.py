@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
-from minga.planner.model_facts import STATE_BYTES
+from minga.planner.device_memory import state_bytes
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.scenario.scenario import Scenario
 from minga.simulation.swarm.classification import SAMPLES, Classification
@@ -35,7 +36,9 @@ def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
     """What makes each peer's copy of the model."""
     if scenario.model.kind == "classifier":
         return ClassifierReplica
-    ghost = SizeOnlyModel.of_size(scenario.parameters, moments=STATE_BYTES[scenario.optimizer.name] // 4)
+    parameters, strategy = scenario.parameters, StrategyChoice.of(scenario)  # with which it begins
+    kept = state_bytes((parameters,), scenario.optimizer, strategy) - 4 * parameters
+    ghost = SizeOnlyModel((parameters,), moments=kept // (4 * parameters), coded_bytes=kept % (4 * parameters))
     return lambda spec: SizeOnlyReplica(spec, ghost)
 
 

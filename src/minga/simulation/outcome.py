@@ -35,7 +35,7 @@ class Outcome:
     or "nobody is left").
 
     `wall_s` is real time, everything else virtual. `timeline` has what happened, step by step; `agreement` is told
-    where the organisers act.
+    where the organisers act. `pending` are faults of the script whose event never came, or for which nobody was there.
     """
 
     scenario: Scenario
@@ -46,6 +46,7 @@ class Outcome:
     log_digest: str
     entries: int
     agreement: Agreement | None = None
+    pending: tuple[str, ...] = ()
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -131,6 +132,7 @@ class Outcome:
             "longest_gap_s": _rounded(self.longest_gap_s),
             "split_steps": self.split_steps,
             "incidents": dict(sorted(self.timeline.counts.items())),
+            "pending_faults": list(self.pending),
             "bytes_sent_per_peer": {
                 "mean": _whole(_mean([up for up, _ in traffic])),
                 "most": max(up for up, _ in traffic),

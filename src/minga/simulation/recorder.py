@@ -46,8 +46,9 @@ class Recorder(SwarmListener):
 
     An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
     and how), `order` and `order.failed` (of the organisers), `peer.arrived`, `peer.left`, `peer.stayed` (at the end),
-    `peer.too_small`, `peer.gave_up`, `fault`, `batch.applied`, `batch.answered` and `batch.given_up` (see
-    `BatchTally`), and `step`, which tells who took part in a step when the first peer has applied it.
+    `peer.too_small`, `peer.gave_up`, `run.set_back` (nobody was there, and who comes back has not kept all of the
+    steps), `fault`, `batch.applied`, `batch.answered` and `batch.given_up` (see `BatchTally`), and `step`, which tells
+    who took part in a step when the first peer has applied it.
     """
 
     def __init__(

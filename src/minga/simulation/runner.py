@@ -11,6 +11,7 @@ from typing import Final
 
 from minga.averaging.solver.flat import divide_equally
 from minga.averaging.solver.planner import divide
+from minga.core.spec.sections import CheckpointsSection
 from minga.identity.keys.keys import Identity
 from minga.simulation.event_log import LogWriter
 from minga.simulation.lifecycle import AttackLab, World
@@ -109,6 +110,7 @@ class Simulation:
             log_digest=writer.digest,
             entries=writer.entries,
             agreement=agreement,
+            pending=world.pending,
         )
         if on_end is not None:
             on_end(outcome)
@@ -134,6 +136,7 @@ class Simulation:
             make_replica=replica_maker(scenario),
             gradient=gradient_of(scenario),
             public_gradient=classify_publicly,
+            checkpoint_every=CheckpointsSection().every_steps,
             listener=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
             organiser=ORGANISER if scenario.orders else None,

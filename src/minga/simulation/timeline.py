@@ -49,6 +49,7 @@ from minga.core.events.training import (
     SyncFinished,
 )
 from minga.simulation.event_log import Entry
+from minga.simulation.faults.script import parse_faults
 from minga.simulation.split.tally import BatchTally
 
 PHASES: Final = ("compute", "wait", "communicate", "apply")
@@ -79,6 +80,7 @@ INCIDENTS: Final = (
     SplitRetried.kind,
     SplitSuspicious.kind,
     "peer.gave_up",
+    "run.set_back",
     "order.failed",
 )
 """Kinds of entries that tell that something went wrong, or was put right."""
@@ -149,10 +151,11 @@ class BanRecord:
 
 @dataclass
 class PeerRecord:
-    """One peer: its line (bytes per second), and what it did in all its sessions."""
+    """One peer: its line (bytes per second), to what a fault slows it, and what it did in all its sessions."""
 
     up: float | None = None
     down: float | None = None
+    slowed_to: float = math.inf
     computes: bool = True
     since_s: float | None = None
     here_s: float = 0.0
@@ -202,6 +205,7 @@ class Timeline:
             SecureStepTaken.kind: self._agreed,
             SecureBanned.kind: self._banned,
             "attack": self._planned,
+            "fault": self._struck,
             "order": self._ordered,
             StepApplied.kind: self._applied,
             "step": self._told,
@@ -278,8 +282,9 @@ class Timeline:
             ("upload", record.up, entry["bytes_sent"]),
             ("download", record.down, entry["bytes_received"]),
         ):
-            if rate:
-                step.busiest = max(step.busiest, (size / rate, peer, direction))
+            carried = min(rate or math.inf, record.slowed_to)
+            if carried < math.inf:
+                step.busiest = max(step.busiest, (size / carried, peer, direction))
         self._mark(peer, "reduced", entry)
 
     def _agreed(self, peer: str, entry: Entry) -> None:
@@ -293,6 +298,12 @@ class Timeline:
 
     def _planned(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
         self.attacks.update(dict.fromkeys(entry["peers"], (entry["behaviour"], entry["from_step"])))
+
+    def _struck(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
+        if entry["action"] == "slow_link":
+            (fault,) = parse_faults(entry["what"])
+            rate = math.inf if entry["ended"] or fault.bytes_per_s is None else fault.bytes_per_s
+            self.peers.setdefault(entry["peers"][0], PeerRecord()).slowed_to = rate
 
     def _banned(self, peer: str, entry: Entry) -> None:
         """The first honest member says so; the others will say the same."""

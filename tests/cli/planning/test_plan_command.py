@@ -14,12 +14,18 @@ import minga.cli
 from minga.averaging.links import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.cli.planning.plan import _is_link, plan_table
 from minga.cli.taking_part.status import plan_line
 from minga.core.errors import ConfigurationError
+from minga.core.spec.sections import OptimizerSection
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.forecast import forecast
+from minga.planner.model_facts import ModelFacts
+from minga.planner.peer_text import parse_peers
+from minga.planner.planned_run import PlannedRun, resolve
 from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
@@ -56,6 +62,26 @@ def test_a_file_of_peers(tmp_path: Path) -> None:
     found = explain(swarm.rates, swarm.work)
     assert found.round_s == pytest.approx(14.28, rel=1e-3)
     assert found.step_s == pytest.approx(4096 / 80 + 14.28, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec"), [("synchronous", "float16"), ("leader", "float16"), ("synchronous", "topk(k=41)")]
+)
+def test_a_file_has_the_rounds_of_a_forecast(strategy: str, codec: str, tmp_path: Path) -> None:
+    """Also where one peer alone contributes, and where a mean takes more bytes than a contribution."""
+    text = f'{HEAD.replace("float16", codec)}strategy = "{strategy}"\n{HOME}'
+    swarm = read_swarm_file(written(tmp_path, text))
+    model = ModelFacts("17.85M", (17_850_000,), 1e9, 512, None, "as given")
+    optimizer, line = OptimizerSection(), "8x(samples_per_s=10, up=20Mbit, down=100Mbit)"
+    peers = resolve(parse_peers(line), model, optimizer, 4096)
+    foreseen = forecast(PlannedRun(peers, model, optimizer, 4096, StrategyChoice(strategy), codec))
+    found, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
+    assert found.round_s == pytest.approx(foreseen.round_s)
+    assert found.computing_s == 4096 / 80
+    sent = sum(task.upload_bytes for task in found.tasks) / 8
+    assert sent == pytest.approx(foreseen.classes[0].upload_bytes)
+    assert others.resting_step_s == pytest.approx(found.step_s)
+    assert (others.bound_s is None) is ((strategy, codec) != ("synchronous", "float16"))
 
 
 def test_paths_between_classes_and_sites(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event, EventBus
 from minga.core.events.catalogue import CATALOGUE, fields_of
-from minga.network.virtual.internet import HostSettings, VirtualInternet
+from minga.network.virtual.internet import HostSettings, Nat, VirtualInternet
 from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, VirtualFaults, parse_faults, run_virtual
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.swarm_tools import make_spec
 
 SCRIPT = """
     # a comment
@@ -239,7 +241,7 @@ def test_a_role_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(driver: FaultDriver) -> None:
         await asyncio.sleep(2)
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
-        assert len(driver.pending) == 1
+        assert [fault.peers for fault in driver.pending] == [("leader",), ("sender",)]
         driver.attach("sender")
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
 
@@ -316,6 +318,51 @@ def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
             ("stall", ("peer-1",), True, 7.0),
             ("kill", ("peer-1",), False, 8.0),
         ]
+
+    run_virtual(main())
+
+
+def test_a_slow_link_makes_no_direction_faster() -> None:
+    async def main() -> None:
+        internet = VirtualInternet(1)
+        line = internet.host(HostSettings(1_000.0, None)).state
+        target = VirtualFaults(internet)
+        for bytes_per_s, rates in ((5_000.0, (1_000.0, 5_000.0)), (200.0, (200.0, 200.0)), (None, (1_000.0, None))):
+            target.slow_link("peer-0", bytes_per_s)
+            assert (line.up.rate, line.down.rate) == rates
+
+    run_virtual(main())
+
+
+def test_faults_outlast_a_restart_of_their_peer() -> None:
+    async def main() -> None:
+        swarm = Swarm(make_spec(16))
+        slow = HostSettings(1e6, 1e6, nat=Nat.SYMMETRIC)
+        for host in (slow, None, None):
+            swarm.add(host)
+        script = """
+            slow_link peer-0 to 80kbit for 3s
+            drop_link peer-0 peer-1 for 3s
+            open_nat peer-0
+            lie peer-1 false-rates
+        """
+        swarm.script(script)
+        rates = swarm.peers["peer-1"].session.node.access_link.rates
+        await asyncio.sleep(1)
+        for name in ("peer-0", "peer-1"):
+            swarm.internet.kill(name)
+            swarm.restart(name)
+
+        def found() -> tuple[float | None, bool, Nat]:
+            one, other = (swarm.internet.hosts[name].state for name in ("peer-0", "peer-1"))
+            return one.up.rate, swarm.internet.paths.may_leave(one, other), one.nat
+
+        assert found() == (10_000.0, False, Nat.ONE_TO_ONE)
+        line = swarm.peers["peer-1"].session.node.access_link
+        assert line.rates.__qualname__ == rates.__qualname__ != type(line).rates.__qualname__, "it lies"
+        await asyncio.sleep(3)
+        assert found() == (1e6, True, Nat.ONE_TO_ONE)
+        await swarm.close()
 
     run_virtual(main())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.simulation.lifecycle import population
+from minga.simulation.lifecycle import ScheduledPeer, population
 from minga.simulation.scenario.scenario import Scenario, changed, read_scenario, shipped, split_change, sweeps
 
 HOME = '[[peers]]\nname = "home"\ncount = 4\nsamples_per_second = 10\n'
@@ -125,6 +125,7 @@ def test_all_scenarios_are_shipped() -> None:
         ),
         (HOME + '[faults]\nscript = "kil home-1"', "fault script, line 1, at `kil`: unknown fault"),
         (HOME + '[faults]\nscript = "kill home-5"', "'home-5' is neither a role"),
+        (HOME + '[faults]\nscript = "kill home-02"', "'home-02' is neither a role"),
         (
             HOME + '[faults]\nscript = "lie home-1 wrong-aggregate"',
             "'wrong-aggregate' is for [[attackers]], with from_step",
@@ -247,6 +248,18 @@ arrival = "1h"
 """
 
 
+DRAWN = """
+[[peers]]
+name = "home"
+count = 3
+samples_per_second = "lognormal median=10 sigma=0.4"
+up = "uniform 5Mbit 20Mbit"
+latency = "uniform 5ms 30ms"
+arrival = "uniform 0s 60s"
+session = "uniform 1h 2h"
+"""
+
+
 def test_everybody_draws_from_the_seed() -> None:
     first, same = population(scenario(MIXED)), population(scenario(MIXED))
     assert [each.host for each in first] == [each.host for each in same]
@@ -274,6 +287,24 @@ def test_another_setting_leaves_the_draws_of_the_others_alone() -> None:
     before = {each.name: each for each in population(scenario(MIXED))}
     after = {each.name: each for each in population(scenario(MIXED.replace("uniform 5 15", "uniform 6 16")))}
     assert all(before[name].host == after[name].host for name in before)
+
+
+@pytest.mark.parametrize("change", ["samples_per_second=10", "up=10Mbit", "latency=lognormal median=20ms sigma=0.3"])
+def test_another_form_of_a_setting_leaves_the_draws_of_the_others_alone(change: str) -> None:
+    def drawn(*changes: tuple[str, str]) -> dict[str, dict[str, float | None]]:
+        found = population(Scenario.from_mapping(changed(tomllib.loads(DRAWN), changes)))
+        return {each.name: drawn_of(each) for each in found}
+
+    def drawn_of(each: ScheduledPeer) -> dict[str, float | None]:
+        stay = next(each.stays())
+        settings = {"up": each.host.up_bytes_per_s, "latency": each.host.latency_s, "arrival": each.arrival_s}
+        speed = None if each.trainer is None else each.trainer.micro_batch_s
+        return {**settings, "samples_per_second": speed, "session": stay.for_s}
+
+    setting, _, value = change.partition("=")
+    before, after = drawn(), drawn((f"peers.home.{setting}", value))
+    for name, values in before.items():
+        assert {key for key, each in values.items() if after[name][key] != each} == {setting}
 
 
 def test_no_latency_is_longer_than_the_network_permits() -> None:

@@ -19,6 +19,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.meta_bytes import byte_view, fill, is_meta, meta_buffer
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.optim import SGD
+from minga.simulation.models import replica_maker
+from minga.simulation.scenario.scenario import Scenario
 from minga.simulation.swarm import size_only_model
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
@@ -194,6 +196,26 @@ def test_sizes_follow_a_model() -> None:
     real = VectorLayout(model.numels, "adaptive")
     assert ghostly.encoded_bytes(0, 90_300) == real.encoded_bytes(0, 90_300)
     assert ghostly.fingerprint != real.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("training", "optimizer", "bytes_each"),
+    [
+        ({}, {}, 12.0),
+        ({}, {"name": "adamw", "state_bits": 8}, 6.001953125),
+        ({}, {"name": "sgd", "momentum": 0.0}, 4.0),
+        ({"strategy": "local"}, {}, 8.0),
+        ({"strategy": "elastic"}, {}, 4.0),
+    ],
+)
+def test_the_ghost_of_a_scenario_has_the_state_that_its_strategy_shares(
+    training: dict[str, Any], optimizer: dict[str, Any], bytes_each: float
+) -> None:
+    model, peers = {"kind": "ghost", "parameters": 1 << 20}, [{"name": "home", "samples_per_second": 1}]
+    tables = {"model": model, "training": training, "optimizer": optimizer, "peers": peers}
+    scenario = Scenario.from_mapping(tables)
+    state = replica_maker(scenario)(scenario.run_spec()).capture()
+    assert state.buffer.numel() == bytes_each * (1 << 20)
 
 
 @pytest.mark.parametrize(("numels", "moments"), [((), 2), ((0,), 2), ((5,), -1), ((5,), 9), ((1 << 50,), 0)])

@@ -34,12 +34,15 @@ PROBES: Final = 12
 @dataclass(frozen=True)
 class StepWork:
     """What a step has to do: vector bytes as encoded, samples of all peers together, and whether rounds overlap with
-    computing or come after it (see `StrategyFacts`).
+    computing or come after it (see `StrategyFacts`). Planners of a whole run also know the `sizes` of a contribution
+    and of a mean where they differ (`vector_bytes` is the larger), and whether a round takes one contribution alone.
     """
 
     vector_bytes: float
     batch: float
     overlapped: bool = False
+    sizes: tuple[float, float] | None = None
+    takes_best: bool = False
 
 
 def step_seconds(rates: SwarmRates, work: StepWork) -> float:

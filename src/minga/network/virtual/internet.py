@@ -342,7 +342,8 @@ class VirtualInternet:
     ) -> VirtualNetwork:
         """Add a host. Its Ed25519 `private_key` (32 bytes) follows from the seed and its number unless given.
 
-        A name that is in use may be taken over only from a host that is gone: that is how a peer restarts.
+        A name that is in use may be taken over only from a host that is gone: that is how a peer restarts. What was
+        done to its line, its router and its paths goes on.
         """
         number = self._made
         settings = settings or HostSettings()
@@ -364,12 +365,23 @@ class VirtualInternet:
             settings.nat,
             f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433",
         )
+        if (former := self.hosts.get(name)) is not None:
+            self._take_over(former, state)
         network = VirtualNetwork(self, settings, state, key)
         self._made += 1
         self.hosts[name] = network
         if settings.dialable:
             self._endpoints[state.public] = network
         return network
+
+    def _take_over(self, former: VirtualNetwork, state: Host) -> None:
+        """Let what was changed since a host was added hold for the one in its place."""
+        given, left = former.settings, former.state
+        if (left.up.rate, left.down.rate) != (given.up_bytes_per_s, given.down_bytes_per_s):
+            state.up.rate, state.down.rate = left.up.rate, left.down.rate
+        if left.nat is not given.nat:
+            state.nat = left.nat
+        self.paths.take_over(left, state)
 
     def add_relay(
         self, url: str, bytes_per_s: float | None = None, *, latency_s: float = 0.01, region: str = ""

@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from minga.core.aio import wake
 from minga.core.errors import ClosedError, MingaError, ProtocolError
@@ -457,6 +457,14 @@ class NetworkPaths:
     def restore(self, source: Host, target: Host) -> None:
         """Let pass what was held back, and everything from now on."""
         self._cuts.pop((source, target), None)
+
+    def take_over(self, former: Host, host: Host) -> None:
+        """Let what was set for the pairs of a host that is gone hold for those of the one in its place."""
+        tables: tuple[dict[tuple[Host, Host], Any], ...] = (self._latencies_s, self._limits, self._cuts)
+        for table in tables:
+            for one, other in [pair for pair in table if former in pair]:
+                now = (host if one is former else one, host if other is former else other)
+                table[now] = table.pop((one, other))
 
     def signal(self, source: Host, target: Host, action: Callable[[], None]) -> None:
         """Do `action` at the target after the latency: a credit, a reset or a goodbye, which are a packet each."""

@@ -58,6 +58,7 @@ class FaultDriver:
         self._on_record = on_record or (lambda record: None)  # noqa: ARG005
         self._peers: dict[str, Callable[[], None]] = {}
         self._waiting: list[Fault] = []
+        self._skipped: list[Fault] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._undo: dict[int, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,8 +67,8 @@ class FaultDriver:
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """Faults that wait for their event."""
-        return tuple(self._waiting)
+        """Faults that wait for their event, and those for which nobody was there at their time."""
+        return (*self._skipped, *self._waiting)
 
     def attach(self, peer: str, events: EventBus | None = None) -> None:
         """Make a peer known by name, and listen to its events if it has a bus here; a restarted peer comes again."""
@@ -127,6 +128,7 @@ class FaultDriver:
         peers = tuple(peer for peer in found if peer is not None)
         if len(peers) < len(found):
             if event is None:
+                self._skipped.append(fault)
                 logger.warning("skipped `%s`: nobody is %s", fault, fault.peers[found.index(None)])
             return
         if fault in self._waiting:
@@ -188,10 +190,13 @@ class VirtualFaults:
         self._internet.restore(first, second)
 
     def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
-        """Limit both directions of a host's line; None returns to the rates of its settings."""
+        """Let neither direction of a host's line carry more than that; None returns to the rates of its settings."""
         settings = self._internet.hosts[peer].settings
-        up, down = settings.up_bytes_per_s, settings.down_bytes_per_s
-        self._internet.set_rate(peer, bytes_per_s or up, bytes_per_s or down)
+        up, down = (
+            min((rate for rate in (own, bytes_per_s) if rate is not None), default=None)
+            for own in (settings.up_bytes_per_s, settings.down_bytes_per_s)
+        )
+        self._internet.set_rate(peer, up, down)
 
     def stop_relay(self, relay: str) -> None:
         """Let a relay carry nothing."""
@@ -269,15 +274,22 @@ class LyingPeers:
 
     def __init__(self, session_of: Callable[[str], Session]) -> None:
         self._session_of = session_of
-        self._undo: dict[str, Callable[[], None]] = {}
+        self._lies: dict[str, tuple[str, Callable[[], None]]] = {}
 
     def lie(self, peer: str, behaviour: str | None) -> None:
         """Let a peer lie in this way and no other; None makes it honest."""
         chosen = None if behaviour is None else lie(behaviour)()
-        if undo := self._undo.pop(peer, None):
+        if told := self._lies.pop(peer, None):
+            _, undo = told
             undo()
-        if chosen is not None:
-            self._undo[peer] = chosen.begin(self._session_of(peer))
+        if behaviour is not None and chosen is not None:
+            self._lies[peer] = behaviour, chosen.begin(self._session_of(peer))
+
+    def renew(self, peer: str) -> None:
+        """Let a peer that has another session lie as before, if it did."""
+        if told := self._lies.pop(peer, None):
+            behaviour, _ = told
+            self.lie(peer, behaviour)
 
 
 class FalseRates(Lie):

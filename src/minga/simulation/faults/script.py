@@ -16,8 +16,8 @@ A script has one fault a line; `#` begins a comment:
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
 first event of that kind (see `docs/events.md`), of anybody or of the named peer or role, whose fields have the given
-values. Every fault happens once. Of two that overlap on one peer or link, the first to end ends both. Times and rates
-are those of `minga.core.units`.
+values. Every fault happens once; all but a stall outlast a restart of the peer. Of two that overlap on one peer or
+link, the first to end ends both. Times and rates are those of `minga.core.units`.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def _wrong_orders(scenario: Scenario) -> Iterator[str]:
 def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
     """Whether a class has a peer of that name."""
     kind, _, number = name.rpartition("-")
-    return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
+    return number in map(str, range(1, counts.get(kind, 0) + 1))
 
 
 def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
@@ -495,17 +495,22 @@ def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str
 
 
 async def strike_at_random(
-    kind: RandomFault, rng: random.Random, alive: Callable[[str | None], list[str]], strike: Callable[[Fault], None]
+    kind: RandomFault,
+    random_of: Callable[[str], random.Random],
+    alive: Callable[[str | None], list[str]],
+    strike: Callable[[Fault], None],
 ) -> None:
-    """Let one kind of fault happen for ever, as a Poisson process; `alive(peers)` names the living of a class.
+    """Let one kind of fault happen for ever, as a Poisson process; `alive(peers)` names the living of a class, and
+    `random_of(setting)` has the random numbers for one setting.
 
     A fault for which there are not enough living peers is left out.
     """
+    times, lasts, rates, names = (random_of(setting) for setting in ("per_hour", "lasts", "to", "peers"))
     while True:
-        await asyncio.sleep(rng.expovariate(kind.per_hour / 3600.0))
+        await asyncio.sleep(times.expovariate(kind.per_hour / 3600.0))
         wanted = 2 if kind.action == "drop_link" else 1
-        for_s = None if kind.lasts is None else kind.lasts.draw(rng)
-        rate = None if kind.to is None else kind.to.draw(rng)
+        for_s = None if kind.lasts is None else kind.lasts.draw(lasts)
+        rate = None if kind.to is None else kind.to.draw(rates)
         victims = alive(kind.peers)
         if len(victims) >= wanted:
-            strike(Fault(kind.action, tuple(rng.sample(victims, wanted)), for_s=for_s, bytes_per_s=rate))
+            strike(Fault(kind.action, tuple(names.sample(victims, wanted)), for_s=for_s, bytes_per_s=rate))

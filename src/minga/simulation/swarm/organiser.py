@@ -16,6 +16,7 @@ from minga.training.organiser import draft_regroup
 from minga.training.state.snapshot import StateSnapshot
 
 WHY: Final = "in a scenario"
+NOBODY: Final = "no peer is there that could take an order"
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class SwarmOrganiser:
 
     def stop(self, steps_ahead: int) -> int:
         """End the run after a step, which is returned."""
-        self.last_step = self._newest() + steps_ahead
-        self._amend({STOP: self.last_step, PAUSED: False}, 0)
-        return self.last_step
+        step = self._newest() + steps_ahead
+        self._amend({STOP: step, PAUSED: False}, 0)
+        self.last_step = step
+        return step
 
     def regroup(self, peer: str) -> None:
         """Let the run go on with the members that a peer sees. Raises `ConfigurationError` if it sees none."""
@@ -115,10 +117,12 @@ class SwarmOrganiser:
             ledger, member = peer.session.ledger, peer.session.member
             if ledger is not None and member is not None and member.ready.is_set():
                 return peer, ledger, int(peer.network.wall_time())
-        raise ConfigurationError("no peer is there that could take an order")
+        raise ConfigurationError(NOBODY)
 
     def _newest(self) -> int:
-        return max(peer.replica.step for peer in self._swarm.alive())
+        if not (alive := self._swarm.alive()):
+            raise ConfigurationError(NOBODY)
+        return max(peer.replica.step for peer in alive)
 
 
 def _known_orders(peer: SimulatedPeer) -> frozenset[bytes]:

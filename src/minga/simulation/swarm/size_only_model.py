@@ -41,20 +41,21 @@ MAX_MOMENTS = 8
 class SizeOnlyModel:
     """The size of a model: the elements of its trained tensors, which are float32, in the order of the vector.
 
-    The optimizer keeps `moments` vectors of the same size (2 for Adam and LAMB, 1 for SGD with momentum), which belong
-    to the state. The adaptive codec chooses by tensor: `of_size` stands for a model with a single one. Raises
-    `ConfigurationError` for sizes out of range.
+    To the state belong `moments` vectors of the same size that an optimizer keeps (2 for Adam and LAMB, 1 for SGD with
+    momentum), and `coded_bytes` of others in fewer bits. The adaptive codec chooses by tensor: `of_size` stands for a
+    model with a single one. Raises `ConfigurationError` for sizes out of range.
     """
 
     numels: tuple[int, ...]
     moments: int = 2
+    coded_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.numels or any(numel < 1 for numel in self.numels):
             raise ConfigurationError("a ghost model needs at least one tensor, and each at least 1 element")
         if not 0 <= self.moments <= MAX_MOMENTS:
             raise ConfigurationError(f"moments = {self.moments}; an optimizer keeps 0 to {MAX_MOMENTS} vectors")
-        if len(self.numels) * (1 + self.moments) > MAX_TENSORS or self.state_bytes > MAX_STATE_BYTES:
+        if len(self.numels) * (1 + self.moments) >= MAX_TENSORS or self.state_bytes > MAX_STATE_BYTES:
             raise ConfigurationError(f"a state has at most {MAX_TENSORS} tensors and {MAX_STATE_BYTES} bytes in all")
 
     @classmethod
@@ -83,7 +84,9 @@ class SizeOnlyModel:
         names = [f"model/ghost.{i}" for i in range(len(self.numels))]
         kept = [f"optimizer/ghost.{i}/moment{k}" for i in range(len(self.numels)) for k in range(self.moments)]
         sizes = [*self.numels, *(numel for numel in self.numels for _ in range(self.moments))]
-        return tuple(TensorEntry(name, "float32", (numel,)) for name, numel in zip(names + kept, sizes, strict=True))
+        found = [TensorEntry(name, "float32", (numel,)) for name, numel in zip(names + kept, sizes, strict=True)]
+        coded = TensorEntry("optimizer/ghost.coded", "uint8", (self.coded_bytes,))
+        return (*found, coded) if self.coded_bytes else tuple(found)
 
 
 class SizeOnlyLayout(VectorLayout):

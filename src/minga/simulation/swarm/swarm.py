@@ -291,6 +291,7 @@ class Swarm:
             peer.checkpoint = checkpoint
         session.events.subscribe(lambda event: self._hear(LoggedEvent(peer.name, event)))
         self.peers[peer.name] = peer
+        self._liars.renew(peer.name)
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
         first = next(iter(self.peers.values())).network.peer_id

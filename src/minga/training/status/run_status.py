@@ -512,8 +512,10 @@ def live_work(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> tuple
     made of. On the event loop only.
     """
     present, live = present_spec(board, spec, ledger), live_rates(board)
-    overlapped = facts_of(present.at(_present_step(board))).max_in_flight > 0
-    return live, StepWork(live.vector_bytes, target_batch_size(board, present), overlapped=overlapped)
+    facts = facts_of(present.at(_present_step(board)))
+    overlapped, takes_best = facts.max_in_flight > 0, facts.contributors == "best"
+    batch = target_batch_size(board, present)
+    return live, StepWork(live.vector_bytes, batch, overlapped, takes_best=takes_best)
 
 
 def present_spec(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> RunSpec:

@@ -19,7 +19,7 @@ class Demo(Synchronous):
     The optimizer has to be gradient descent without momentum, whose weight decay is decoupled as it is.
     """
 
-    facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=2, owns_optimizer=True)
+    facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=3, owns_optimizer=True)
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """Move by signs; averaged buffers move by their mean."""

@@ -108,6 +108,7 @@ class LocalSettings(Section):
             payload="pseudo-gradient",
             keeps_uncounted=not is_dropped,
             fragments=self.fragments,
+            shared_vectors=int(self.outer_momentum > 0.0),
             least_micro_batches=LEAST_STEPS if self.outer_momentum > MUCH_MOMENTUM else 0,
         )
 
