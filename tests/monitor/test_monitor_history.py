@@ -185,7 +185,7 @@ def test_samples_at_a_moment_are_the_most_that_were_told_before() -> None:
 
 def test_an_evaluation_stands_at_the_samples_of_its_step() -> None:
     """A host that came back evaluates before it hears of the samples of the steps that it missed."""
-    steps = [entries()[1], {**entries()[4], "step": 11, "total_samples": 1032}]
+    steps = [entries()[1], {**entries()[4], "step": 11, "total_at": 11, "total_samples": 1032}]
     assert _by_step(steps, [{**entries()[2], "step": 6}, {**entries()[2], "step": 0}]) == [532.0, 0.0]
     assert _by_step([], [entries()[2]]) == [0.0]
     model = RunModel()

@@ -161,6 +161,9 @@ def test_steps_that_end_between_two_records_of_losses_count_once_over_resumes() 
                 seen = world.do("host resumes", 1)
                 assert seen is not None
                 assert seen.total_samples == BATCH * world.trainer.step
+            steps = [entry for entry in read_history(world.path) if entry["event"] == "step"]
+            assert [entry["step"] for entry in steps] == [1, 3, 5]  # that of the losses
+            assert [entry.get("total_at") for entry in steps] == [2, 4, 6]
 
     asyncio.run(check())
 

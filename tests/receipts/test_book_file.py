@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_an_entry_that_was_cut_off_is_dropped_wherever_the_kill_came(tmp_path: P
         file.add_count(JudgedCount(make_count(99, [CLAIM]), b"", is_witness=False))
         assert len(read_book(file.path)) == len(book) + 1, "and what comes after it is read"
     assert sizes == {0, 1}
+
+
+def test_an_entry_that_was_cut_off_is_dropped_where_the_disk_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = fill(tmp_path)
+    file.path.write_bytes(file.path.read_bytes()[:-1])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr("minga.receipts.book_file.write_atomically", refuse)
+    found = BookFile(tmp_path, IDS[0], DiskWrites())
+    before = len(found.book)
+    found.add_count(JudgedCount(make_count(99, [CLAIM]), b"", is_witness=False))
+    found._disk.close()
+    assert len(read_book(file.path)) == before + 1
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\0\0\0\x05hello", b"\0\0\0\0" * 10])

@@ -132,7 +132,7 @@ def samples_in(path: Path) -> tuple[int, int] | None:
 
 def samples_of(entry: Entry) -> tuple[int, int] | None:
     """The step of an entry, and the samples of all steps up to it; None if it tells of none."""
-    step, total = number_in(entry, "step"), number_in(entry, "total_samples")
+    step, total = number_in(entry, "total_at" if "total_at" in entry else "step"), number_in(entry, "total_samples")
     if entry["event"] != "step" or step is None or total is None or step < 0 or total < 0:
         return None
     return int(step), int(total)

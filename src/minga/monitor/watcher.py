@@ -42,13 +42,15 @@ class Watcher:
         look = self._reader.look()
         self._note_members(look)
         if look.sample is not None:
+            counted = self._reader.samples.step or look.status.step
             self.history.add(
                 look.time_s,
                 "step",
-                step=max(look.status.step, self._reader.samples.step or 0),  # to which the total belongs
+                step=look.sample.step,
                 loss=round(look.sample.loss, 5),
                 samples=look.sample.samples,
                 total_samples=look.status.total_samples,
+                **({"total_at": counted} if counted != look.sample.step else {}),  # the last step in the total
                 samples_per_second=round(look.status.samples_per_second, 2),
                 members=look.status.members,
             )

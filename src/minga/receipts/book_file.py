@@ -7,6 +7,7 @@ has grown large loses its older half then.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -47,11 +48,13 @@ class BookFile:
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
             whole = data[: _restore(data, book)]
+            if len(whole) < len(data):  # needs no room on the disk, which may be full
+                os.truncate(self.path, len(whole))
             if len(whole) > MAX_FILE_BYTES:
                 whole, book = _newer_half(whole), ReceiptBook()
                 _restore(whole, book)
-            if len(whole) < len(data):
-                write_atomically(self.path, whole)
+                with contextlib.suppress(OSError):  # a file that stays as long is read as well
+                    write_atomically(self.path, whole)
         except OSError as error:
             self._is_broken = True  # what came after an entry that was cut off would not be read
             logger.warning("receipts are not kept on disk from now on: %s: %s", self.path, error)

@@ -236,7 +236,7 @@ def test_what_the_readme_of_an_export_loads_reads_text_as_training_did(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "words"), [("bart", "an encoder and a decoder"), ("roberta", "no such model")]
+    ("architecture", "words"), [("bart", "an encoder and a decoder"), ("roberta", "numbers positions from the padding")]
 )
 def test_architectures_that_are_no_causal_models(architecture: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):

@@ -72,12 +72,16 @@ def test_text_files_by_paragraphs(tmp_path):
     first.write_bytes("\ufeffOne line.\r\nSame paragraph.\r\n\r\n\r\n  Next   one.  ".encode())
     (tmp_path / "b.txt").write_text("\n".join(f"Line {i}." for i in range(30)))
     documents = list(file_documents([str(tmp_path / "*.txt")], "text"))
-    assert documents[0] == "One line.\nSame paragraph.\n\n\n  Next   one.  "
+    assert documents[0] == "One line.\nSame paragraph.\n\n\n  Next   one.  \n\n"
     assert split_sentences(documents[0]) == ["One line.", "Same paragraph.", "Next one."]
+    (tmp_path / "last.txt").write_text("x" * 5000 + "\n\nA sentence over\ntwo lines.")
+    *_, last = file_documents([str(tmp_path / "last.txt")], "text")
+    assert split_sentences(last) == ["A sentence over two lines."]
+    (tmp_path / "last.txt").unlink()
     assert documents[1].split("\n") == [f"Line {i}." for i in range(30)]
     long = tmp_path / "c.txt"
     long.write_text("\n\n".join(["x" * 1500] * 7))
-    assert [len(d) for d in file_documents([str(long)], "text")] == [4506, 4506, 1500]
+    assert [len(d) for d in file_documents([str(long)], "text")] == [4506, 4506, 1502]
 
 
 def test_jsonl_files_keep_indents_and_line_breaks(tmp_path):

@@ -728,9 +728,10 @@ class Carriers:
     async def _retire(self, multiplexer: Multiplexer, running: asyncio.Task[None]) -> None:
         """End a carrier that was replaced, once no stream is on it any more."""
         await asyncio.sleep(LAST_WORDS_S)
-        while not multiplexer.is_idle:
+        was_idle = False  # at the last look: one that is idle may still have the last answer on it
+        while not (was_idle and multiplexer.is_idle):
+            was_idle = multiplexer.is_idle
             await asyncio.sleep(LAST_WORDS_S)
-        await asyncio.sleep(LAST_WORDS_S)
         running.cancel()  # to give it up would blame the way for the silence on it
 
     def _carry(self, carrier: Stream) -> asyncio.Task[None]:

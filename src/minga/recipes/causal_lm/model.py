@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minga.core.spec.fields import choice
 from minga.recipes.language.settings import LanguageSettings
-from minga.recipes.language.shape import ModelFamily, Preset, is_numbered_from_padding
+from minga.recipes.language.shape import ModelFamily, Preset
 
 
 class CausalLmSettings(LanguageSettings):
@@ -55,8 +55,7 @@ SIZES: Final = {
 FAMILY: Final = ModelFamily(
     recipe="causal-lm",
     auto=AutoModelForCausalLM,
-    # Those that number positions from the padding on are trained so, but generate with others.
-    types=frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not is_numbered_from_padding(name)),
+    types=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys(),
     presets=SIZES,
     # No token pads: an embedding that did would never be trained, and the end of a text is one to be learned.
     special={"bos_token_id": "end", "eos_token_id": "end", "pad_token_id": "none"},

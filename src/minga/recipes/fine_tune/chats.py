@@ -334,7 +334,7 @@ class ChatWriter:
         return str(written)
 
     def save(self, folder: Path) -> None:
-        """Write what `AutoTokenizer.from_pretrained` loads. Raises `OSError`."""
+        """Write what `PreTrainedTokenizerFast.from_pretrained` loads. Raises `OSError`."""
         self._writer.save_pretrained(folder)
 
     def _spans(self, document: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:

@@ -387,7 +387,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
             )
 
     def export_merged(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
-        """A directory for `AutoModelForCausalLM` and `AutoTokenizer`, with a README."""
+        """A directory for `AutoModelForCausalLM` and `PreTrainedTokenizerFast`, with a README."""
         form, figures = self._form(files), self.evaluate(model, files)
         merge(model)
         export_model(

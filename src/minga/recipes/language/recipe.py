@@ -343,7 +343,7 @@ class LanguageRecipe(TransformersRecipe[T]):
     # ---- a trained model
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
-        """A directory for `auto_class` and for `AutoTokenizer.from_pretrained`, with a README."""
+        """A directory for `auto_class` and for `PreTrainedTokenizerFast.from_pretrained`, with a README."""
         export_model(
             model,
             self.tokenizer(files),

@@ -209,14 +209,18 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
 
 
 def check_type(architecture: str, family: ModelFamily) -> None:
-    """Raise `ConfigurationError` if transformers has no model of this type and kind, or one with an encoder beside the
-    decoder: sizes of a run name the layers of one stack.
+    """Raise `ConfigurationError` if transformers has no model of this type and kind, or only one that cannot be used:
+    with an encoder beside the decoder (sizes of a run name the layers of one stack), or with positions of its own.
     """
     where = f"recipe.{family.recipe}.architecture = {architecture[:64]!r}"
     if architecture not in family.types or architecture not in CONFIG_MAPPING:
         raise ConfigurationError(
             f"{where}: transformers {transformers.__version__} has no such model for {family.recipe}"
             f"{probably_meant(architecture, sorted(family.types))}"
+        )
+    if family.always.get("is_decoder") and is_numbered_from_padding(architecture):
+        raise ConfigurationError(
+            f"{where}: numbers positions from the padding on, and generates with others than it is trained with"
         )
     if CONFIG_MAPPING[architecture]().is_encoder_decoder:
         raise ConfigurationError(f"{where}: is an encoder and a decoder; {family.recipe} trains models of one stack")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.exported import PROVENANCE_FILE
 from minga.recipes.task_report import Say, TaskOptions, TaskReport, in_words, summary
 from minga.recipes.tasks.examples import LabelledText, TaggedSentence, TaskData, read_classes, read_entities, shuffled
-from minga.recipes.text.tokenizer import TOKENIZER_FILE
 
 # ---- One fine-tuning: epochs of AdamW until the loss on the validation examples falls no more.
 #
@@ -252,9 +252,9 @@ class _Work:
         try:
             config = AutoConfig.from_pretrained(name)
             _check_no_kernel(config.to_dict() | config.get_config_dict(name)[0], name)
-            # For some architectures AutoTokenizer makes one by rules of its own, whatever the file says.
-            is_whole = (Path(name) / TOKENIZER_FILE).is_file()
-            tokenizer = (PreTrainedTokenizerFast if is_whole else AutoTokenizer).from_pretrained(name)
+            # Of what minga exports: AutoTokenizer makes one by rules of its own for some architectures.
+            is_exported = (Path(name) / PROVENANCE_FILE).is_file()
+            tokenizer = (PreTrainedTokenizerFast if is_exported else AutoTokenizer).from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{name}: no model that transformers can load: {str(error)[:300]}") from error
         if how is None:

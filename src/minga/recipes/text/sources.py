@@ -272,7 +272,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         elif len(pending) > 20 and not blank_seen:
             yield from pending
             pending = []
-    yield from ["".join(pending)] if blank_seen else pending
+    yield from ["".join(pending) + "\n\n"] if blank_seen and pending else pending
 
 
 def _pieces(paragraphs: Iterable[str]) -> Iterator[str]:
