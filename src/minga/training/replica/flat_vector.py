@@ -15,7 +15,7 @@ the way: by a coarse codec, or where what a peer sent counts in one part of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -57,6 +57,8 @@ class ParameterVector:
     quick = False
     accelerator: Accelerator | None = None
     """Where micro-batches are added up; None is in RAM."""
+    in_ram: Mapping[torch.Tensor, torch.Tensor] | None = None
+    """The values of the parameters, where they are updated in RAM; see `HostMemory`."""
 
     def __init__(
         self,
@@ -307,7 +309,8 @@ class ParameterVector:
         """
         values, accelerator = self.new(), self.accelerator
         far, offset = list[tuple[int, torch.Tensor]](), 0
-        for value, part in zip([*self._parameters, *self._buffers.moved], self._slices(values), strict=False):
+        parameters = self._parameters if self.in_ram is None else [self.in_ram[each] for each in self._parameters]
+        for value, part in zip([*parameters, *self._buffers.moved], self._slices(values), strict=False):
             if accelerator is not None and value.device == accelerator.device:
                 accelerator.copy(value.detach().reshape(-1), part)
             elif value.is_cpu:
