@@ -122,14 +122,20 @@ def scale(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
 
 
 def forbid_rounded_products() -> None:
-    """Have GPUs multiply float32 matrices, and convolve, in float32, and in an order that is always the same.
+    """Have all devices multiply float32 matrices, and convolve, in float32, GPUs in an order that is always the same.
 
     PyTorch lets NVIDIA's convolutions round what they multiply to 10 bits (TF32) unless told otherwise: gradients are
     then 2e-3 from those of a processor, by their length, and 1e-4 or less without. It holds for the whole process,
     since backward passes run on threads of their own.
     """
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    for names in ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
+        library, operation = names.split(".")
+        settings: Any = getattr(getattr(torch.backends, library), operation, None)
+        if hasattr(settings, "fp32_precision"):  # of newer versions; goes before what is said for several of them
+            settings.fp32_precision = "ieee"
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
