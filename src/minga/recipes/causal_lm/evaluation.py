@@ -21,6 +21,7 @@ from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.tokenizer import encoded_texts
+from minga.training.replica.draws import keeping_draws
 
 EVALUATION_BATCH_SIZE = 16
 MAX_EVALUATION_ROWS = 512
@@ -121,7 +122,7 @@ def drawn_tokens(
     Raises `ConfigurationError` for a prompt that leaves no room.
     """
     found = []
-    with evaluating(model) as device, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with evaluating(model) as device, keeping_draws(device):
         torch.manual_seed(options.seed)
         for number, ids in enumerate(asked, 1):
             if len(ids) >= longest:

@@ -27,6 +27,7 @@ from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
 from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.draws import keeping_draws
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
 """Samples with which the search begins; on a CPU they are taken as they are."""
@@ -126,10 +127,9 @@ class MadeUpPasses:
     def seconds(self, size: int, *, beside: int = 0) -> float:
         """How long a pass of `size` samples takes, beside a float32 vector of so many elements on the device."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        devices = [self.device] if self.device.type == "cuda" else []
         total = torch.zeros(beside, dtype=torch.float32, device=self.device)
         try:
-            with torch.random.fork_rng(devices):
+            with keeping_draws(self.device):
                 made_up = self.recipe.synthetic_batch(size)
                 batch = {name: tensor.to(self.device) for name, tensor in made_up.items()}
                 self._once(batch)  # the first pass of a size chooses kernels

@@ -21,6 +21,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
 from minga.training.replica.accelerator import is_out_of_memory
+from minga.training.replica.draws import draws, replaying
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +182,7 @@ class OneTop(Applying):
 
     def _forward(self, work: BatchWork) -> BatchOutcome:
         self._half_done.pop(work.client, None)
-        inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
+        inputs, drawn = self._leaves(work.tensors), draws(self.part.device)
         kept_bytes = sum(each.nbytes for known in self._half_done.values() for each in known.inputs)
         is_over = kept_bytes > 0 and kept_bytes + sum(each.nbytes for each in inputs) > HALF_DONE_BYTES
         if is_over or len(self._half_done) >= MAX_HALF_DONE:
@@ -192,7 +193,7 @@ class OneTop(Applying):
                 raise refused("what the server's part of the model makes of this batch is not finite")
             check_buffers()
         self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
-        self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
+        self._half_done[work.client] = _HalfDone(inputs, outputs, drawn, work.wants_gradients)
         return BatchOutcome(work, tuple(each.detach() for each in outputs))
 
     def _backward(self, work: BatchWork) -> BatchOutcome:
@@ -268,8 +269,7 @@ class OneTop(Applying):
         """
         buffers = [(each, each.clone()) for each in self.part.buffers]
         device = self.part.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            _set_draws(known.draws, device)
+        with replaying(known.draws, device):
             try:
                 yield
             finally:
@@ -295,15 +295,3 @@ def gradients_of(inputs: Tensors) -> Tensors:
 def first_line(error: BaseException) -> str:
     """What an exception says, in short."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def _draws(device: torch.device) -> list[torch.Tensor]:
-    """The states of the generators that modules on this device draw from."""
-    states = [torch.random.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_draws(states: list[torch.Tensor], device: torch.device) -> None:
-    torch.random.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
