@@ -26,6 +26,7 @@ MESSAGES = (
     "CUDA error: out of memory",
     "MPS backend out of memory (MPS allocated: 8.00 GB)",
     "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
 )
 
@@ -64,6 +65,17 @@ def test_a_size_that_makes_nothing_faster_is_not_taken() -> None:
     device = Device(1 << 16, fastest=64)
     assert largest_fit(device, 16, 1 << 16) == 64
     assert max(device.tried) == 128
+
+
+@pytest.mark.parametrize("start", [64, 512])
+def test_a_size_that_a_library_refuses_in_words_of_its_own_is_too_large(start: int) -> None:
+    def try_out(size: int) -> float:
+        if size > 260:
+            words = "CUDNN_STATUS_NOT_SUPPORTED" if size % 3 else "CUDA error: invalid configuration argument"
+            raise RuntimeError(words)
+        return 1.0
+
+    assert largest_fit(try_out, start, 4096) == 224
 
 
 def test_a_device_without_room_for_one_sample_is_named() -> None:

@@ -83,11 +83,13 @@ def largest_fit(try_out: TryOut, start: int, most: int) -> int:
 
 
 def _seconds(try_out: TryOut, size: int) -> float | None:
-    """How long a micro-batch of this size takes; None if there is too little memory for it."""
+    """How long a micro-batch of this size takes; None if it is too large. Libraries have many words for that, so any
+    failure is taken for it that another size may not meet.
+    """
     try:
         return try_out(size)
     except Exception as error:  # devices have no class of errors in common
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) and (size == 1 or not isinstance(error, RuntimeError)):
             raise
     release()
     return None

@@ -205,6 +205,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device had too little memory: each kind of device says so in its own way."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
-    )
+    said = ("out of memory", "not enough memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
