@@ -18,7 +18,7 @@ import torch
 import minga.training.join
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
-from minga.cli.taking_part.join import _Joining
+from minga.cli.taking_part.join import SessionsDone, _Joining
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.interrupt import Interruption
@@ -177,7 +177,7 @@ def test_a_pause_ends_a_session_that_waits_for_the_state(tmp_path: Path, monkeyp
     session.output = Output(json_output=False)
     session.watcher = SimpleNamespace(listeners=[])
     session.options = SimpleNamespace(work=lambda: SimpleNamespace(device="cpu", devices="1"))
-    session._leaving = SimpleNamespace(ask=lambda: False)
+    session._leaving, session._done = SimpleNamespace(ask=lambda: False), SessionsDone()
     session._availability = Availability(AvailabilityRules(), tmp_path, lambda: 1e9)
     session._checked_at, session._is_pausing, session._ends_now = 0.0, False, False
     assert session._share_in()

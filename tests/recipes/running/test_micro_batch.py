@@ -78,6 +78,17 @@ def test_a_size_that_a_library_refuses_in_words_of_its_own_is_too_large(start: i
     assert largest_fit(try_out, start, 4096) == 224
 
 
+def test_what_the_search_took_of_a_second_card_is_given_back_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    module = SimpleNamespace(empty_cache=lambda: told.append("empty"), reset_peak_memory_stats=told.append)
+    monkeypatch.setattr(torch, "lazy", module, raising=False)
+    monkeypatch.setattr(MadeUpPasses, "seconds", lambda _, size, **__: Device(100)(size))
+    second = torch.device("lazy", 1)
+    stub: Any = None
+    assert MadeUpPasses(stub, stub, second, stub).fit(64, 4096) == 64
+    assert told == ["empty", second] * 2  # after the size that was too large, and at the end
+
+
 def test_a_device_without_room_for_one_sample_is_named() -> None:
     with pytest.raises(minga.ConfigurationError, match="one sample of this model"):
         largest_fit(Device(0), 64, 64)
@@ -211,7 +222,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
         return Device(room=0 if beside else 37)(size)
 
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
-    monkeypatch.setattr(run, "device", torch.device("cuda"))
+    monkeypatch.setattr(run, "device", torch.device("lazy"))
     monkeypatch.setattr(MadeUpPasses, "seconds", seconds)
     assert run._choose_micro_batch(Work()) == found
     size = sum(parameter.numel() for parameter in run.model.parameters())

@@ -128,7 +128,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
                 is_paused = take_part()
                 if is_paused:  # whoever uses this machine now has its memory, too
                     context.let_go()
-                    release()
+                    if done.device is not None:
+                        release(done.device)
 
 
 class _LaterError(Exception):
@@ -143,6 +144,8 @@ class SessionsDone:
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     step: int = 0
     """The last one that this machine saw."""
+    device: torch.device | None = None
+    """The one on which this process computed last."""
     samples: int = 0
     steps: int = 0
     """Those in which this machine took part, whether it had samples for them or not."""
@@ -257,6 +260,7 @@ class _Joining:
                 return self._is_pausing
             work = self.options.work()
             self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
+            self._done.device = self._devices[0]
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
             run = stack.enter_context(open_run(self.peer, self._devices, work, self._must_pause))

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,28 @@ def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
         )
 
 
-def largest_fit(try_out: TryOut, start: int, most: int) -> int:
-    """The size from 1 to `most` that suits the device, searched for from `start`.
+def largest_fit(try_out: TryOut, start: int, most: int, let_go: Callable[[], None] = lambda: None) -> int:
+    """The size from 1 to `most` that suits the device, searched for from `start`; after each failure it can `let_go`.
 
     Raises `ConfigurationError` if there is no memory for a single sample.
     """
     size = max(1, min(start, most))
-    while (seconds := _seconds(try_out, size)) is None:
+    while (seconds := _seconds(try_out, size, let_go)) is None:
         if size == 1:
             raise ConfigurationError("this device has too little memory for one sample of this model")
         size //= 2
     while 2 * size <= most:
-        twice = _seconds(try_out, 2 * size)
+        twice = _seconds(try_out, 2 * size, let_go)
         if twice is None or 2 * seconds < PAYS * twice:
             break
         size, seconds = 2 * size, twice
     more = size + -(-size // MARGIN)
-    if size > 1 and _seconds(try_out, more) is None:
+    if size > 1 and _seconds(try_out, more, let_go) is None:
         size -= -(-size // MARGIN)
     return size
 
 
-def _seconds(try_out: TryOut, size: int) -> float | None:
+def _seconds(try_out: TryOut, size: int, let_go: Callable[[], None]) -> float | None:
     """How long a micro-batch of this size takes; None if it is too large. Libraries have many words for that, so any
     failure is taken for it that another size may not meet.
     """
@@ -91,17 +92,19 @@ def _seconds(try_out: TryOut, size: int) -> float | None:
     except Exception as error:  # devices have no class of errors in common
         if not is_out_of_memory(error) and (size == 1 or not isinstance(error, RuntimeError)):
             raise
-    release()
+    let_go()
     return None
 
 
-def release() -> None:
+def release(device: torch.device) -> None:
     """Give memory that nothing uses back to the accelerator, and forget how much was used at most; outside of handlers,
     which keep what failed alive.
     """
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,14 @@ class MadeUpPasses:
         """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves
         room for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
         """
+        let_go = partial(release, self.device)
         try:
-            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most)
+            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most, let_go)
         except ConfigurationError:
             if not beside:
                 raise
         finally:
-            release()
+            let_go()
         return self.fit(start, most)
 
     def seconds(self, size: int, *, beside: int = 0) -> float:
