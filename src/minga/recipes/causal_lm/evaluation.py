@@ -86,7 +86,7 @@ def evaluate_model(model: nn.Module, rows: HeldOutRows) -> dict[str, float]:
         for start in range(0, len(rows.ids), EVALUATION_BATCH_SIZE):
             part = slice(start, start + EVALUATION_BATCH_SIZE)
             ids = torch.from_numpy(rows.ids[part]).to(device)
-            losses = token_losses(model, ids[:, :-1], ids[:, 1:]).double().cpu().numpy()
+            losses = token_losses(model, ids[:, :-1], ids[:, 1:]).cpu().double().numpy()
             nats += float(losses[rows.counts[part]].sum())
             text_nats += float(losses[rows.is_text[part]].sum())
     loss = nats / max(1, int(rows.counts.sum()))
