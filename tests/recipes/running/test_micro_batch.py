@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import minga
+from benchmarks._pretend_device import DEVICE, pretend, pretended_device
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
     MadeUpPasses,
@@ -87,6 +89,19 @@ def test_what_the_search_took_of_a_second_card_is_given_back_and_forgotten(monke
     stub: Any = None
     assert MadeUpPasses(stub, stub, second, stub).fit(64, 4096) == 64
     assert told == ["empty", second] * 2  # after the size that was too large, and at the end
+
+
+def test_a_pass_is_over_when_the_device_has_done_it_whatever_kind_it_is() -> None:
+    with pretended_device() as device:
+        done: list[str] = []
+        model = pretend(torch.nn.Linear(2, 2))
+        model.weight.register_post_accumulate_grad_hook(  # type: ignore[union-attr]
+            lambda _: device.current_stream().ask(lambda: done.append("gradient"))
+        )
+        recipe: Any = SimpleNamespace(total_loss=lambda model, _: model.weight.sum())
+        precision: Any = SimpleNamespace(autocast=contextlib.nullcontext)
+        MadeUpPasses(recipe, model, DEVICE, precision)._once({})
+        assert done == ["gradient"]
 
 
 def test_a_device_without_room_for_one_sample_is_named() -> None:

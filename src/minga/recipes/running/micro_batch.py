@@ -26,7 +26,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
-from minga.training.replica.accelerator import is_out_of_memory
+from minga.training.replica.accelerator import is_out_of_memory, wait_for
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.draws import keeping_draws
 
@@ -154,14 +154,7 @@ class MadeUpPasses:
         with self.precision.autocast():
             loss = self.recipe.total_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        _wait_for(self.device)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+        wait_for(self.device)
 
 
 class RememberedSizes:
@@ -249,11 +242,11 @@ def _measure(passes: MadeUpPasses, spec: RunSpec, seconds: float, size: int) -> 
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()  # makes the moments
-    _wait_for(device)
+    wait_for(device)
     begun = time.perf_counter()
     for _ in range(UPDATES):
         optimizer.step()
-    _wait_for(device)
+    wait_for(device)
     update_s = (time.perf_counter() - begun) / UPDATES
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return DeviceSpeed(size, len(taken) * size / sum(taken), update_s, peak)

@@ -20,7 +20,7 @@ from minga.core.errors import LocalError, NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
-from minga.training.replica.accelerator import is_out_of_memory
+from minga.training.replica.accelerator import is_out_of_memory, wait_for
 from minga.training.replica.draws import draws, replaying
 
 
@@ -253,7 +253,7 @@ class OneTop(Applying):
     def _check_device(self) -> None:
         """Raise `BrokenPartError` if it computes nothing any more, as a GPU on which an assertion failed."""
         try:
-            torch.zeros((), device=self.part.device).cpu()
+            wait_for(self.part.device)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise BrokenPartError(f"{self.part.device} fails: {first_line(error)}") from error

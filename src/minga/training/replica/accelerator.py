@@ -112,7 +112,12 @@ class _EndOfAll:
 
     def synchronize(self) -> None:
         """See `DeviceEvent`."""
-        torch.zeros((), device=self._device).cpu()
+        wait_for(self._device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device of any kind has done all that this thread asked of it."""
+    torch.zeros((), device=device).cpu()  # comes after it
 
 
 class DeviceAccess(TensorAccess):

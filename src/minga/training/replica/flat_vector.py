@@ -23,7 +23,7 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.optim.shards import local
-from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, DeviceEvent, LateVerdict
+from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, DeviceEvent, LateVerdict, wait_for
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.trained_record import trained_parameters
 from minga.training.state.sketch import Sketch, length, sketch_of
@@ -107,7 +107,7 @@ class ParameterVector:
         if self.accelerator is not None:
             return
         for device in {p.device for p in self._parameters if not p.is_cpu and p.grad is not None}:
-            torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
+            wait_for(device)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.
