@@ -34,6 +34,10 @@ JOINED_ELEMENTS = 1 << 13
 LOOKED_AT = 1 << 22
 """Elements of a piece of which something is found out that takes copies of it."""
 
+KEPT_PATTERNS = 64
+"""Which gradients there were in micro-batches is kept on the device for so many patterns, as experts take turns: to
+copy one there holds the thread up.
+"""
 SAMPLED = 256
 """A sample of the gradients has so many tensors, and so many elements of each, at most."""
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -157,7 +161,9 @@ class ParameterVector:
         *flats, _ = self.present()
         is_present = tuple(flat is not None for flat in flats[: len(self._parameters)])
         if is_present not in self._presence_there:
-            self._presence_there = {is_present: self._presence(is_present).to(device)}
+            if len(self._presence_there) >= KEPT_PATTERNS:
+                self._presence_there.clear()
+            self._presence_there[is_present] = self._presence(is_present).to(device)
         flats.append(self._presence_there[is_present].clone())
         return [flat if flat is None else flat.to(device).contiguous() for flat in flats]
 
