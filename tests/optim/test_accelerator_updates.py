@@ -57,6 +57,19 @@ def test_updates_on_an_accelerator_have_the_bits_of_a_processor(
             assert torch.equal(one.detach(), other.detach().cpu())
 
 
+def test_a_card_that_is_full_for_a_moment_is_tried_again() -> None:
+    for trial in (arithmetic._rounds_once, arithmetic._groups):
+        trial.cache_clear()
+    with pretended_device() as device:
+        room = device.room_bytes
+        device.room_bytes = 0
+        assert arithmetic.work_device(DEVICE) == torch.device("cpu")
+        assert not arithmetic.is_exact_together(DEVICE)
+        device.room_bytes = room
+        assert arithmetic.work_device(DEVICE) == DEVICE
+        assert arithmetic.is_exact_together(DEVICE)
+
+
 class Clipping(torch.optim.SGD):
     """Its step only clips."""
 

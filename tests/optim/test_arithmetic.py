@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.optim import arithmetic, pieces
-from minga.optim.arithmetic import is_exact, power, rounded, square_root
+from minga.optim.arithmetic import forbid_rounded_products, is_exact, power, rounded, square_root
 from minga.optim.norms import FEWEST_LANES, clip_by_global_norm, global_norm, norms, row_norms, sums_of_squares
 
 CPU = torch.device("cpu")
@@ -40,10 +41,10 @@ def test_a_process_that_takes_small_numbers_for_zero_is_told() -> None:
         pytest.skip("this processor cannot flush small numbers to zero")
     try:
         with pytest.warns(RuntimeWarning, match="set_flush_denormal"):
-            assert not is_exact.__wrapped__(CPU)
+            assert not arithmetic._rounds_once.__wrapped__(CPU)
     finally:
         torch.set_flush_denormal(False)
-    assert is_exact.__wrapped__(CPU)
+    assert arithmetic._rounds_once.__wrapped__(CPU)
 
 
 def test_what_a_device_cannot_do_exactly_is_done_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +136,20 @@ def test_clipping_shows_gradients_that_are_no_number() -> None:
     assert math.isnan(clip_by_global_norm([parameter], 1.0))
     assert parameter.grad.isnan().all()
     assert clip_by_global_norm([torch.nn.Parameter(torch.ones(2))], 1.0) == 0.0
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="of newer versions of PyTorch")
+@pytest.mark.parametrize("scope", ["", "cudnn", "mkldnn", "mkldnn.matmul", "cudnn.conv", "cuda.matmul"])
+def test_products_are_not_rounded_whatever_the_program_allowed(scope: str) -> None:
+    torch.set_float32_matmul_precision("medium")
+    scopes = operator.attrgetter(scope)(torch.backends) if scope else torch.backends
+    before, scopes.fp32_precision = scopes.fp32_precision, "tf32"
+    try:
+        forbid_rounded_products()
+        used = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+        found = {name: operator.attrgetter(name)(torch.backends).fp32_precision for name in used}
+        assert found == dict.fromkeys(used, "ieee")
+        assert torch.get_float32_matmul_precision() == "highest"  # torch.compile asks for it
+    finally:
+        scopes.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")

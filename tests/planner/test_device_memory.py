@@ -100,6 +100,12 @@ def test_with_offload_the_moments_and_the_update_are_in_ram() -> None:
     assert away.transfer_per_step == 2 * 4000
 
 
+def test_what_cuda_writes_to_takes_powers_of_two() -> None:
+    here, away = memory_of(), memory_of(offload=True)
+    assert (here.averaging, here.pinned) == (2 * 4000, 2 * 96)
+    assert away.pinned == 96
+
+
 @pytest.mark.parametrize("bits", [8, 32])
 def test_moments_take_what_the_optimizer_keeps(bits: int) -> None:
     weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((300, 400), (70, 30))]

@@ -79,6 +79,32 @@ def test_a_server_that_ends_and_comes_again_on_its_peer_is_waited_for(options: A
         assert other.peers(), "a peer that was there before stays"
 
 
+def test_a_server_whose_step_fails_half_way_serves_no_more_and_says_why(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.steps += 1
+            if self.steps == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().step(closure)
+
+    modules, failing = layers(), partial(Failing, lr=0.1)
+    with (
+        minga.split.serve(spec(), modules[5], optimizer=failing, options=options("a")) as server,
+        minga.split.Client(server.link, nn.Sequential(*modules[:5]), optimizer=sgd, options=options("b")) as client,
+    ):
+        client.train(*batch(0))
+        monkeypatch.setattr(client._exchange, "_patience_s", 0.0)
+        with pytest.raises(minga.RejectedError, match="the server was closed"):
+            client.train(*batch(1))
+        for ended in (server.wait, lambda: server.status, lambda: server.between_batches(list)):
+            with pytest.raises(minga.LocalError, match="failed half-way: CUDA out of memory"):
+                ended()
+
+
 def test_nothing_is_sent_to_a_peer_that_the_run_does_not_name(options: Any) -> None:
     with minga.host(spec(), options("a")) as peer, minga.join(peer.link, options("b")) as other:
         with pytest.raises(minga.ConfigurationError, match="clients of this run send nothing to"):

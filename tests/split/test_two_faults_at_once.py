@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from minga.core.errors import RejectedError, RemoteError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing import applying as one_top
-from minga.split.computing.applying import BatchWork, OneTop
+from minga.split.computing.applying import BatchWork, BrokenPartError, OneTop
 from minga.split.computing.halves import Answer, BatchFate, Question, converse
 from minga.split.computing.parts import ModelPart
 from minga.split.wire.bodies import Room
@@ -140,12 +141,25 @@ def test_an_optimizer_that_fails_leaves_no_gradient_behind() -> None:
         desk = Desk(core)
         optimizer = core.applying.part.optimizer  # type: ignore[attr-defined]
         if is_faulty:
-            with pytest.raises(RejectedError, match="out of memory"):
+            with pytest.raises(BrokenPartError, match="out of memory"):
                 asyncio.run(desk.ask(asked([inputs], [labels])))
             assert core.applying.steps == 0
         optimizer.fails = False
         asyncio.run(desk.ask(asked([inputs], [labels])))
     assert torch.equal(values(tops[0]), values(tops[1]))
+
+
+def test_a_device_without_memory_refuses_a_batch_for_now_and_one_that_fails_every_batch_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, labels = batch(1)
+    monkeypatch.setattr(Faulty, "error", torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(RejectedError, match="too little memory") as caught:
+        asyncio.run(Desk(make_core(split_spec(), FaultyTop())).ask(asked([inputs], [labels])))
+    assert caught.value.code == RefusalCode.BUSY
+    computes_nothing = nn.Linear(6, 3, device="meta")  # its loss is no number, as behind an assertion that failed
+    with pytest.raises(BrokenPartError, match="meta fails"):
+        asyncio.run(Desk(make_core(split_spec(), computes_nothing)).ask(asked([inputs], [labels])))
 
 
 def norm_top() -> nn.Module:

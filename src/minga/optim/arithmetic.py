@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -122,14 +122,20 @@ def scale(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
 
 
 def forbid_rounded_products() -> None:
-    """Have GPUs multiply float32 matrices, and convolve, in float32, and in an order that is always the same.
+    """Have all devices multiply float32 matrices, and convolve, in float32, GPUs in an order that is always the same.
 
     PyTorch lets NVIDIA's convolutions round what they multiply to 10 bits (TF32) unless told otherwise: gradients are
     then 2e-3 from those of a processor, by their length, and 1e-4 or less without. It holds for the whole process,
     since backward passes run on threads of their own.
     """
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    for names in ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
+        library, operation = names.split(".")
+        settings: Any = getattr(getattr(torch.backends, library), operation, None)
+        if hasattr(settings, "fp32_precision"):  # of newer versions; goes before what is said for several of them
+            settings.fp32_precision = "ieee"
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
@@ -150,15 +156,33 @@ def work_device(device: torch.device) -> torch.device:
     return device if is_exact(device) else _CPU
 
 
-@cache
 def is_exact(device: torch.device) -> bool:
     """Whether `device` rounds float32 and float64 as IEEE 754 says, by a trial on numbers of all magnitudes.
 
     The reference is NumPy. If the CPU itself fails, a `RuntimeWarning` says so: then its results may differ from other
     peers', and there is nothing better to compute on.
     """
+    return _passes(_rounds_once, device)
+
+
+def is_exact_together(device: torch.device) -> bool:
+    """Whether `device` gives the same bits where it changes many tensors together (`Tensors`), by a trial."""
+    return device.type != "cpu" and is_exact(device) and _passes(_groups, device)
+
+
+def _passes(trial: Callable[[torch.device], bool], device: torch.device) -> bool:
+    try:
+        return trial(device)
+    except torch.OutOfMemoryError:  # not at present; nothing is kept of it, and the trial made again the next time
+        return False
+
+
+@cache
+def _rounds_once(device: torch.device) -> bool:
     try:
         exact = _is_gradual() and all(_agrees(device, dtype) for dtype in (np.float32, np.float64))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError):  # a device that lacks float64 or one of the operations
         exact = False
     if not exact and device.type == "cpu":
@@ -166,18 +190,17 @@ def is_exact(device: torch.device) -> bool:
             "this process does not round as IEEE 754 says, so other peers will compute other last bits: numbers below "
             "1e-38 become 0; call torch.set_flush_denormal(False) on this thread",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
     return exact
 
 
 @cache
-def is_exact_together(device: torch.device) -> bool:
-    """Whether `device` gives the same bits where it changes many tensors together (`Tensors`), by a trial."""
-    if device.type == "cpu" or not is_exact(device):
-        return False
+def _groups(device: torch.device) -> bool:
     try:
         return all(_agrees_together(device, dtype) for dtype in (np.float32, np.float64))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError):  # an operation is missing
         return False
 

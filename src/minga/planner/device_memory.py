@@ -83,6 +83,8 @@ class DeviceMemory:
     base: int = 0
     wire: int = 0
     state_copy: int = 0
+    pinned: int = 0
+    """What is added to RAM at most where the device is CUDA."""
 
     @property
     def resting(self) -> int:
@@ -143,6 +145,8 @@ def device_memory(
     scratch = 4 * max(model.tensors) if offload else size
     facts = strategy.facts
     has_sums = facts.payload == "gradient" and not offload
+    # PyTorch takes RAM that CUDA writes to in powers of two: here for whole vectors, or for the parameters.
+    pinned = [4 * each for each in model.tensors] if offload else [size] * (facts.vectors + 1)
     return DeviceMemory(
         parameters=size,
         gradients=size,
@@ -153,6 +157,7 @@ def device_memory(
         passes=passes,
         offload=offload,
         base=model.frozen_bytes if model.base is None else model.base.size_bytes,
+        pinned=sum((1 << (each - 1).bit_length()) - each for each in pinned),
     )
 
 

@@ -98,7 +98,7 @@ def entropy_of(labels: torch.Tensor) -> float | None:
     """The entropy of how often each class is there, in nats; None of labels that are no classes, or all alike."""
     if labels.is_floating_point():
         return None
-    _, counts = torch.unique(labels, return_counts=True)
+    _, counts = torch.unique(labels.cpu(), return_counts=True)
     shares = counts.double() / counts.sum()
     entropy = float(-(shares * shares.log()).sum())
     return entropy if entropy > 0.0 else None

@@ -15,6 +15,7 @@ from torch import nn
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
+from minga.split.computing.applying import BrokenPartError
 from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice, cross_entropy
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
@@ -51,13 +52,15 @@ class SplitServer:
     def __init__(self, peer: Peer, core: BatchServer, *, owns_peer: bool) -> None:
         self.peer, self._owns_peer, self._core = peer, owns_peer, core
         self._loss: float | None = None
+        self.broken: BrokenPartError | None = None
+        """Why it serves no more, if nobody closed it; then `top` has half a step, or cannot be read."""
         self._stepped = threading.Condition()
         self._closed = False
 
         def begin() -> SplitService:
             session = peer.session
             service = SplitService(session.node, session.board, core, room_bytes=ROOM_BYTES)
-            service.on_finished = self._note
+            service.on_finished, service.on_broken = self._note, self._break
             return service
 
         self._service = peer.on_loop(begin)
@@ -69,7 +72,8 @@ class SplitServer:
 
     @property
     def status(self) -> SplitStatus:
-        """What the server has done so far. Raises `ClosedError` after `close`."""
+        """What the server has done so far. Raises `ClosedError` after `close`, and what is `broken`."""
+        self._check()
         core = self._core
 
         def look() -> SplitStatus:
@@ -81,19 +85,24 @@ class SplitServer:
     def between_batches(self, function: Callable[[], T]) -> T:
         """Run a function while no batch is computed, such as one that saves or evaluates the top; returns its result.
 
-        Raises `ClosedError` after `close`, and what the function raises.
+        Raises `ClosedError` after `close`, what is `broken`, and what the function raises.
         """
+        self._check()
         return self.peer.call(self._service.between_batches(function))
 
     def wait(self, steps: int | None = None) -> None:
-        """Wait until the top has taken so many steps, or (None) for good; also ended by `close`."""
+        """Wait until the top has taken so many steps, or (None) for good; also ended by `close`.
+
+        Raises what is `broken`.
+        """
 
         def is_over() -> bool:
-            return self._closed or (steps is not None and self._core.applying.steps >= steps)
+            return self._closed or self.broken is not None or (steps is not None and self._core.applying.steps >= steps)
 
         with self._stepped:
             while not self._stepped.wait_for(is_over, LOOK_S):
                 pass  # in slices, so that Ctrl-C is heard everywhere
+        self._check()
 
     def close(self) -> None:
         """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
@@ -123,7 +132,17 @@ class SplitServer:
     async def _end(self) -> None:
         """Leave the program's part of the model with all that was applied."""
         self._service.close()  # first, so that nothing that waits is computed before
-        await self._service.between_batches(self._core.applying.settle)
+        if self.broken is None:
+            await self._service.between_batches(self._core.applying.settle)
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def _break(self, error: BrokenPartError) -> None:
+        with self._stepped:
+            self.broken = error
+            self._stepped.notify_all()
 
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 import minga.training.join
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part import join as joining
-from minga.cli.taking_part.join import _Joining
+from minga.cli.taking_part.join import SessionsDone, _Joining
+from minga.cli.terminal import exit_codes
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
@@ -171,8 +177,51 @@ def test_a_pause_ends_a_session_that_waits_for_the_state(tmp_path: Path, monkeyp
     session.output = Output(json_output=False)
     session.watcher = SimpleNamespace(listeners=[])
     session.options = SimpleNamespace(work=lambda: SimpleNamespace(device="cpu", devices="1"))
-    session._leaving = SimpleNamespace(ask=lambda: False)
+    session._leaving, session._done = SimpleNamespace(ask=lambda: False), SessionsDone()
     session._availability = Availability(AvailabilityRules(), tmp_path, lambda: 1e9)
     session._checked_at, session._is_pausing, session._ends_now = 0.0, False, False
     assert session._share_in()
     assert asked == [True, True]
+
+
+def test_a_pause_gives_the_memory_of_the_session_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[weakref.ref[torch.nn.Module]] = []
+    left: list[int] = []
+    thawed: list[str] = []
+
+    @contextmanager
+    def open_run(peer: Any, *_: object) -> Iterator[object]:
+        left.append(sum(model() is not None for model in models))
+        run = MagicMock(model=torch.nn.Linear(2, 2), finished=False, step=3)
+        run.me, peer.run = run, run  # a cycle, as a peer and its optimizer are
+        models.append(weakref.ref(run.model))
+        yield run
+
+    class Session(_Joining):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._is_pausing = not models
+
+    @contextmanager
+    def join(*_: object, **__: object) -> Iterator[object]:
+        peer = MagicMock(role="trainer", peer_id="ab" * 32)
+        peer.spec.name = "x"
+        peer.on_loop = lambda function: (0, 0) if function is peer.session.node.traffic else True
+        yield peer
+
+    for name in ("HostWatch", "Ticker", "Watcher", "machine", "GracefulLeave", "collect_again"):
+        monkeypatch.setattr(joining, name, lambda *_, **__: MagicMock())  # a mock remembers what it was given
+    monkeypatch.setattr(minga.training.join, "join", join)
+    monkeypatch.setattr(joining, "open_run", open_run)
+    monkeypatch.setattr(joining, "_Joining", Session)
+    monkeypatch.setattr(joining, "choose_devices", lambda *_: [torch.device("cpu")])
+    monkeypatch.setattr(exit_codes, "farewells", [])
+    monkeypatch.setattr(RunLog, "begin", lambda *_: None)
+    monkeypatch.setattr("minga.cli.terminal.context.gc.unfreeze", lambda: thawed.append("all"))
+    interruption = object.__new__(Interruption)
+    interruption._goodbyes = []
+    context = Context(Output(json_output=False), interruption)
+    joining.run_join(JoinCommand(link=str(LINK), yes=True, directory=tmp_path), context)
+    assert left == [0, 0]
+    assert thawed == ["all"]
+    assert exit_codes.done_so_far[-1]()["step"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import minga
+from benchmarks._pretend_device import DEVICE, pretend, pretended_device
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
     MadeUpPasses,
@@ -26,6 +28,7 @@ MESSAGES = (
     "CUDA error: out of memory",
     "MPS backend out of memory (MPS allocated: 8.00 GB)",
     "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
 )
 
@@ -64,6 +67,41 @@ def test_a_size_that_makes_nothing_faster_is_not_taken() -> None:
     device = Device(1 << 16, fastest=64)
     assert largest_fit(device, 16, 1 << 16) == 64
     assert max(device.tried) == 128
+
+
+@pytest.mark.parametrize("start", [64, 512])
+def test_a_size_that_a_library_refuses_in_words_of_its_own_is_too_large(start: int) -> None:
+    def try_out(size: int) -> float:
+        if size > 260:
+            words = "CUDNN_STATUS_NOT_SUPPORTED" if size % 3 else "CUDA error: invalid configuration argument"
+            raise RuntimeError(words)
+        return 1.0
+
+    assert largest_fit(try_out, start, 4096) == 224
+
+
+def test_what_the_search_took_of_a_second_card_is_given_back_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    module = SimpleNamespace(empty_cache=lambda: told.append("empty"), reset_peak_memory_stats=told.append)
+    monkeypatch.setattr(torch, "lazy", module, raising=False)
+    monkeypatch.setattr(MadeUpPasses, "seconds", lambda _, size, **__: Device(100)(size))
+    second = torch.device("lazy", 1)
+    stub: Any = None
+    assert MadeUpPasses(stub, stub, second, stub).fit(64, 4096) == 64
+    assert told == ["empty", second] * 2  # after the size that was too large, and at the end
+
+
+def test_a_pass_is_over_when_the_device_has_done_it_whatever_kind_it_is() -> None:
+    with pretended_device() as device:
+        done: list[str] = []
+        model = pretend(torch.nn.Linear(2, 2))
+        model.weight.register_post_accumulate_grad_hook(  # type: ignore[union-attr]
+            lambda _: device.current_stream().ask(lambda: done.append("gradient"))
+        )
+        recipe: Any = SimpleNamespace(total_loss=lambda model, _: model.weight.sum())
+        precision: Any = SimpleNamespace(autocast=contextlib.nullcontext)
+        MadeUpPasses(recipe, model, DEVICE, precision)._once({})
+        assert done == ["gradient"]
 
 
 def test_a_device_without_room_for_one_sample_is_named() -> None:
@@ -199,7 +237,7 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
         return Device(room=0 if beside else 37)(size)
 
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
-    monkeypatch.setattr(run, "device", torch.device("cuda"))
+    monkeypatch.setattr(run, "device", torch.device("lazy"))
     monkeypatch.setattr(MadeUpPasses, "seconds", seconds)
     assert run._choose_micro_batch(Work()) == found
     size = sum(parameter.numel() for parameter in run.model.parameters())

@@ -14,6 +14,7 @@ from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.split import taking_part
 from minga.recipes.split.taking_part import ClientRun, ServerRun
+from minga.split.computing.applying import BrokenPartError
 from minga.split.examples.samples import LabelledSamples
 
 TABLE = {"data": "table", "features": 3, "classes": 2, "bottom": [8], "top": [4]}
@@ -102,10 +103,12 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
     assert run.batches == 3
     server = ServerRun.__new__(ServerRun)
     server.top, server.folder, server._saved_s = torch.nn.Linear(1, 1), run.folder, 0.0
-    kept: Any = SimpleNamespace(between_batches=lambda function: function(), close=lambda: None)
+    kept: Any = SimpleNamespace(between_batches=lambda function: function(), close=lambda: None, broken=None)
     server.server = kept
     server.save_if_due()
     assert len(caplog.records) == 4
     for last in (run.save, server.close):
         with pytest.raises(StorageError):
             last()
+    kept.broken = BrokenPartError("half a step")
+    server.close()  # and the last good part stays

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from minga.core.errors import ConfigurationError
@@ -22,6 +22,7 @@ from minga.recipes.text_to_image.decoder import (
     rotate,
     shift_tokens,
 )
+from minga.recipes.text_to_image.reversible import ReversibleLayer, run_plain, run_reversible
 from minga.recipes.text_to_image.sampling import IncrementalDecoder, capacity
 from minga.recipes.text_to_image.settings import TextToImageSettings
 from tests.worlds.recipe_pictures import small_shape
@@ -153,6 +154,26 @@ def test_reversible_gradients_are_those_of_ordinary_differentiation(dropout: flo
     assert ours.keys() == plain.keys()
     for name in plain:
         assert (ours[name] - plain[name]).abs().max() <= 1e-5 * max(1.0, float(plain[name].abs().max())), name
+
+
+def test_reversible_layers_draw_the_same_masks_again_where_a_device_has_a_generator_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, linear = torch.Generator(), nn.Linear(8, 8)
+    monkeypatch.setattr(torch.cpu, "get_rng_state", lambda _: own.get_state(), raising=False)  # as of MPS and XPU
+    monkeypatch.setattr(torch.cpu, "set_rng_state", lambda state, _: own.set_state(state), raising=False)
+
+    def drop(x: Tensor) -> Tensor:
+        return linear(x).tanh() * (torch.rand(x.shape, generator=own) < 0.5)
+
+    weights = tuple(linear.parameters())
+    layers = [ReversibleLayer(drop, drop, weights, weights, is_random=True)] * 2
+    found = []
+    for run in (run_plain, run_reversible):
+        own.manual_seed(9)
+        gradients = torch.autograd.grad(run(layers, torch.ones(4, 8)).square().sum(), weights)
+        found.append([*gradients, torch.rand(1, generator=own)])
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))
 
 
 def test_reversible_gradients_keep_the_types_of_autocast() -> None:

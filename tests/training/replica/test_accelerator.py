@@ -21,7 +21,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask
-from minga.training.replica import accelerator
+from minga.training.replica import accelerator, flat_vector
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
@@ -188,6 +188,27 @@ def test_without_room_on_the_device_sums_are_made_in_ram_and_that_is_said_once(
     assert torch.equal(sums[0].vector(), sums[1].vector())
     assert trainer.replica.accelerator is None
     assert len([each for each in caplog.records if "added up in RAM" in each.message]) == 1
+
+
+def test_which_gradients_there_were_crosses_once_for_micro_batches_that_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flat_vector, "KEPT_PATTERNS", 2)
+    vector = Trainer(is_away=True).replica.vector
+    *others, last = vector.parameters()
+
+    def crossed(*, has_last: bool, has_first: bool = True) -> torch.Tensor:
+        for parameter, is_there in zip((*others, last), (has_first, *[True] * len(others[1:]), has_last), strict=True):
+            parameter.grad = torch.ones_like(parameter) if is_there else None
+        vector.present_there(last.device)
+        return list(vector._presence_there.values())[-1]
+
+    kept = [crossed(has_last=True), crossed(has_last=False)]
+    crossed(has_last=True)
+    crossed(has_last=False)
+    assert [each is other for each, other in zip(vector._presence_there.values(), kept, strict=True)] == [True, True]
+    crossed(has_last=True, has_first=False)
+    assert len(vector._presence_there) == 1
 
 
 def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:

@@ -174,6 +174,21 @@ def test_gradients_stay_where_they_are_while_the_state_is_read() -> None:
     assert all(parameter.grad is gradient for parameter, gradient in zip(model.parameters(), gradients, strict=True))
 
 
+def test_a_micro_batch_under_way_keeps_its_gradients_while_parameters_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spec = model_of(), run_spec(strategy="local")
+    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model, offload=True)
+    values = replica.read_values()
+    read = replica.vector.read_values
+
+    def read_meanwhile() -> torch.Tensor:
+        model(torch.ones(4, 6)).square().sum().backward()  # by the training thread: a round closes whenever it does
+        return read()
+
+    monkeypatch.setattr(replica.vector, "read_values", read_meanwhile)
+    assert torch.equal(replica.read_values(), values)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_an_error_in_an_update_leaves_parameters_on_the_device() -> None:
     model = model_of()
     held = HostMemory(torch.optim.SGD(model.parameters()))

@@ -112,6 +112,8 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
         f"gradient and {back}: {format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
     )
     yield "The program (about 0.5 GB in RAM) and the data come on top."
+    if found.pinned:
+        yield f"With CUDA up to {format_size(found.pinned)} more of RAM: what it writes to comes in powers of two."
 
 
 def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "sum_bytes": found.sums,
         "update_bytes": found.gradients + found.scratch,
         "ram_bytes": found.ram,
+        "ram_bytes_with_cuda": found.ram + found.pinned,
         "offload": found.offload,
         "transfer_bytes_per_step": found.transfer_per_step,
         "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6),

@@ -39,6 +39,7 @@ from minga.monitor.watcher import Watcher
 from minga.recipes.registry import CUSTOM, load_recipe
 from minga.recipes.running.devices import choose_devices, machine_name
 from minga.recipes.running.local_ranks import open_run
+from minga.recipes.running.micro_batch import release
 from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -103,6 +104,13 @@ def run_join(options: JoinCommand, context: Context) -> None:
         }
         return load_recipe(prospect.spec).elsewhere(missing)
 
+    def take_part() -> bool:
+        """Whether the session ended for a pause."""
+        with join(parsed, peer, person, consider=consider, probes=probes) as joined:
+            context.wire(joined)
+            log.begin(joined.spec, folder)
+            return _Joining(joined, options, context, availability, done, log).run()
+
     is_paused = True
     with contextlib.closing(log), present(peer.run_directory(parsed.run_id)) as folder:
         if others := listeners(folder):
@@ -116,13 +124,12 @@ def run_join(options: JoinCommand, context: Context) -> None:
             if (done.is_agreed or not will_ask) and not wait_until_available(availability, context):
                 done.tell(context.output)
                 break
-            with (
-                contextlib.suppress(_LaterError),
-                join(parsed, peer, person, consider=consider, probes=probes) as joined,
-            ):
-                context.wire(joined)
-                log.begin(joined.spec, folder)
-                is_paused = _Joining(joined, options, context, availability, done, log).run()
+            with contextlib.suppress(_LaterError):
+                is_paused = take_part()
+                if is_paused:  # whoever uses this machine now has its memory, too
+                    context.let_go()
+                    if done.device is not None:
+                        release(done.device)
 
 
 class _LaterError(Exception):
@@ -135,10 +142,18 @@ class SessionsDone:
 
     is_agreed: bool = False
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
+    step: int = 0
+    """The last one that this machine saw."""
+    device: torch.device | None = None
+    """The one on which this process computed last."""
     samples: int = 0
     steps: int = 0
     """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
+
+    def so_far(self) -> dict[str, int]:
+        """What of it is said of a command that is interrupted."""
+        return {"step": self.step, "steps_contributed": self.contributed, "samples": self.samples}
 
     def tell(self, output: Output) -> None:
         """Say what there was of it, to one who ends the command during a pause."""
@@ -207,12 +222,11 @@ class _Joining:
         self.watcher.history.listeners.append(log)
         self._lock = threading.Lock()
         self._begun = time.monotonic()
-        self._step, self._phase = 0, "joining"
+        self._phase = "joining"
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
-        farewells.append(farewell_of_volunteer)
-        done_so_far.append(lambda: {"step": self._step, "steps_contributed": done.contributed, "samples": done.samples})
+        farewells[:], done_so_far[:] = [farewell_of_volunteer], [done.so_far]  # nothing of this session alone
 
     def run(self) -> bool:
         """Take part, with a display beside; whether this session ended for a pause."""
@@ -246,13 +260,14 @@ class _Joining:
                 return self._is_pausing
             work = self.options.work()
             self._devices = choose_devices(work.device, work.devices, self.peer.spec, self.peer.role)
+            self._done.device = self._devices[0]
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
             run = stack.enter_context(open_run(self.peer, self._devices, work, self._must_pause))
             if self._ends_now and not run.finished:  # the state may not be here
                 return True
             collect_again()
-            self._step, self._phase, self._run = run.step, "training", run
+            self._done.step, self._phase, self._run = run.step, "training", run
             self.output.say(f"This machine takes part with {machine(run, self._devices)}.")
             self.output.event(
                 "ready",
@@ -302,7 +317,7 @@ class _Joining:
 
         def on_batch(step: int, samples: int, _: float) -> None:
             with self._lock:
-                self._step = step
+                self._done.step = step
                 self._done.samples += samples
             between()
 
@@ -339,7 +354,7 @@ class _Joining:
                     self._shares.append(min(1.0, applied.samples / applied.batch))
                     self._done.steps += 1
                     self._done.contributed += applied.samples > 0
-                    self._step = applied.step
+                    self._done.step = applied.step
                     if self._phase == "waiting":  # those that had a later state went
                         self._phase = "training"
                 case SyncAdvanced() as sync:

@@ -34,6 +34,12 @@ class Context:
         if self.output.json_output:
             peer.subscribe(lambda event: self.output.event(event.kind, **event.fields))
 
+    def let_go(self) -> None:
+        """Free what belongs to a peer that was closed and wired before, though the command goes on."""
+        self.interruption.forget()
+        gc.unfreeze()  # `collect_again` passed over its cycles
+        gc.collect()
+
     def is_over(self, step: int) -> bool:
         """Whether the parent process wants this one to finish after global step `step`."""
         return self.parent_watch is not None and self.parent_watch.is_over(step)

@@ -87,6 +87,11 @@ class Interruption:
         """
         self._deferrals, self._instead, self._defers_ends = 1, instead, ends
 
+    def forget(self) -> None:
+        """Call nothing of what was asked for so far."""
+        self._deferrals, self._instead, self._defers_ends = 0, None, False
+        self._goodbyes.clear()
+
     def trigger(self) -> None:
         """Interrupt the program from another thread, as Ctrl-C would, or as the signal that was deferred."""
         with contextlib.suppress(OSError):

@@ -21,6 +21,7 @@ from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.tokenizer import encoded_texts
+from minga.training.replica.draws import keeping_draws
 
 EVALUATION_BATCH_SIZE = 16
 MAX_EVALUATION_ROWS = 512
@@ -85,7 +86,7 @@ def evaluate_model(model: nn.Module, rows: HeldOutRows) -> dict[str, float]:
         for start in range(0, len(rows.ids), EVALUATION_BATCH_SIZE):
             part = slice(start, start + EVALUATION_BATCH_SIZE)
             ids = torch.from_numpy(rows.ids[part]).to(device)
-            losses = token_losses(model, ids[:, :-1], ids[:, 1:]).double().cpu().numpy()
+            losses = token_losses(model, ids[:, :-1], ids[:, 1:]).cpu().double().numpy()
             nats += float(losses[rows.counts[part]].sum())
             text_nats += float(losses[rows.is_text[part]].sum())
     loss = nats / max(1, int(rows.counts.sum()))
@@ -121,7 +122,7 @@ def drawn_tokens(
     Raises `ConfigurationError` for a prompt that leaves no room.
     """
     found = []
-    with evaluating(model) as device, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with evaluating(model) as device, keeping_draws(device):
         torch.manual_seed(options.seed)
         for number, ids in enumerate(asked, 1):
             if len(ids) >= longest:

@@ -449,7 +449,7 @@ def _mean_loss(model: nn.Module, samples: Samples) -> float:
     with evaluating(model) as device:
         for start in range(0, len(samples), EVALUATION_BATCH_SIZE):
             batch = samples.batch(range(start, min(start + EVALUATION_BATCH_SIZE, len(samples))))
-            losses = token_losses(model, batch["input_ids"].to(device), batch["labels"].to(device)).double().cpu()
+            losses = token_losses(model, batch["input_ids"].to(device), batch["labels"].to(device)).cpu().double()
             carries = batch["label_weights"] > 0
             nats, total = nats + float(losses[carries].sum()), total + float(carries.sum())
     return nats / total

@@ -79,7 +79,7 @@ class Evaluator:
         except Exception as error:  # a recipe of another package may fail in any way, and devices do without a class
             self._error = None if is_out_of_memory(error) else error
         if self._error is None:
-            release()
+            release(next(model.parameters()).device)
             self._tell()
 
     def _tell(self) -> None:
@@ -98,7 +98,7 @@ def _copied(model: nn.Module) -> nn.Module | None:
     except Exception as error:  # devices have no class of errors in common
         if not is_out_of_memory(error):
             raise
-    release()
+    release(next(model.parameters()).device)
     return None
 
 

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
-from minga.training.replica.accelerator import is_out_of_memory
+from minga.training.replica.accelerator import is_out_of_memory, wait_for
 from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.draws import keeping_draws
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
 """Samples with which the search begins; on a CPU they are taken as they are."""
@@ -60,45 +62,49 @@ def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
         )
 
 
-def largest_fit(try_out: TryOut, start: int, most: int) -> int:
-    """The size from 1 to `most` that suits the device, searched for from `start`.
+def largest_fit(try_out: TryOut, start: int, most: int, let_go: Callable[[], None] = lambda: None) -> int:
+    """The size from 1 to `most` that suits the device, searched for from `start`; after each failure it can `let_go`.
 
     Raises `ConfigurationError` if there is no memory for a single sample.
     """
     size = max(1, min(start, most))
-    while (seconds := _seconds(try_out, size)) is None:
+    while (seconds := _seconds(try_out, size, let_go)) is None:
         if size == 1:
             raise ConfigurationError("this device has too little memory for one sample of this model")
         size //= 2
     while 2 * size <= most:
-        twice = _seconds(try_out, 2 * size)
+        twice = _seconds(try_out, 2 * size, let_go)
         if twice is None or 2 * seconds < PAYS * twice:
             break
         size, seconds = 2 * size, twice
     more = size + -(-size // MARGIN)
-    if size > 1 and _seconds(try_out, more) is None:
+    if size > 1 and _seconds(try_out, more, let_go) is None:
         size -= -(-size // MARGIN)
     return size
 
 
-def _seconds(try_out: TryOut, size: int) -> float | None:
-    """How long a micro-batch of this size takes; None if there is too little memory for it."""
+def _seconds(try_out: TryOut, size: int, let_go: Callable[[], None]) -> float | None:
+    """How long a micro-batch of this size takes; None if it is too large. Libraries have many words for that, so any
+    failure is taken for it that another size may not meet.
+    """
     try:
         return try_out(size)
     except Exception as error:  # devices have no class of errors in common
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) and (size == 1 or not isinstance(error, RuntimeError)):
             raise
-    release()
+    let_go()
     return None
 
 
-def release() -> None:
+def release(device: torch.device) -> None:
     """Give memory that nothing uses back to the accelerator, and forget how much was used at most; outside of handlers,
     which keep what failed alive.
     """
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
 
 
 @dataclass(frozen=True)
@@ -114,22 +120,22 @@ class MadeUpPasses:
         """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves
         room for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
         """
+        let_go = partial(release, self.device)
         try:
-            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most)
+            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most, let_go)
         except ConfigurationError:
             if not beside:
                 raise
         finally:
-            release()
+            let_go()
         return self.fit(start, most)
 
     def seconds(self, size: int, *, beside: int = 0) -> float:
         """How long a pass of `size` samples takes, beside a float32 vector of so many elements on the device."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        devices = [self.device] if self.device.type == "cuda" else []
         total = torch.zeros(beside, dtype=torch.float32, device=self.device)
         try:
-            with torch.random.fork_rng(devices):
+            with keeping_draws(self.device):
                 made_up = self.recipe.synthetic_batch(size)
                 batch = {name: tensor.to(self.device) for name, tensor in made_up.items()}
                 self._once(batch)  # the first pass of a size chooses kernels
@@ -148,14 +154,7 @@ class MadeUpPasses:
         with self.precision.autocast():
             loss = self.recipe.total_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        _wait_for(self.device)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+        wait_for(self.device)
 
 
 class RememberedSizes:
@@ -243,11 +242,11 @@ def _measure(passes: MadeUpPasses, spec: RunSpec, seconds: float, size: int) -> 
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()  # makes the moments
-    _wait_for(device)
+    wait_for(device)
     begun = time.perf_counter()
     for _ in range(UPDATES):
         optimizer.step()
-    _wait_for(device)
+    wait_for(device)
     update_s = (time.perf_counter() - begun) / UPDATES
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return DeviceSpeed(size, len(taken) * size / sum(taken), update_s, peak)

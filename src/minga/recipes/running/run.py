@@ -233,7 +233,7 @@ class RecipeRun:
 
     def _halve(self) -> None:
         """The device ran out of memory."""
-        release()
+        release(self.device)
         self.optimizer.zero_grad()
         if self._is_fixed or self.micro_batch_size == 1:
             smaller = f"; try --micro-batch {self.micro_batch_size // 2}" if self.micro_batch_size > 1 else ""

@@ -110,9 +110,10 @@ class ServerRun:
                 self.server.between_batches(lambda: save_part(self.top, self.path))
 
     def close(self) -> None:
-        """Serve no more, and write the part a last time."""
+        """Serve no more, and write the part a last time, unless it is broken."""
         self.server.close()
-        save_part(self.top, self.path)
+        if self.server.broken is None:
+            save_part(self.top, self.path)
 
 
 class ClientRun:

@@ -8,12 +8,14 @@ pass. Gradients of weights that several layers share are summed as the pass goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from minga.training.replica.draws import draws, replaying
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -54,10 +56,10 @@ class _Reversible(torch.autograd.Function):
         first = second = x
         for layer in layers:
             if layer.is_random:
-                ctx.generators.append(_generator_state(x.device))
+                ctx.generators.append(draws(x.device))
             first = first + layer.first(second)
             if layer.is_random:
-                ctx.generators.append(_generator_state(x.device))
+                ctx.generators.append(draws(x.device))
             second = second + layer.second(first)
         ctx.save_for_backward(first, second)
         return (first + second) / 2
@@ -83,13 +85,13 @@ def _invert(
     x: Tensor,
     gradient: Tensor,
     totals: dict[int, Tensor],
-    state: _GeneratorState | None,
+    state: list[Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """What `branch` adds at `x`, and what `gradient` of that means for `x`; for its parameters, that goes to `totals`.
 
     `state` is that of the random generators when the branch ran first.
     """
-    with torch.enable_grad(), _replayed(state, x.device) if state else nullcontext():
+    with torch.enable_grad(), replaying(state, x.device) if state else nullcontext():
         leaf = x.detach().requires_grad_()
         y = branch(leaf.view_as(leaf))  # torch's counters of operations cannot follow a leaf into a module here
         trained = [each for each in parameters if each.requires_grad]
@@ -100,7 +102,7 @@ def _invert(
     return y.detach(), passed
 
 
-def _pop(states: list[_GeneratorState], layer: ReversibleLayer) -> _GeneratorState | None:
+def _pop(states: list[list[Tensor]], layer: ReversibleLayer) -> list[Tensor] | None:
     return states.pop() if layer.is_random else None
 
 
@@ -117,25 +119,3 @@ def _autocast_of(device: str) -> Callable[[], AbstractContextManager[None]]:
             yield
 
     return entered
-
-
-@dataclass(frozen=True)
-class _GeneratorState:
-    cpu: Tensor
-    device: Tensor | None
-
-
-def _generator_state(device: torch.device) -> _GeneratorState:
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return _GeneratorState(torch.get_rng_state(), on_device)
-
-
-@contextmanager
-def _replayed(state: _GeneratorState, device: torch.device) -> Iterator[None]:
-    """Within it, torch draws what it drew after `state`; afterwards its generators go on as if nothing had been."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[device] if state.device is not None else []))
-        torch.set_rng_state(state.cpu)
-        if state.device is not None:
-            torch.cuda.set_rng_state(state.device, device)
-        yield

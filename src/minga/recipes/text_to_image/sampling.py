@@ -68,7 +68,7 @@ def draw_codes(
 
 def probabilities(logits: Tensor, options: SampleOptions) -> npt.NDArray[np.float64]:
     """float64 [n, codes], rows sum to 1: what is drawn from, of logits [n, codes]; `top_k` applies before `top_p`."""
-    values = logits.double().cpu().numpy()
+    values = logits.cpu().double().numpy()  # Metal has no float64
     if options.temperature == 0:
         return np.asarray(np.eye(values.shape[1])[values.argmax(axis=1)])
     values = values / options.temperature

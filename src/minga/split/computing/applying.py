@@ -16,10 +16,12 @@ from typing import Final
 import torch
 
 from minga.averaging.codecs.interface import is_finite
-from minga.core.errors import NonFiniteError, RejectedError
+from minga.core.errors import LocalError, NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
+from minga.training.replica.accelerator import is_out_of_memory, wait_for
+from minga.training.replica.draws import draws, replaying
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,10 @@ class BatchOutcome:
     digest: str = ""
 
 
+class BrokenPartError(LocalError):
+    """The server's part of a model is of no use any more: half a step was taken, or its device computes nothing."""
+
+
 class Applying(ABC):
     """What computes with the server's part of a model."""
 
@@ -70,7 +76,10 @@ class Applying(ABC):
 
     @abstractmethod
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
-        """Take a request; return what became of this one and of others, each exactly once, now or by a later call."""
+        """Take a request; return what became of this one and of others, each exactly once, now or by a later call.
+
+        Raises `BrokenPartError` if none can be taken any more.
+        """
 
     def settle(self) -> None:  # noqa: B027
         """Leave the server's part, as the program has it, with all that was applied; nothing is applied after that."""
@@ -132,13 +141,14 @@ class OneTop(Applying):
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once."""
         try:
-            if work.kind == "train":
-                return [self._train(work)]
-            if work.kind == "forward":
-                return [self._forward(work)]
-            if work.kind == "backward":
-                return [self._backward(work)]
-            return [self._predict(work)]
+            with self._refusing():
+                if work.kind == "train":
+                    return [self._train(work)]
+                if work.kind == "forward":
+                    return [self._forward(work)]
+                if work.kind == "backward":
+                    return [self._backward(work)]
+                return [self._predict(work)]
         except RejectedError as error:
             return [BatchOutcome(work, refusal=error)]
 
@@ -158,7 +168,7 @@ class OneTop(Applying):
 
     def _train(self, work: BatchWork) -> BatchOutcome:
         inputs = self._leaves(work.tensors)
-        with self._refusing(), self.part.keeping_buffers() as check_buffers:
+        with self.part.keeping_buffers() as check_buffers:
             outputs = self.run(inputs)
             labels = tuple(each.to(outputs[0].device) for each in work.labels)
             loss = self._loss(as_value(outputs), as_value(labels))  # type: ignore[misc]  # a kind that it has not
@@ -172,25 +182,25 @@ class OneTop(Applying):
 
     def _forward(self, work: BatchWork) -> BatchOutcome:
         self._half_done.pop(work.client, None)
-        inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
+        inputs, drawn = self._leaves(work.tensors), draws(self.part.device)
         kept_bytes = sum(each.nbytes for known in self._half_done.values() for each in known.inputs)
         is_over = kept_bytes > 0 and kept_bytes + sum(each.nbytes for each in inputs) > HALF_DONE_BYTES
         if is_over or len(self._half_done) >= MAX_HALF_DONE:
             raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
-        with self._refusing(), self.part.keeping_buffers() as check_buffers:
+        with self.part.keeping_buffers() as check_buffers:
             outputs = self.run(inputs)
             if not all(is_finite(each.float()) for each in outputs):
                 raise refused("what the server's part of the model makes of this batch is not finite")
             check_buffers()
         self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
-        self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
+        self._half_done[work.client] = _HalfDone(inputs, outputs, drawn, work.wants_gradients)
         return BatchOutcome(work, tuple(each.detach() for each in outputs))
 
     def _backward(self, work: BatchWork) -> BatchOutcome:
         known = self._half_done.pop(work.client, None)
         if known is None:
             raise RejectedError("there is no batch to which these gradients belong", code=RefusalCode.SESSION)
-        with self._refusing(), contextlib.nullcontext() if known.outputs else self._as_then(known):
+        with contextlib.nullcontext() if known.outputs else self._as_then(known):
             floating = [each for each in known.outputs or self.run(known.inputs) if each.is_floating_point()]
             if [each.shape for each in floating] != [each.shape for each in work.tensors]:
                 raise refused("gradients of other shapes than the activations that were sent")
@@ -205,7 +215,7 @@ class OneTop(Applying):
         return BatchOutcome(work, gradients, applied=True)
 
     def _predict(self, work: BatchWork) -> BatchOutcome:
-        with self._refusing(), self.part.predicting():
+        with self.part.predicting():
             outputs = self.run(work.tensors)
         return BatchOutcome(work, outputs)
 
@@ -216,21 +226,37 @@ class OneTop(Applying):
             raise refused("a gradient of the activations is not finite")
         try:
             self.part.step(inputs[0].shape[0])
+        except NonFiniteError:
+            raise
+        except Exception as error:  # whatever the optimizer raises
+            raise BrokenPartError(f"a step of the server's part failed half-way: {first_line(error)}") from error
         finally:
             self._spoil_graphs()
         return gradients
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Inside, what modules raise of tensors that they cannot take refuses the batch."""
+        """Inside, what modules raise of tensors that they cannot take refuses the batch; want of memory, for now."""
         try:
             yield
         except _FAULTS_OF_INPUT as error:
+            if is_out_of_memory(error):
+                why = f"{self.part.device} has too little memory for this batch at present"
+                raise RejectedError(why, code=RefusalCode.BUSY) from error
+            self._check_device()
             raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
         except NonFiniteError as error:
             raise refused(str(error)) from error
         finally:  # of whatever it raised; after a step there are none
             self.part.zero_grad()
+
+    def _check_device(self) -> None:
+        """Raise `BrokenPartError` if it computes nothing any more, as a GPU on which an assertion failed."""
+        try:
+            wait_for(self.part.device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise BrokenPartError(f"{self.part.device} fails: {first_line(error)}") from error
 
     def _leaves(self, tensors: Tensors) -> Tensors:
         moved = (each.to(self.part.device) for each in tensors)
@@ -243,8 +269,7 @@ class OneTop(Applying):
         """
         buffers = [(each, each.clone()) for each in self.part.buffers]
         device = self.part.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            _set_draws(known.draws, device)
+        with replaying(known.draws, device):
             try:
                 yield
             finally:
@@ -270,15 +295,3 @@ def gradients_of(inputs: Tensors) -> Tensors:
 def first_line(error: BaseException) -> str:
     """What an exception says, in short."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def _draws(device: torch.device) -> list[torch.Tensor]:
-    """The states of the generators that modules on this device draw from."""
-    states = [torch.random.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_draws(states: list[torch.Tensor], device: torch.device) -> None:
-    torch.random.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

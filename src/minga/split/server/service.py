@@ -27,6 +27,7 @@ from minga.network.gossip.gossip import BEATS_PER_SECOND
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
+from minga.split.computing.applying import BrokenPartError
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.wire.bodies import Room, receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, PUBLISH_S, BatchRequest, BeginRequest
@@ -76,6 +77,8 @@ class SplitService:
         """Streams of each client, and those of them that wait for an answer."""
         self.on_finished: Callable[[Finished], None] = lambda _: None
         """Told, on the loop, of each work that is finished."""
+        self.on_broken: Callable[[BrokenPartError], None] = lambda _: None
+        """Told, on the loop, why nothing is served any more, if nobody closed it."""
         node.serve(BEGIN, self._begin)
         node.serve(BATCH, self._batch)
         self._tasks = [node.spawn(self._publish()), node.spawn(self._sweep())]
@@ -198,6 +201,9 @@ class SplitService:
                 self._settle(finished)
         except (RejectedError, ProtocolError) as error:
             self._resolve(ticket, error)
+        except BrokenPartError as error:
+            self.close()
+            self.on_broken(error)
         except Exception as error:
             logger.exception("a batch of %s failed", peer)
             self._resolve(ticket, RejectedError(f"the server failed on this batch: {type(error).__name__}"))

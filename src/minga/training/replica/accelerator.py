@@ -112,7 +112,12 @@ class _EndOfAll:
 
     def synchronize(self) -> None:
         """See `DeviceEvent`."""
-        torch.zeros((), device=self._device).cpu()
+        wait_for(self._device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device of any kind has done all that this thread asked of it."""
+    torch.zeros((), device=device).cpu()  # comes after it
 
 
 class DeviceAccess(TensorAccess):
@@ -205,6 +210,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device had too little memory: each kind of device says so in its own way."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
-    )
+    said = ("out of memory", "not enough memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)

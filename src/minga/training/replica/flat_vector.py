@@ -15,7 +15,7 @@ the way: by a coarse codec, or where what a peer sent counts in one part of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.optim.shards import local
-from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, DeviceEvent, LateVerdict
+from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, DeviceEvent, LateVerdict, wait_for
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.trained_record import trained_parameters
 from minga.training.state.sketch import Sketch, length, sketch_of
@@ -34,6 +34,10 @@ JOINED_ELEMENTS = 1 << 13
 LOOKED_AT = 1 << 22
 """Elements of a piece of which something is found out that takes copies of it."""
 
+KEPT_PATTERNS = 64
+"""Which gradients there were in micro-batches is kept on the device for so many patterns, as experts take turns: to
+copy one there holds the thread up.
+"""
 SAMPLED = 256
 """A sample of the gradients has so many tensors, and so many elements of each, at most."""
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,6 +61,8 @@ class ParameterVector:
     quick = False
     accelerator: Accelerator | None = None
     """Where micro-batches are added up; None is in RAM."""
+    in_ram: Mapping[torch.Tensor, torch.Tensor] | None = None
+    """The values of the parameters, where they are updated in RAM; see `HostMemory`."""
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class ParameterVector:
         if self.accelerator is not None:
             return
         for device in {p.device for p in self._parameters if not p.is_cpu and p.grad is not None}:
-            torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
+            wait_for(device)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.
@@ -155,7 +161,9 @@ class ParameterVector:
         *flats, _ = self.present()
         is_present = tuple(flat is not None for flat in flats[: len(self._parameters)])
         if is_present not in self._presence_there:
-            self._presence_there = {is_present: self._presence(is_present).to(device)}
+            if len(self._presence_there) >= KEPT_PATTERNS:
+                self._presence_there.clear()
+            self._presence_there[is_present] = self._presence(is_present).to(device)
         flats.append(self._presence_there[is_present].clone())
         return [flat if flat is None else flat.to(device).contiguous() for flat in flats]
 
@@ -307,7 +315,8 @@ class ParameterVector:
         """
         values, accelerator = self.new(), self.accelerator
         far, offset = list[tuple[int, torch.Tensor]](), 0
-        for value, part in zip([*self._parameters, *self._buffers.moved], self._slices(values), strict=False):
+        parameters = self._parameters if self.in_ram is None else [self.in_ram[each] for each in self._parameters]
+        for value, part in zip([*parameters, *self._buffers.moved], self._slices(values), strict=False):
             if accelerator is not None and value.device == accelerator.device:
                 accelerator.copy(value.detach().reshape(-1), part)
             elif value.is_cpu:

@@ -29,15 +29,20 @@ class _Place(NamedTuple):
 
 
 class HostMemory:
-    """Where the parameters of `optimizer` that require a gradient are updated. Use it on the training thread only."""
+    """Where the parameters of `optimizer` that require a gradient are updated. But for `values`, use it on the training
+    thread only.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._places: list[_Place] = []
         self._is_entered = False
+        self.values: dict[torch.Tensor, torch.Tensor] = {}
+        """Those in RAM. To read them moves nothing: any thread may, while none changes them."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
-                    self._places.append(_Place(parameter, parameter.data, _in_ram(parameter)))
+                    self.values[parameter] = in_ram = _in_ram(parameter)
+                    self._places.append(_Place(parameter, parameter.data, in_ram))
         for kept in optimizer.state.values():
             for name, value in kept.items():
                 if isinstance(value, torch.Tensor):

@@ -170,6 +170,7 @@ class Replica:
         self._empty_in_row, self._is_told_of_empty = 0, False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
+        self.vector.in_ram = None if self._host is None else self._host.values
         self._values = ValueWatch(self.vector.parameters(), accelerator)
 
     @property
@@ -449,8 +450,11 @@ class Replica:
             self._buffers.move(moved)
 
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector, and what averaged buffers moved (float32, flat, CPU)."""
-        with self._reading():
+        """The parameters as a vector, and what averaged buffers moved (float32, flat, CPU).
+
+        The training thread may be amid a micro-batch: parameters stay where they are.
+        """
+        with self.point.here():
             return self.vector.read_values()
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
