@@ -26,7 +26,15 @@ from minga.training.status.last_problem import MEANINGS
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(minga.__file__).parent
 CLASSES = {data.__name__: data for data in CATALOGUE.values()}
-OF_SIMULATIONS = {"peer.arrived", "peer.left", "peer.stayed", "peer.too_small", "peer.gave_up", "order.failed"}
+OF_SIMULATIONS = {
+    "peer.arrived",
+    "peer.left",
+    "peer.stayed",
+    "peer.too_small",
+    "peer.gave_up",
+    "order.failed",
+    "run.set_back",
+}
 """Entries of the logs of simulations that are no events of a peer."""
 
 
