@@ -197,9 +197,6 @@ def _check_equation(aggregator: AnyAggregator, rows: torch.Tensor, factor: float
     left = float(residual(rows, found.value, radius).norm())
     _require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
     _require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
-    held_to = aggregator.reference(rows, found.value)
-    _require(left <= held_to.residual_norm, aggregator, f"{what}: more is left of the equation than the reference has")
-    _require(0.9 <= radius / held_to.clip_radius <= 1.1, aggregator, f"{what}: a radius other than the reference")
     median = float((rows.double() - found.value).norm(dim=1).median())
     _require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
 

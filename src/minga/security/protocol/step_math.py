@@ -162,7 +162,7 @@ class StepMath:
         if bans:
             return bans
         published, value = self._published(record, part), _array(record.values[part])
-        own = self._aggregator.reference(list(rows.values()), record.values[part])
+        own = self._aggregator.aggregate(list(rows.values()))
         arrays = {peer: _array(row) for peer, row in rows.items()}
         directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
         for finding in check_averaging(published, arrays, value, directions, accuracy):

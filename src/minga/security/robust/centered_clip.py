@@ -77,13 +77,6 @@ class CenteredClip(Aggregator[ClippedAggregate]):
             residual_norm=float(rows.weights.sum()) * (location.residual_norm + solution.error + rounding),
         )
 
-    def reference(self, rows: RowData, value: torch.Tensor) -> Aggregate:
-        """By products that are the same on every machine; `aggregate` may leave `_INEXACTNESS` on any."""
-        arranged = Rows(rows)
-        solution = self._solve(Gram.alike(arranged, value), arranged.weights / len(arranged))
-        left = solution.location.residual_norm + _INEXACTNESS * solution.clip_radius
-        return Aggregate(value, solution.clip_radius, len(arranged) * left)
-
     def _in_single(self, rows: Rows, weights: Numbers) -> tuple[_Solution, torch.Tensor, float] | None:
         """The solution, its value and a bound of how that is rounded; None if single precision is not enough."""
         gram = Gram.single(rows)

@@ -21,8 +21,7 @@ from minga.security.robust.rows import Gram
 # geometric median, smoothed by r. Iteratively reweighted least squares goes there with v <- sum_i c_i x_i / sum_i c_i,
 # c_i = w_i min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is
 # a weighted mean of rows, so the iteration needs only their inner products (`rows.py`). Where CenteredClip moves by at
-# most r in one iteration, this one leaves a start that is far off at once. The same products give the same bits
-# everywhere, because sums are in a fixed order.
+# most r in one iteration, this one leaves a start that is far off at once.
 
 
 Numbers = npt.NDArray[np.float64]
@@ -55,15 +54,14 @@ def huber_location(
     squared_norms = np.diag(products)
     norms = np.sqrt(squared_norms)
     for iteration in range(MOST_ITERATIONS + 1):
-        mixed = _total(products * coefficients)
-        distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + _total(coefficients * mixed), 0.0))
+        mixed = products @ coefficients
+        distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + coefficients @ mixed, 0.0))
         pulls = weights * (radius / np.maximum(distances, radius))
-        total = _total(pulls)
+        total = pulls.sum()
         residual = pulls - total * coefficients
         # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
-        inexactness = gram.error * _total(np.abs(residual) * norms) ** 2
-        squared = _total(residual * _total(products * residual))
-        residual_norm = float(np.sqrt(np.maximum(squared, 0.0) + inexactness))
+        inexactness = gram.error * (np.abs(residual) @ norms) ** 2
+        residual_norm = float(np.sqrt(max(0.0, residual @ products @ residual) + inexactness))
         if residual_norm <= tolerance * radius or iteration == MOST_ITERATIONS:
             break
         coefficients = pulls / total
@@ -88,7 +86,7 @@ def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: 
     if spread == 0.0:  # more than half of the weight lies at one point, which no other row can move it from
         there = weights * (gram.squared_distances[row] == 0.0)
         distances = np.sqrt(gram.squared_distances[row])
-        return Location(there / _total(there), distances, 0.0, 0)
+        return Location(there / there.sum(), distances, 0.0, 0)
     return huber_location(gram, weights, smoothing * spread, start, tolerance)
 
 
@@ -97,13 +95,3 @@ def weighted_median(values: Numbers, weights: Numbers) -> float:
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(below, below[-1] / 2)])
-
-
-def _total(terms: Numbers) -> Numbers:
-    """The sum over the last axis, whose halves are added as a whole until one element is left."""
-    while (count := terms.shape[-1]) > 1:
-        half = count // 2
-        folded = terms[..., half:].copy()
-        folded[..., :half] += terms[..., :half]
-        terms = folded
-    return terms[..., 0]

@@ -69,15 +69,6 @@ class Aggregator(ABC, Generic[AggregateT_co]):
         return self._aggregate(Rows(rows, weights))
 
     @abstractmethod
-    def reference(self, rows: RowData, value: torch.Tensor) -> Aggregate:
-        """What the author of `value`, who says that it aggregated these finite rows, is held to: about the radius that
-        `aggregate` finds, and the most that this may leave of the equation on any machine.
-
-        Each member decides by it alone who is banned, so it depends on nothing but the bits of rows and value: not on
-        the processor, nor on the order in which a library sums there.
-        """
-
-    @abstractmethod
     def _aggregate(self, rows: Rows) -> AggregateT_co: ...
 
     def __repr__(self) -> str:

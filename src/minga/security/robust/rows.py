@@ -196,13 +196,6 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor | None, count: int)
 #   one; see `_SINGLE_ERROR`.
 # * *double*: float64 throughout, of differences to a centre if one is given. No float32 over- or underflows there.
 #   With the row nearest to v as the centre, ||x_i - c|| <= 2 ||x_i - v||: nothing is left to cancel.
-#
-# Neither gives the same bits on every machine, since libraries sum in an order that suits the processor. Where members
-# decide something by the products, each alone, there is a third way:
-#
-# * *alike*: of differences to a given vector, as whole numbers. The differences of each row are rounded to
-#   `_ALIKE_BITS` bits of the largest, so a product of two has twice as many, and the sum over `_DOUBLE_ELEMENTS` of
-#   them fits into a float64: it is exact in whatever order it is made. What that rounds is as little as in *single*.
 
 
 _SINGLE_ELEMENTS: Final = 1 << 16
@@ -210,7 +203,6 @@ _DOUBLE_ELEMENTS: Final = 1 << 13
 _SINGLE_ERROR: Final = 2.0**-17
 """Rows of normal numbers are off by 1e-8 to 4e-7; 7e-6 is reached with constant ones, where rounding errors add up."""
 _DOUBLE_ERROR: Final = 2.0**-46
-_ALIKE_BITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,20 +240,6 @@ class Gram:
         if not bool(products.isfinite().all()):
             rows.require_finite()
         return cls(_symmetric(products), _DOUBLE_ERROR, 0.0, centre)
-
-    @classmethod
-    def alike(cls, rows: Rows, origin: torch.Tensor) -> Self:
-        """Of the differences of finite rows to `origin`, float32 [numel], with the same bits on every machine."""
-        largest = np.zeros(len(rows))
-        for part, block in rows.double_blocks():
-            largest = np.maximum(largest, block.sub_(origin[part]).abs_().amax(1).numpy())
-        units = np.ldexp(1.0, np.frexp(largest)[1] - _ALIKE_BITS)
-        products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        for part, block in rows.double_blocks():
-            block.sub_(origin[part]).div_(torch.from_numpy(units)[:, None]).round_()
-            for piece in torch.split(block, _DOUBLE_ELEMENTS, dim=1):
-                products += piece @ piece.T
-        return cls(products.numpy() * (units[:, None] * units), _DOUBLE_ERROR, 0.0)
 
     @property
     def is_finite(self) -> bool:
