@@ -267,7 +267,7 @@ def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
     for pid in pids:
         (tmp_path / f"joined-{pid}").touch()
         both.append(Availability(rules, tmp_path, lambda: now[0]))
-        both[-1].expect_start(start)
+        both[-1].expect_start(start / 10)
     with contextlib.ExitStack() as held:
         for pid in pids:
             lock = FileLock.try_acquire(tmp_path / f"joined-{pid}")
@@ -277,21 +277,28 @@ def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
         def may_start() -> list[bool]:
             return [_asks(monkeypatch, pid, each) is None for pid, each in zip(pids, both, strict=True)]
 
-        assert may_start() == [True, True], "there is an advance for two starts"
+        now[0] += 1.0
+        assert may_start() == [True, True], "the advance is enough for starts of both"
         for each in both:
-            each.begin_session()
-            each.note_traffic(start)
-            each.end_session()
+            each.expect_start(start)
+        assert may_start() == [True, False], "it is for one start, and the steps that follow"
+        both[0].begin_session()
+        both[0].note_traffic(start)
+        both[0].end_session()
+        assert may_start() == [True, False], "what is left of it is for steps"
+        both[0].begin_session()
+        both[0].note_traffic(5e8)
+        both[0].end_session()
         assert may_start() == [False, False]
-        now[0] += 2.5 * DAY_S  # time for 8e8 bytes
+        now[0] += 2.8 * DAY_S  # time for 9e8 bytes
         assert may_start() == [True, False]
-        now[0] += 1.3 * DAY_S  # and for a start of the first one, which does not make it
+        now[0] += 3.6 * DAY_S  # and for three starts: two are left to the first one, which makes none
         assert may_start() == [True, True]
         both[0].begin_session()
         both[0].note_traffic(9e9)
         both[0].end_session()
         assert may_start() == [False, False]
-        assert both[1].traffic == "9.8 GB of 10 GB used this month"
+        assert both[1].traffic == "9.9 GB of 10 GB used this month"
 
 
 def _asks(monkeypatch: pytest.MonkeyPatch, pid: int, found: Availability) -> Pause | None:

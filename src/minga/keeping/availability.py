@@ -289,14 +289,15 @@ class TrafficBudget:
     def wait_s(self, wall_time: float, *, is_paused: bool, ahead: int = 0) -> float:
         """Seconds until this machine may use more, 0 if it may now.
 
-        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. A start
-        leaves room for those of the peers that are `ahead` of this one: if all began at once, starts would take all.
+        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. Each of
+        the peers `ahead` of this one may still take a start and its steps: only what that leaves is for a start of
+        this one. If all began at once, starts would take all.
         """
         self._renew(wall_time)
-        others_bytes = 0.0
+        room_bytes = 0.0
         if not self._is_running:
             self._hear_others()
-            others_bytes = ahead * self.start_bytes
+            room_bytes = (ahead * STARTS + 1) * self.start_bytes if ahead else 0.0
         limit, kept = self.limit.limit_bytes, self._kept
         length = max(1.0, kept.ends - kept.since)
         # As much as came since the last look may come before the next one.
@@ -304,9 +305,9 @@ class TrafficBudget:
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
             return max(1.0, kept.ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
-        if kept.used_bytes + others_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
+        if kept.used_bytes + room_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
-        return max(1.0, kept.since + (kept.used_bytes + others_bytes) / limit * length - wall_time)
+        return max(1.0, kept.since + (kept.used_bytes + room_bytes) / limit * length - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
