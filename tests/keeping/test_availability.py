@@ -13,6 +13,7 @@ import pytest
 
 from minga.core.errors import ConfigurationError
 from minga.identity.keys.key_file import FileLock
+from minga.keeping import availability
 from minga.keeping.availability import (
     ADVANCE,
     PAUSE_FILE,
@@ -299,6 +300,28 @@ def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
         both[0].end_session()
         assert may_start() == [False, False]
         assert both[1].traffic == "9.9 GB of 10 GB used this month"
+
+
+def test_a_peer_that_trains_does_not_look_for_others_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look tries their locks, and may be in the way of one that begins."""
+    looks: list[Path] = []
+
+    def look(directory: Path) -> int:
+        looks.append(directory)
+        return 0
+
+    monkeypatch.setattr(availability, "ahead", look)
+    rules = AvailabilityRules(traffic=TrafficLimit.parse("10GB/month"))
+    found = Availability(rules, tmp_path, lambda: at("2026-06-01T00:00"))
+    assert found.pause() is None
+    found.begin_session()
+    assert found.pause() is None
+    assert looks == [tmp_path], "before the start only"
+    found.end_session()
+    found.pause()
+    assert looks == [tmp_path] * 2
 
 
 def _asks(monkeypatch: pytest.MonkeyPatch, pid: int, found: Availability) -> Pause | None:
