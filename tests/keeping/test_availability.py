@@ -217,11 +217,11 @@ def test_all_rules_together(tmp_path: Path) -> None:
     found = Availability(rules, tmp_path, lambda: clock[0], lambda: unplugged[0])
     pause = found.pause()
     assert pause is not None
-    assert pause == ("outside of the hours of --only", pytest.approx(10 * HOUR_S))
+    assert pause == ("hours", "outside of the hours of --only", pytest.approx(10 * HOUR_S))
     clock[0] += 10 * HOUR_S
     assert found.pause() is None
     unplugged[0] = True
-    assert found.pause() == ("on battery", None)
+    assert found.pause() == ("battery", "on battery", None)
     unplugged[0] = False
     assert set_paused(tmp_path, paused=True)
     assert not set_paused(tmp_path, paused=True), "it was paused already"

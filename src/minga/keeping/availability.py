@@ -375,8 +375,12 @@ class AvailabilityRules:
 
 
 class Pause(NamedTuple):
-    """Why this machine does not take part, and for how many seconds at least; None if only its owner knows."""
+    """Why this machine does not take part, and for how many seconds at least; None if only its owner knows.
 
+    `rule` stays the same while figures in `why` change.
+    """
+
+    rule: Literal["owner", "hours", "battery", "traffic"]
     why: str
     seconds: float | None
 
@@ -438,14 +442,14 @@ class Availability:
         now = self._now()
         rests, self._rests = self._rests, False
         if is_paused(self._directory):
-            return Pause("paused by minga join --pause; minga join LINK --unpause ends that", None)
+            return Pause("owner", "paused by minga join --pause; minga join LINK --unpause ends that", None)
         if self._rules.hours is not None and (wait_s := self._rules.hours.wait_s(now)):
-            return Pause("outside of the hours of --only", wait_s)
+            return Pause("hours", "outside of the hours of --only", wait_s)
         if self._rules.pause_on_battery and self._unplugged():
-            return Pause("on battery", None)
+            return Pause("battery", "on battery", None)
         if self._budget is None:
             return None
         peers_ahead = 0 if self._budget.is_running else ahead(self._directory)  # only starts go by it
         wait_s = self._budget.wait_s(now, is_paused=rests, peers_ahead=peers_ahead)
         self._rests = wait_s > 0.0
-        return Pause(self._budget.text, wait_s) if self._rests else None
+        return Pause("traffic", self._budget.text, wait_s) if self._rests else None
