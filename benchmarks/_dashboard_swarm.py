@@ -118,11 +118,19 @@ class MadeUpRun:
         self.peer = cast(Peer, self._peer(admission, role))
 
     def serve(
-        self, directory: Path | None, *, is_organisers: bool = False, port: int = 0, **settings: Any
+        self,
+        directory: Path | None,
+        *,
+        keeps: bool = True,
+        is_organisers: bool = False,
+        port: int = 0,
+        **settings: Any,
     ) -> Dashboard:
         """A dashboard of this run, started; port 0 is any."""
         chosen = DashboardSettings(port=port, **settings)
-        dashboard = Dashboard(self.peer, self.watcher, chosen, directory=directory, is_organisers=is_organisers)
+        dashboard = Dashboard(
+            self.peer, self.watcher, chosen, directory=directory, keeps=keeps, is_organisers=is_organisers
+        )
         dashboard.start()
         return dashboard
 

@@ -13,6 +13,7 @@ import pytest
 
 from minga.core.errors import ConfigurationError
 from minga.identity.keys.key_file import FileLock
+from minga.keeping import availability
 from minga.keeping.availability import (
     ADVANCE,
     PAUSE_FILE,
@@ -216,11 +217,11 @@ def test_all_rules_together(tmp_path: Path) -> None:
     found = Availability(rules, tmp_path, lambda: clock[0], lambda: unplugged[0])
     pause = found.pause()
     assert pause is not None
-    assert pause == ("outside of the hours of --only", pytest.approx(10 * HOUR_S))
+    assert pause == ("hours", "outside of the hours of --only", pytest.approx(10 * HOUR_S))
     clock[0] += 10 * HOUR_S
     assert found.pause() is None
     unplugged[0] = True
-    assert found.pause() == ("on battery", None)
+    assert found.pause() == ("battery", "on battery", None)
     unplugged[0] = False
     assert set_paused(tmp_path, paused=True)
     assert not set_paused(tmp_path, paused=True), "it was paused already"
@@ -267,7 +268,7 @@ def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
     for pid in pids:
         (tmp_path / f"joined-{pid}").touch()
         both.append(Availability(rules, tmp_path, lambda: now[0]))
-        both[-1].expect_start(start)
+        both[-1].expect_start(start / 10)
     with contextlib.ExitStack() as held:
         for pid in pids:
             lock = FileLock.try_acquire(tmp_path / f"joined-{pid}")
@@ -277,21 +278,50 @@ def test_of_two_that_share_a_budget_one_starts_and_the_other_sees_what_it_used(
         def may_start() -> list[bool]:
             return [_asks(monkeypatch, pid, each) is None for pid, each in zip(pids, both, strict=True)]
 
-        assert may_start() == [True, True], "there is an advance for two starts"
+        now[0] += 1.0
+        assert may_start() == [True, True], "the advance is enough for starts of both"
         for each in both:
-            each.begin_session()
-            each.note_traffic(start)
-            each.end_session()
+            each.expect_start(start)
+        assert may_start() == [True, False], "it is for one start, and the steps that follow"
+        both[0].begin_session()
+        both[0].note_traffic(start)
+        both[0].end_session()
+        assert may_start() == [True, False], "what is left of it is for steps"
+        both[0].begin_session()
+        both[0].note_traffic(5e8)
+        both[0].end_session()
         assert may_start() == [False, False]
-        now[0] += 2.5 * DAY_S  # time for 8e8 bytes
+        now[0] += 2.8 * DAY_S  # time for 9e8 bytes
         assert may_start() == [True, False]
-        now[0] += 1.3 * DAY_S  # and for a start of the first one, which does not make it
+        now[0] += 3.6 * DAY_S  # and for three starts: two are left to the first one, which makes none
         assert may_start() == [True, True]
         both[0].begin_session()
         both[0].note_traffic(9e9)
         both[0].end_session()
         assert may_start() == [False, False]
-        assert both[1].traffic == "9.8 GB of 10 GB used this month"
+        assert both[1].traffic == "9.9 GB of 10 GB used this month"
+
+
+def test_a_peer_that_trains_does_not_look_for_others_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look tries their locks, and may be in the way of one that begins."""
+    looks: list[Path] = []
+
+    def look(directory: Path) -> int:
+        looks.append(directory)
+        return 0
+
+    monkeypatch.setattr(availability, "ahead", look)
+    rules = AvailabilityRules(traffic=TrafficLimit.parse("10GB/month"))
+    found = Availability(rules, tmp_path, lambda: at("2026-06-01T00:00"))
+    assert found.pause() is None
+    found.begin_session()
+    assert found.pause() is None
+    assert looks == [tmp_path], "before the start only"
+    found.end_session()
+    found.pause()
+    assert looks == [tmp_path] * 2
 
 
 def _asks(monkeypatch: pytest.MonkeyPatch, pid: int, found: Availability) -> Pause | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from minga.dashboard.server.guard import JOIN
 from minga.dashboard.server.join_answers import JoinAnswers
 from minga.dashboard.server.web_server import WebServer, make_app
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import RECORD_FILE, Entry, History, fill_gaps, read_history, told_since
+from minga.monitor.history import FILE_NAME, RECORD_FILE, Entry, History, fill_gaps, read_history, told_since
 from minga.monitor.watcher import Watcher
 from minga.training.peer import Peer
 from minga.training.status.status_reader import Look
@@ -50,8 +50,9 @@ class Dashboard:
 
     `watcher` looks at the run; each of its looks comes here, too.
 
-    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are the files
-    of other processes of this machine that keep histories: each fills the gaps of what was read before it.
+    What was recorded lies in `directory`, beside the watcher's history, and is read from there; if this dashboard
+    `keeps` a record, that is written there, else it stays in memory. `gaps_from` is the folder of another process of
+    this machine that keeps a history, for the time of which `directory` tells nothing.
     `is_organisers`: the organiser's own host serves it.
     Raises `ConfigurationError` if it cannot listen.
     """
@@ -63,12 +64,13 @@ class Dashboard:
         settings: DashboardSettings,
         *,
         directory: Path | None,
-        earlier: Sequence[Sequence[Path]] = (),
+        keeps: bool = True,
+        gaps_from: Path | None = None,
         is_organisers: bool = False,
     ) -> None:
         self.settings = settings
         self._peer, self._watcher, self._directory = peer, watcher, directory
-        self._earlier = tuple(earlier)
+        self._keeps, self._gaps_from = keeps, gaps_from
         self._server = WebServer(settings.host, settings.port)
         self._urls = [settings.url.rstrip("/")] if settings.url is not None else self._server.urls
         own = own_wheel() if peer.spec.network.source_url is None else None
@@ -78,7 +80,7 @@ class Dashboard:
         self._run = LiveRun(only_watches=peer.role == "monitor")
         self._asked_s = 0.0
         """The time up to which others told what they have recorded."""
-        record = None if directory is None else directory / RECORD_FILE
+        record = directory / RECORD_FILE if keeps and directory is not None else None
         self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
         self._recorder = RunRecorder(self._record, peer.peer_id)
         self._feed = LiveFeed()
@@ -224,9 +226,7 @@ class Dashboard:
         """Read what was written before, ask others for the time since, and draw the run from both. What they tell is
         written, too: the next start asks for what comes after it.
         """
-        entries = _entries_in((self._record.path, self._watcher.history.path))
-        for paths in self._earlier:
-            entries = fill_gaps(entries, _entries_in(paths))
+        entries = fill_gaps(_entries_in(self._directory), _entries_in(self._gaps_from))
         self._asked_s = float(entries[-1]["t"]) if entries else 0.0
         for entry in entries:
             self._run.take_entry(entry)
@@ -246,17 +246,16 @@ class Dashboard:
         return found
 
     def _keep_leaderboard(self) -> None:
-        if self._directory is None or self._run.look is None:
+        if self._directory is None or not self._keeps or self._run.look is None:
             return
         with contextlib.suppress(OSError):  # a full disk is told of by the record already
             write_atomically(self._directory / LEADERBOARD_FILE, self._run.contributions.encode())
 
 
-def _entries_in(paths: Iterable[Path | None]) -> list[Entry]:
-    """The entries of these histories, as far as they are there, in order of time."""
+def _entries_in(folder: Path | None) -> list[Entry]:
+    """The entries of the histories in this folder, as far as they are there, in order of time."""
     entries: list[Entry] = []
-    for path in paths:
-        if path is not None:
-            with contextlib.suppress(ConfigurationError):  # there is none yet
-                entries += read_history(path)
+    for path in () if folder is None else (folder / FILE_NAME, folder / RECORD_FILE):
+        with contextlib.suppress(ConfigurationError):  # there is none yet
+            entries += read_history(path)
     return sorted(entries, key=lambda entry: float(entry["t"]))

@@ -250,7 +250,9 @@ class TrafficBudget:
         self.limit = limit
         self.start_bytes = 0.0
         """What a start takes, as far as that is known."""
-        self._is_running, self._latest_bytes = False, 0.0
+        self.is_running = False
+        """Whether a session uses it; what comes next is a start otherwise."""
+        self._latest_bytes = 0.0
         self._path, self._counted, self._written_at, self._unwritten = path, 0.0, wall_time, 0.0
         self._kept = self._read() or self._begin(wall_time)
         self._renew(wall_time)
@@ -267,11 +269,11 @@ class TrafficBudget:
 
     def begin_session(self) -> None:
         """From now on totals count from 0 again."""
-        self._counted, self._is_running, self._latest_bytes = 0.0, True, 0.0
+        self._counted, self.is_running, self._latest_bytes = 0.0, True, 0.0
 
     def end_session(self) -> None:
         """What comes next is another start."""
-        self._is_running = False
+        self.is_running = False
         self.keep()
 
     def note(self, total_bytes: float, wall_time: float) -> None:
@@ -286,27 +288,28 @@ class TrafficBudget:
             self._written_at = wall_time
             self.keep()
 
-    def wait_s(self, wall_time: float, *, is_paused: bool, ahead: int = 0) -> float:
+    def wait_s(self, wall_time: float, *, is_paused: bool, peers_ahead: int = 0) -> float:
         """Seconds until this machine may use more, 0 if it may now.
 
-        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. A start
-        leaves room for those of the peers that are `ahead` of this one: if all began at once, starts would take all.
+        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. Each of
+        the `peers_ahead` of this one may still take a start and its steps: only what that leaves is for a start of
+        this one. If all began at once, starts would take all.
         """
         self._renew(wall_time)
-        others_bytes = 0.0
-        if not self._is_running:
+        room_bytes = 0.0
+        if not self.is_running:
             self._hear_others()
-            others_bytes = ahead * self.start_bytes
+            room_bytes = (peers_ahead * STARTS + 1) * self.start_bytes if peers_ahead else 0.0
         limit, kept = self.limit.limit_bytes, self._kept
         length = max(1.0, kept.ends - kept.since)
         # As much as came since the last look may come before the next one.
-        coming = min(self._latest_bytes, ADVANCE * limit) if self._is_running else STARTS * self.start_bytes
+        coming = min(self._latest_bytes, ADVANCE * limit) if self.is_running else STARTS * self.start_bytes
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
             return max(1.0, kept.ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
-        if kept.used_bytes + others_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
+        if kept.used_bytes + room_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
-        return max(1.0, kept.since + (kept.used_bytes + others_bytes) / limit * length - wall_time)
+        return max(1.0, kept.since + (kept.used_bytes + room_bytes) / limit * length - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
@@ -372,8 +375,12 @@ class AvailabilityRules:
 
 
 class Pause(NamedTuple):
-    """Why this machine does not take part, and for how many seconds at least; None if only its owner knows."""
+    """Why this machine does not take part, and for how many seconds at least; None if only its owner knows.
 
+    `rule` stays the same while figures in `why` change.
+    """
+
+    rule: Literal["owner", "hours", "battery", "traffic"]
     why: str
     seconds: float | None
 
@@ -435,13 +442,14 @@ class Availability:
         now = self._now()
         rests, self._rests = self._rests, False
         if is_paused(self._directory):
-            return Pause("paused by minga join --pause; minga join LINK --unpause ends that", None)
+            return Pause("owner", "paused by minga join --pause; minga join LINK --unpause ends that", None)
         if self._rules.hours is not None and (wait_s := self._rules.hours.wait_s(now)):
-            return Pause("outside of the hours of --only", wait_s)
+            return Pause("hours", "outside of the hours of --only", wait_s)
         if self._rules.pause_on_battery and self._unplugged():
-            return Pause("on battery", None)
+            return Pause("battery", "on battery", None)
         if self._budget is None:
             return None
-        wait_s = self._budget.wait_s(now, is_paused=rests, ahead=ahead(self._directory))
+        peers_ahead = 0 if self._budget.is_running else ahead(self._directory)  # only starts go by it
+        wait_s = self._budget.wait_s(now, is_paused=rests, peers_ahead=peers_ahead)
         self._rests = wait_s > 0.0
-        return Pause(self._budget.text, wait_s) if self._rests else None
+        return Pause("traffic", self._budget.text, wait_s) if self._rests else None

@@ -13,7 +13,7 @@ import pytest
 
 from minga.cli.terminal.output import Output
 from minga.identity.links.links import EntryPoint, Link
-from minga.monitor.history import FILE_NAME, RECORD_FILE
+from minga.monitor.history import FILE_NAME
 from tests.worlds.cli_run import run
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
@@ -57,14 +57,14 @@ def test_of_two_dashboards_of_a_run_on_one_machine_one_keeps_the_record(
     dashboard.run_watch(options, context)
     folder = tmp_path / dashboard.FOLDER
     first, second = made
-    assert (first["directory"], first["history"]) == (folder, folder / FILE_NAME)
-    assert (second["directory"], second["history"]) == (None, None)
-    assert second["earlier"] == [[folder / FILE_NAME, folder / RECORD_FILE], *first["earlier"]], "it shows that of both"
+    both_read = {"directory": folder, "gaps_from": tmp_path}
+    assert first == {**both_read, "keeps": True, "history": folder / FILE_NAME}
+    assert second == {**both_read, "keeps": False, "history": None}
     assert capsys.readouterr().out == (
         "Another dashboard of this machine keeps a record of the run; this one keeps none.\n"
     )
     with dashboard._kept_by_one(folder) as free:
-        assert free == folder
+        assert free
 
 
 @pytest.mark.parametrize("option", [("--listen", "8471"), ("--listen", "a:b"), ("--url", "example.org")])

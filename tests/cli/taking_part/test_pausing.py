@@ -17,6 +17,7 @@ import torch
 
 import minga.training.join
 from minga.cli.commands import JoinCommand
+from minga.cli.taking_part import availability as pausing
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import SessionsDone, _Joining
 from minga.cli.terminal import exit_codes
@@ -98,7 +99,7 @@ def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(
 def test_who_is_told_to_end_during_a_pause_does_not_join_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Availability, "pause", lambda _: Pause("outside of the hours of --only", 3600.0))
+    monkeypatch.setattr(Availability, "pause", lambda _: Pause("hours", "outside of the hours of --only", 3600.0))
     monkeypatch.setattr(minga.training.join, "join", None)
     context = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=True))
     joining.run_join(JoinCommand(link=str(LINK), yes=True, directory=tmp_path), context)
@@ -107,13 +108,39 @@ def test_who_is_told_to_end_during_a_pause_does_not_join_once_more(
     )
 
 
+def test_a_pause_is_said_once_though_others_use_the_budget_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules, started = AvailabilityRules(traffic=TrafficLimit.parse("1GB/day")), 1e9
+    trains, waits = (Availability(rules, tmp_path, lambda: started) for _ in range(2))
+    waits.expect_start(3e8)
+    trains.begin_session()
+    trains.note_traffic(6e8)
+    trains.end_session()
+    context = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=False))
+
+    def others_train(_: float) -> None:
+        trains.begin_session()
+        trains.note_traffic(1e7)
+        trains.end_session()
+        if trains.traffic.startswith("650 MB"):
+            set_paused(tmp_path, paused=True)
+        context.is_told_to_end = trains.traffic.startswith("700 MB")
+
+    monkeypatch.setattr(pausing, "time", SimpleNamespace(sleep=others_train))
+    assert not pausing.wait_until_available(waits, context)
+    by_budget, by_owner = capsys.readouterr().out.splitlines()
+    assert by_budget.startswith("This machine pauses: 600 MB of 1 GB used this day, back in")
+    assert by_owner.startswith("This machine pauses: paused by minga join --pause"), "another rule is told"
+
+
 @pytest.mark.parametrize("yes", [False, True])
 def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     yes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --only or a spent budget, the question came hours later, on a terminal that nobody looked at."""
     said: list[str] = []
-    pauses = [Pause("outside of the hours of --only", 3600.0)]
+    pauses = [Pause("hours", "outside of the hours of --only", 3600.0)]
     monkeypatch.setattr(Availability, "pause", lambda _: pauses[0] if pauses else None)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
 

@@ -698,6 +698,30 @@ def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> 
         run.close()
 
 
+def test_a_second_dashboard_shows_what_the_first_recorded_and_writes_nothing(tmp_path: Path) -> None:
+    run = MadeUpRun(4)
+    try:
+        first = run.serve(tmp_path)
+        for _ in range(10):
+            run.advance(1.0)
+        settle(first)
+        board = ask(first, "/api/v1/leaderboard").json()["rows"]
+        first.close()
+        kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert kept.keys() == {RECORD_FILE, LEADERBOARD_FILE}
+        second = run.serve(tmp_path, keeps=False)
+        assert second._run.model.series["swarm"].document() == first._run.model.series["swarm"].document()
+        run.advance(0.0)
+        settle(second)
+        assert ask(second, "/api/v1/leaderboard").json()["rows"] == board
+        run.advance(60.0)
+        settle(second)
+        second.close()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    finally:
+        run.close()
+
+
 def test_what_others_told_at_one_start_is_there_at_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = [
         {"t": BEGIN_S - 50.0, "event": "step", "step": 3, "loss": 5.0, "samples": 64, "total_samples": 192},

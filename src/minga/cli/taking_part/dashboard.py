@@ -34,15 +34,13 @@ def run_watch(options: DashboardCommand, context: Context) -> None:
     settings = checked_settings(options.listen, public=options.public, url=options.url)
     with (
         options.looking_into(options.link, context, with_files=False) as joined,
-        _kept_by_one(folder := joined.directory / FOLDER) as directory,
+        _kept_by_one(folder := joined.directory / FOLDER) as keeps,
     ):
-        watcher = Watcher(joined, History(directory and directory / FILE_NAME, most_remembered=0))
-        kept, of_host = ([parent / name for name in (FILE_NAME, RECORD_FILE)] for parent in (folder, joined.directory))
-        if directory is None:
+        watcher = Watcher(joined, History(folder / FILE_NAME if keeps else None, most_remembered=0))
+        if not keeps:
             context.output.say("Another dashboard of this machine keeps a record of the run; this one keeps none.")
-        earlier = [of_host] if directory is not None else [kept, of_host]
-        joined.on_loop(lambda: HistoryServer(joined.session.node, kept))
-        dashboard = Dashboard(joined, watcher, settings, directory=directory, earlier=earlier)
+        joined.on_loop(lambda: HistoryServer(joined.session.node, [folder / FILE_NAME, folder / RECORD_FILE]))
+        dashboard = Dashboard(joined, watcher, settings, directory=folder, keeps=keeps, gaps_from=joined.directory)
         with served(dashboard, context.output):
             while not context.is_over(0):
                 watcher.look()
@@ -51,17 +49,17 @@ def run_watch(options: DashboardCommand, context: Context) -> None:
 
 
 @contextlib.contextmanager
-def _kept_by_one(folder: Path) -> Iterator[Path | None]:
-    """The folder, to keep a record in; None if another process does: what both wrote would count twice."""
+def _kept_by_one(folder: Path) -> Iterator[bool]:
+    """Whether this process keeps the record in this folder; not if another does: what both wrote would count twice."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK).touch()
         lock = FileLock.try_acquire(folder / LOCK)
     except OSError:  # the disk refuses, of which the history tells, or has no locks
-        yield folder
+        yield True
         return
     try:
-        yield None if lock is None else folder
+        yield lock is not None
     finally:
         if lock is not None:
             lock.release()

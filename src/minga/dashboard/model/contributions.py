@@ -72,6 +72,7 @@ class Contributions:
         attest of each.
         """
         rows: dict[str, dict[str, Any]] = {}
+        shared = {peer for peer, _ in self._former}
         for each in self._all():
             row = rows.setdefault(
                 f"@{each.name}" if each.name else each.peer,
@@ -83,8 +84,8 @@ class Contributions:
             row["steps"] += each.steps
             row["hours"] += each.seconds / 3600.0
             row["reduced_bytes"] += round(each.reduced_bytes)
-            # Receipts name the peer alone: they count for the person who has it now.
-            proven = attested.get(each.peer, PeerTotals()) if self.peers.get(each.peer) is each else PeerTotals()
+            # Receipts name the peer alone: of one that several people had, nobody knows who earned them.
+            proven = PeerTotals() if each.peer in shared else attested.get(each.peer, PeerTotals())
             row["attested_samples"] += proven.samples
             row["attested_steps"] += proven.steps
             row["attested_reduced_bytes"] += proven.reduced_bytes
