@@ -139,6 +139,13 @@ def test_a_wrong_result_is_found_by_anybody(seed: int) -> None:
     assert round_.public_check(round_.published()) == {AGGREGATOR: {Offence.WRONG_RESULT}}
 
 
+def test_a_result_that_is_far_too_long_buys_no_tolerance_by_its_length() -> None:
+    round_ = Round(3, shift=2.0**32)
+    assert largest_sum(round_.published()) <= round_.sum_limit
+    assert is_far(round_.published(), norm_bound(1.0, round_.radius))
+    assert round_.public_check(round_.published()) == {AGGREGATOR: {Offence.WRONG_RESULT}}
+
+
 @pytest.mark.parametrize("what", ["projection", "norm"])
 def test_a_lying_sender_is_found_by_its_aggregator(what: str) -> None:
     round_ = Round(5)

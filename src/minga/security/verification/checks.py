@@ -7,6 +7,7 @@ All numbers are added exactly (`math.fsum`), so that all peers come to the same 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -131,7 +132,10 @@ def check_averaging(
         sender: distance(parts[sender], result) if claim is None else claim.norm for sender, claim in recomputed.items()
     }
     residual = residual_norm(parts, norms, result, published.radius)
-    limit = accuracy.residual_limit(len(senders), published.radius, norm(result), len(result))
+    # A fixed point lies among the parts of the majority; one far outside would buy itself a tolerance by its length.
+    usual = statistics.median_low(norm(part) for part in parts.values())
+    length = min(norm(result), 2.0 * usual + len(senders) * published.radius)
+    limit = accuracy.residual_limit(len(senders), published.radius, length, len(result))
     if residual > limit:
         findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part))
     return tuple(findings)

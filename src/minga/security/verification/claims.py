@@ -194,7 +194,8 @@ def residual_norm(
 # Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹³ at
 # most (BTARD section 4.4, with e added; where all directions share a sketch, κ is that much less for the few that
 # lengthen R). Every term is known to everybody: the others compute e from the norm of the v that they received. A v
-# that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only.
+# that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that, but raises a doubt by
+# the norms, and who has the bytes goes by no greater length than a fixed point of them can have.
 #
 # **Claims (V1).** Two peers with the same bytes get the same claim to the last bit on IEEE 754 hardware;
 # `CLAIM_TOLERANCE` leaves room for other orders of summation (earlier builds had all sums in float64, and their
