@@ -81,8 +81,7 @@ class Recheck:
             await self._get(record, owner, worst, ())
         part = await asyncio.to_thread(self._first_false_claim, record, owner)
         found = () if part is None else (Accusation(step, target, Charge.CLAIMS, part),)
-        # First, as it takes no bytes to judge, and only so many accusations count.
-        return (Accusation(step, target, Charge.GRADIENT), *found) if is_wrong else found
+        return (*found, Accusation(step, target, Charge.GRADIENT)) if is_wrong else found
 
     async def false_claims(self, record: AttemptRecord, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: which others make claims about it that are false."""
