@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,9 +90,18 @@ def test_a_server_whose_step_fails_half_way_serves_no_more_and_says_why(
         def step(self, closure: Any = None) -> Any:
             self.steps += 1
             if self.steps == 2:
+                saver.start()
+                while not server._service._turn._waiters:
+                    time.sleep(0.005)
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().step(closure)
 
+    def save() -> None:
+        with contextlib.suppress(minga.LocalError):
+            server.between_batches(lambda: saved.append("half a step"))
+
+    saved: list[str] = []
+    saver = threading.Thread(target=save)
     modules, failing = layers(), partial(Failing, lr=0.1)
     with (
         minga.split.serve(spec(), modules[5], optimizer=failing, options=options("a")) as server,
@@ -103,6 +114,8 @@ def test_a_server_whose_step_fails_half_way_serves_no_more_and_says_why(
         for ended in (server.wait, lambda: server.status, lambda: server.between_batches(list)):
             with pytest.raises(minga.LocalError, match="failed half-way: CUDA out of memory"):
                 ended()
+        saver.join()
+    assert saved == [], "what was saved before stays"
 
 
 def test_nothing_is_sent_to_a_peer_that_the_run_does_not_name(options: Any) -> None:

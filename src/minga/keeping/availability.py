@@ -309,7 +309,8 @@ class TrafficBudget:
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
         if kept.used_bytes + room_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
-        return max(1.0, kept.since + (kept.used_bytes + room_bytes) / limit * length - wall_time)
+        free_at = kept.since + (kept.used_bytes + room_bytes) / limit * length
+        return max(1.0, min(free_at, kept.ends) - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""

@@ -156,6 +156,17 @@ def work_device(device: torch.device) -> torch.device:
     return device if is_exact(device) else _CPU
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had too little memory: each kind of device says so in its own way."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if "cublasCreate" in said and "NOT_INITIALIZED" in said:  # it needs room of its own on the device
+        return True
+    words = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED")
+    return any(each in said for each in words)
+
+
 def is_exact(device: torch.device) -> bool:
     """Whether `device` rounds float32 and float64 as IEEE 754 says, by a trial on numbers of all magnitudes.
 
@@ -173,17 +184,19 @@ def is_exact_together(device: torch.device) -> bool:
 def _passes(trial: Callable[[torch.device], bool], device: torch.device) -> bool:
     try:
         return trial(device)
-    except torch.OutOfMemoryError:  # not at present; nothing is kept of it, and the trial made again the next time
-        return False
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False  # at present: nothing is kept of it, and the trial is made again the next time
 
 
 @cache
 def _rounds_once(device: torch.device) -> bool:
     try:
         exact = _is_gradual() and all(_agrees(device, dtype) for dtype in (np.float32, np.float64))
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError):  # a device that lacks float64 or one of the operations
+    except (RuntimeError, TypeError) as error:  # a device that lacks float64 or one of the operations
+        if is_out_of_memory(error):
+            raise
         exact = False
     if not exact and device.type == "cpu":
         warnings.warn(
@@ -199,9 +212,9 @@ def _rounds_once(device: torch.device) -> bool:
 def _groups(device: torch.device) -> bool:
     try:
         return all(_agrees_together(device, dtype) for dtype in (np.float32, np.float64))
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError):  # an operation is missing
+    except (RuntimeError, TypeError) as error:  # an operation is missing
+        if is_out_of_memory(error):
+            raise
         return False
 
 

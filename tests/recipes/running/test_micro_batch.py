@@ -13,6 +13,7 @@ import torch
 
 import minga
 from benchmarks._pretend_device import DEVICE, pretend, pretended_device
+from minga.optim.arithmetic import is_out_of_memory
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
     MadeUpPasses,
@@ -22,10 +23,11 @@ from minga.recipes.running.micro_batch import (
     measure_speed,
 )
 from minga.recipes.running.run import RecipeRun, Work
-from minga.training.replica.accelerator import is_out_of_memory
 
 MESSAGES = (
     "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "MPS backend out of memory (MPS allocated: 8.00 GB)",
     "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import is_out_of_memory
 from minga.recipes.interface import Files
 from minga.recipes.registry import load_recipe
 from minga.recipes.running.micro_batch import release
-from minga.training.replica.accelerator import is_out_of_memory
 
 logger = logging.getLogger("minga.recipes")
 

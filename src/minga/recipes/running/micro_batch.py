@@ -23,10 +23,11 @@ from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import is_out_of_memory
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
-from minga.training.replica.accelerator import is_out_of_memory, wait_for
+from minga.training.replica.accelerator import wait_for
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.draws import keeping_draws
 

@@ -16,6 +16,7 @@ from torch import nn
 from minga.averaging.strategy_choice import smallest_round
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import is_out_of_memory
 from minga.recipes.init_from import given_base, load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
@@ -33,7 +34,6 @@ from minga.recipes.running.micro_batch import (
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
-from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 

@@ -8,6 +8,7 @@ others that waited for it.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import torch
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import LocalError, NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
+from minga.optim.arithmetic import is_out_of_memory
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
-from minga.training.replica.accelerator import is_out_of_memory, wait_for
+from minga.training.replica.accelerator import wait_for
 from minga.training.replica.draws import draws, replaying
 
 
@@ -241,6 +243,7 @@ class OneTop(Applying):
             yield
         except _FAULTS_OF_INPUT as error:
             if is_out_of_memory(error):
+                traceback.clear_frames(error.__traceback__)  # which hold the activations as long as the refusal lives
                 why = f"{self.part.device} has too little memory for this batch at present"
                 raise RejectedError(why, code=RefusalCode.BUSY) from error
             self._check_device()

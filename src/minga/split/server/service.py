@@ -72,6 +72,7 @@ class SplitService:
         """The ticket of the request of each client that is not answered yet; a client has one."""
         self._heard: dict[str, float] = {}
         self._tickets, self._closed = 0, False
+        self._broken: BrokenPartError | None = None
         self._streams: Counter[PeerId] = Counter()
         self._answering: Counter[PeerId] = Counter()
         """Streams of each client, and those of them that wait for an answer."""
@@ -106,6 +107,8 @@ class SplitService:
     async def between_batches(self, function: Callable[[], T]) -> T:
         """Run a function while no batch is computed, on the thread that computes."""
         async with self._turn:
+            if self._broken is not None:  # what is left of the part must not take the place of what was saved
+                raise self._broken
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     # ---- inner workings
@@ -197,7 +200,11 @@ class SplitService:
                     self._resolve(ticket, kept)
                     return
                 self._replies.check(peer)
-                finished = await loop.run_in_executor(self._thread, self.core.take, peer, request, bodies, ticket)
+                try:
+                    finished = await loop.run_in_executor(self._thread, self.core.take, peer, request, bodies, ticket)
+                except BrokenPartError as error:
+                    self._broken = error
+                    raise
                 self._settle(finished)
         except (RejectedError, ProtocolError) as error:
             self._resolve(ticket, error)

@@ -24,6 +24,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
+from minga.optim.arithmetic import is_out_of_memory
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop
 from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice
 from minga.split.wire.messages import Kind
@@ -76,7 +77,14 @@ class TopCopies(Applying):
             # A batch of the round before, which another client ended, is one of this round, and the next one ends
             # nothing. Nor does that of a client that was not there: who knows whether it comes in time.
             round = max(round, self._before.get(work.client, round if self._before else -1) + 1)
-            mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss), round)
+            try:
+                copied = self.part.copied()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = f"{self.part.device} has too little memory for another client's copy at present"
+                return [BatchOutcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
+            mine = self._copies[work.client] = _Copy(OneTop(copied, self._loss), round)
         (outcome,) = mine.top.apply(work)
         if outcome.applied:
             mine.batches += 1

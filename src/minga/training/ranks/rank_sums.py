@@ -29,9 +29,10 @@ from typing import Final
 import torch
 
 from minga.core.errors import ClosedError, MingaError
+from minga.optim.arithmetic import is_out_of_memory
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.shard_map import ShardMap, ShardStream
-from minga.training.replica.accelerator import Accelerator, LateVerdict, is_out_of_memory
+from minga.training.replica.accelerator import Accelerator, LateVerdict
 from minga.training.replica.flat_vector import ParameterVector, add_there
 from minga.training.replica.gradient_sum import DeviceSum, GradientSum
 from minga.training.replica.replica import Replica

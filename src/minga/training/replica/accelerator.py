@@ -204,11 +204,3 @@ class LateVerdict:
 def verdict_of(taken: bool | LateVerdict) -> bool:
     """Whether a micro-batch counts; waits for the device that has yet to say it."""
     return taken if isinstance(taken, bool) else taken.wait()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had too little memory: each kind of device says so in its own way."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    said = ("out of memory", "not enough memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)

@@ -20,7 +20,8 @@ from typing import Protocol
 import torch
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
-from minga.training.replica.accelerator import Accelerator, DeviceEvent, LateVerdict, is_out_of_memory
+from minga.optim.arithmetic import is_out_of_memory
+from minga.training.replica.accelerator import Accelerator, DeviceEvent, LateVerdict
 
 
 class NewVectors(Protocol):
