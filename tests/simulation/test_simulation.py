@@ -265,7 +265,7 @@ def test_faults_that_never_happen_are_told() -> None:
     late = '[[peers]]\nname = "late"\nsamples_per_second = 10\narrival = "1h"\n'
     script = "kill leader when round.begun step=50\\nstall late-1 at 1s for 1s\\nstall home-1 for 1s"
     outcome = simulate(f'{SMALL}{late}[faults]\nscript = "{script}"\n', "stop.steps=1")
-    told = ["stall late-1 at 1.0s for 1.0s", "kill leader when round.begun step=50"]
+    told = ["kill leader when round.begun step=50", "stall late-1 at 1.0s for 1.0s"]
     assert outcome.summary()["pending_faults"] == told
     assert any(all(fault in line for fault in told) for line in summary_text(outcome))
 

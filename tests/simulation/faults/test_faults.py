@@ -241,11 +241,11 @@ def test_a_role_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(driver: FaultDriver) -> None:
         await asyncio.sleep(2)
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
-        assert [fault.peers for fault in driver.pending] == [("leader",), ("sender",)]
+        assert [fault.peers for fault in driver.pending] == [("leader",), ("sender",), ("peer-1",)]
         driver.attach("sender")
         driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
 
-    done = drive("kill leader at 1s\nkill sender when plan.resting", scene)
+    done = drive("kill leader at 1s\nkill sender when plan.resting\nkill peer-1 at 3h", scene)
     assert done == [(2.0, "kill", "sender")]
     assert "skipped `kill leader at 1.0s`: nobody is leader" in caplog.text
 

@@ -58,7 +58,6 @@ class FaultDriver:
         self._on_record = on_record or (lambda record: None)  # noqa: ARG005
         self._peers: dict[str, Callable[[], None]] = {}
         self._waiting: list[Fault] = []
-        self._skipped: list[Fault] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._undo: dict[int, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,8 +66,8 @@ class FaultDriver:
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """Faults that wait for their event, and those for which nobody was there at their time."""
-        return (*self._skipped, *self._waiting)
+        """Faults that wait for their time or event, and those for which nobody was there at their time."""
+        return tuple(self._waiting)
 
     def attach(self, peer: str, events: EventBus | None = None) -> None:
         """Make a peer known by name, and listen to its events if it has a bus here; a restarted peer comes again."""
@@ -82,12 +81,13 @@ class FaultDriver:
             raise ConfigurationError("a fault script can be started only once")
         self._loop = asyncio.get_running_loop()
         for fault in self._faults:
-            if isinstance(fault.trigger, AtEvent):
+            if isinstance(fault.trigger, AtEvent) or fault.trigger.seconds > 0:
                 self._waiting.append(fault)
-            elif fault.trigger.seconds > 0:
-                self._later(fault.trigger.seconds, lambda fault=fault: self._fire(fault, None, None))  # type: ignore[misc]
-            else:
-                self._fire(fault, None, None)
+            if isinstance(fault.trigger, AtTime):
+                if fault.trigger.seconds > 0:
+                    self._later(fault.trigger.seconds, lambda fault=fault: self._fire(fault, None, None))  # type: ignore[misc]
+                else:
+                    self._fire(fault, None, None)
 
     def strike(self, fault: Fault) -> None:
         """Do something now that is in no script, to peers that are called by their names."""
@@ -128,7 +128,8 @@ class FaultDriver:
         peers = tuple(peer for peer in found if peer is not None)
         if len(peers) < len(found):
             if event is None:
-                self._skipped.append(fault)
+                if fault not in self._waiting:
+                    self._waiting.append(fault)
                 logger.warning("skipped `%s`: nobody is %s", fault, fault.peers[found.index(None)])
             return
         if fault in self._waiting:
