@@ -91,9 +91,8 @@ class Replica:
         check_optimizer(optimizer)
         check_model(model, optimizer)
         self._schedule = Schedule(scheduler, optimizer, spec.training.stop_after_steps)
-        facts = {name: StrategyChoice.of(spec, name).facts for name in spec.training.strategies}
-        for name, each in facts.items():
-            if each.owns_optimizer:
+        for name in spec.training.strategies:
+            if StrategyChoice.of(spec, name).facts.owns_optimizer:
                 check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
@@ -115,17 +114,12 @@ class Replica:
         self.vector = self._new_vector(optimizer, spec, model)
         accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
         self.vector.accelerator = accelerator if self._adds_on(accelerator) else None
-        sketch = make_sketch(spec.averaging.sketch, self.vector.layout.head)
-        # Of what was saved up for many rounds a mean has lumps, and what clipping cuts of these no peer would take
-        # back: so contributions are clipped then, and not their mean.
-        self._clips_own = self.vector.layout.needs_residual or sketch.needs_residual
-        clips_means = any(each.shares_optimizer for each in facts.values())
-        if max_grad_value is not None and self._clips_own and clips_means:
-            what = f'sketch "{sketch.choice}"' if sketch.needs_residual else f'codec "{spec.averaging.codec}"'
+        if max_grad_value is not None and self._clips_own:
             raise ConfigurationError(
-                f"max_grad_value= clips the mean, and the {what} leaves out of it what comes later: pass "
-                "max_grad_norm=, or take one that sends everything"
+                f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
+                "later: pass max_grad_norm=, or take a codec that sends everything"
             )
+        sketch = make_sketch(spec.averaging.sketch, self.vector.layout.head)
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, whole=self.vector.layout, decay=decay)
         access = self._new_access(accelerator)
@@ -303,6 +297,13 @@ class Replica:
         if factor < 1.0:
             gradients.mul_(factor)
         return factor
+
+    @property
+    def _clips_own(self) -> bool:
+        """Whether contributions are clipped, and not their mean: of what was saved up for many rounds a mean has lumps,
+        and what clipping cuts of these no peer would take back.
+        """
+        return self.vector.layout.needs_residual
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
