@@ -135,6 +135,9 @@ class SwarmView(Protocol):
     def active(self) -> Collection[PeerId]:
         """Other living members that take part in rounds at present, at whatever step."""
 
+    def through(self, step: int) -> Collection[PeerId]:
+        """Other living members that take part in no round any more: for them the run was over at `step` or before."""
+
     def at(self, step: int) -> Collection[PeerId]:
         """Other living members, not syncing, that are at `step`."""
 

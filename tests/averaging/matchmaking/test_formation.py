@@ -65,6 +65,9 @@ class Sight:
     def active(self) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others()]
 
+    def through(self, step: int) -> Collection[PeerId]:
+        return ()
+
     def at(self, step: int) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others() if m.step == step]
 

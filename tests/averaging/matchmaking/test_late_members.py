@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,23 +87,48 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
     main()
 
 
+def attempt_after(alive: list[PeerId], position: Position, through: Collection[PeerId] = ()) -> GroupAttempt:
+    """That of a peer which sees these, some of them `through` with the run."""
+    sight: Any = SimpleNamespace(
+        alive=lambda: alive, is_behind=lambda step: False, ahead=lambda step: [], through=lambda step: through
+    )
+    node: Any = SimpleNamespace(peer_id=position.me, events=SimpleNamespace(emit=lambda event: None))
+    settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
+    batch, standby = BatchSize(settings), Standby(node, trainer)  # type: ignore[arg-type]
+    return GroupAttempt(node, settings, sight, trainer, batch, standby, position)  # type: ignore[arg-type]
+
+
 def test_those_that_lost_touch_in_their_first_round_are_no_majority_of_it() -> None:
     old, new = [PeerId(each * 64) for each in "abc"], [PeerId(each * 64) for each in "56789"]
     me = new[0]
 
     @virtually
     async def main() -> None:
-        sight: Any = SimpleNamespace(alive=lambda: new, is_behind=lambda step: False, ahead=lambda step: [])
-        node: Any = SimpleNamespace(peer_id=me, events=SimpleNamespace(emit=lambda event: None))
-        settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
-        batch, standby = BatchSize(settings), Standby(node, trainer)  # type: ignore[arg-type]
-        position = Position(me).come_back(dict.fromkeys(old, 0), 0.0)
-        attempt = GroupAttempt(node, settings, sight, trainer, batch, standby, position)  # type: ignore[arg-type]
+        attempt = attempt_after(new, Position(me).come_back(dict.fromkeys(old, 0), 0.0))
         members = tuple(GroupMember(Address(peer), True) for peer in (*old, *new))
         attempt.enter(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, voters=(0, 1, 2), electorate=3))
         attempt.position = attempt.position.come_back(dict.fromkeys(old, 0) | dict.fromkeys(new[1:], 1), 1.0)
         attempt = attempt.next(5)
         assert not attempt.may_close(dict.fromkeys(new, Vote(0)), [])
         assert attempt.may_close(dict.fromkeys([*old, *new], Vote(0)), [])
+
+    main()
+
+
+def test_who_gave_its_state_and_was_through_then_is_not_waited_for() -> None:
+    """The organiser let the run go on when that had taken its last step, or while it compared that with others."""
+    me, given, both = (PeerId(each * 64) for each in "abc")
+
+    @virtually
+    async def main() -> None:
+        through = set[PeerId]()
+        attempt = attempt_after([me, given, both], Position(me).come_back({given: 0, both: 0}, 0.0), through)
+        attempt.position = replace(attempt.position, seen=(me, given, both))
+        alone = {me: Vote(0)}
+        assert not attempt.may_close(alone, [])
+        through.add(given)
+        assert attempt.may_close(alone | {both: Vote(0)}, [])
+        through.add(both)
+        assert attempt.may_close(alone, [])
 
     main()

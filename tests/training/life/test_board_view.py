@@ -58,6 +58,9 @@ def assert_equal(view: BoardView, step: int) -> None:
     assert (found and (found.final, found.step)) == (newest[(len(newest) - 1) // 2] if newest else None)
     assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}
     assert view.alive() == expected_alive(view)
+    finished = {peer: p.step for peer, p in settled.items() if p.status == "finished" and not reached[peer][0]}
+    assert view.through(step) == {peer for peer, each in finished.items() if each <= step}
+    assert view.distances(step).keys() == settled.keys() - view.through(step)
 
 
 def expected_alive(view: BoardView) -> list[PeerId]:

@@ -19,6 +19,7 @@ from minga.access.standing_orders import STOP
 from minga.network.iroh import network
 from minga.training.life import catching_up
 from minga.training.lineage import Lineage
+from minga.training.record_kinds import Progress
 from minga.training.state.checkpoints import CheckpointStore, read_checkpoint
 from tests.worlds.organiser_desk import desk_in
 
@@ -273,7 +274,9 @@ def test_a_peer_that_is_through_does_not_hold_a_run_that_the_organiser_prolonged
     desk = desk_in(organiser)
     desk.put_in_force(desk.amend({STOP: 8}, 0))
     host.end()
-    host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), NEAR)
+    again = minga.host(None, options(tmp_path, "host"), resume=organiser.directory)
+    until(lambda: other.peer.peer_id in again.on_loop(lambda: again.session.board.payloads(Progress)))
+    host = Trainer(again, NEAR)  # what it fetches is of one who votes no more
     until(lambda: host.optimizer is not None and host.optimizer.finished)
     assert (host.step, host.weight, other.step) == (8, FAR, 4)
     other.end()

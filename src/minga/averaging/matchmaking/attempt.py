@@ -294,7 +294,8 @@ class GroupAttempt:
         Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the view's majority is out of sight
         and the run spec says to stop then.
         """
-        position = self.position
+        # Who is through with the run is in sight, but votes no more than one that said goodbye.
+        self.position = position = self.position.without(*self.swarm_view.through(self.step))
         if position.view:
             return self._may_go_on(position, votes, voters)
         if set(voters) - self.viewless - {self.me}:

@@ -180,6 +180,21 @@ class BoardView:
                 self._note_end(progress)
         return self._settled
 
+    def through(self, step: int) -> set[PeerId]:
+        """Other living members that finished the run at `step` or before, though it goes on by the orders that this
+        peer knows: as they are, they take part in no further round.
+        """
+        settled, active = self.settled(), self.active()
+        if len(settled) == len(active):  # as a rule
+            return set()
+        finished = {peer: progress for peer, progress in settled.items() if peer not in active}
+        return {peer for peer, p in finished.items() if p.step <= step and not self._standing_of(p).final}
+
+    def distances(self, step: int) -> dict[PeerId, int]:
+        """How far each other living member is from the last round that has a state and may be in that of `step`."""
+        through = self.through(step)
+        return {peer: progress.distance for peer, progress in self.settled().items() if peer not in through}
+
     def with_state(self) -> set[PeerId]:
         """Other living members that have a state of the run, also if they fetch a newer one just now."""
         return {peer for peer, p in self._progress().items() if p.is_settled or p.lineage.is_founded}

@@ -593,7 +593,7 @@ class Member:
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
             self._hold.begin()
-        begun_s, before = asyncio.get_running_loop().time(), self._distances()
+        begun_s, before = asyncio.get_running_loop().time(), self.swarm_view.distances(self.step)
         try:
             state = await self._catching_up.fetch(wanted, in_doubt=self.in_doubt)
         except RemoteError as error:
@@ -607,7 +607,7 @@ class Member:
         if not had_state or (self.in_doubt and self.step != standing):
             self.vectors.left_out.forget()  # it may have counted, or was left out of another state than the run's
             self.in_doubt = False
-        self._formation.come_back(self._distances() or before)  # a cut may have come meanwhile
+        self._formation.come_back(self.swarm_view.distances(self.step) or before)  # a cut may have come meanwhile
         await self._stand()
         if changed := self._switch.said():
             self._node.events.emit(changed)
@@ -615,10 +615,6 @@ class Member:
         self._companions.begin_with({self._node.peer_id, *self.swarm_view.settled()})
         self._hold.end_soon()
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
-
-    def _distances(self) -> dict[PeerId, int]:
-        """How far each other member that has a state is from the last round."""
-        return {peer: progress.distance for peer, progress in self.swarm_view.settled().items()}
 
     async def _is_over(self) -> bool:
         """Whether this peer has the last step, and compared it with the others of the last round, and with those that
