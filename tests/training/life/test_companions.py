@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from minga.network.interface import PeerId
-from minga.training.life.leaving import LOST_S, Companions
+from minga.training.life.leaving import FAREWELL_S, LOST_S, Companions
+from minga.training.record_kinds import Progress
 from tests.worlds.swarm_tools import virtually
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
@@ -62,3 +63,27 @@ async def test_one_of_three_that_a_newcomer_has_its_state_from_is_not_waited_for
     found.note(outcome([A]))
     found.note(outcome([A]))
     assert found.lost == {B}
+
+
+@virtually
+async def test_nobody_stays_for_one_that_was_through_before_the_organiser_let_the_run_go_on() -> None:
+    settled = {B: Progress(4, 0, 0.0, "finished")}
+    view = SimpleNamespace(
+        said_goodbye=lambda peer: False,
+        settled=lambda: settled,
+        with_state=lambda: set(settled),
+        syncing=dict,
+        through=lambda step: {peer for peer, progress in settled.items() if progress.status == "finished"},
+    )
+    found = Companions(cast(Any, view), cast(Any, SimpleNamespace(has_told=lambda peer, step: peer == A)))
+    found.begin_with([A, B])
+    found.note(outcome([A]))
+    assert found.lost == {B}, "half of those that had the state"
+    assert not found.may_differ(8)
+    begun_s = asyncio.get_running_loop().time()
+    await found.see_off(8)
+    assert asyncio.get_running_loop().time() == begun_s
+    settled[B] = Progress(7, 0, 0.0, "training")
+    assert found.may_differ(8)
+    await found.see_off(8)
+    assert asyncio.get_running_loop().time() >= begun_s + FAREWELL_S

@@ -63,15 +63,16 @@ class Companions:
 
     def may_differ(self, step: int) -> bool:
         """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's; or
-        half of those of the last round, as far as they are here, have not told theirs.
+        half of those of the last round, as far as they are here, have not told theirs. Who finished the run at an
+        earlier step, before the organisers let it go on, never will.
         """
-        settled = self._swarm_view.settled()
-        here = [peer for peer in self._together if peer in settled]
+        settled, through = self._swarm_view.settled(), self._swarm_view.through(step)
+        here = [peer for peer in self._together - through if peer in settled]
         if 2 * sum(not self._states.has_told(peer, step) for peer in here) >= max(1, len(here)):
             return True
         return any(
             peer not in settled or not self._states.has_told(peer, step) or self._is_behind(peer, step, settled[peer])
-            for peer in self.lost
+            for peer in self.lost - through
         )
 
     async def see_off(self, step: int) -> None:
@@ -82,7 +83,7 @@ class Companions:
         await see_others_off(self._swarm_view, others, lambda peer, it: self._is_behind(peer, step, it))
 
     def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:
-        return progress.step < step or (progress.status != "finished" and self._states.differs(peer, step))
+        return progress.status != "finished" and (progress.step < step or self._states.differs(peer, step))
 
 
 async def see_others_off(
