@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks._crowd_counts import per_pair
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Message, Worker, WorkerError, Workers
 from minga import RunSpec
 
@@ -137,14 +138,4 @@ def pace(applied: Sequence[float], since_s: float, until_s: float) -> float:
 
 def spec_of() -> RunSpec:
     """The run spec of all crowds."""
-    return RunSpec.from_mapping(
-        {
-            "name": "crowd",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": MICRO_BATCHES},
-            "averaging": {"codec": "float16"},
-            "checkpoints": {"every_steps": 0},
-        }
-    )
+    return plain_spec("crowd", MICRO_BATCHES, averaging={"codec": "float16"})

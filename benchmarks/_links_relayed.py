@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
+from benchmarks._plain_spec import plain_spec
 from minga.averaging.links import Links
 from minga.core.events.training import StepApplied
 from minga.core.spec.run_spec import RunSpec
@@ -93,13 +94,4 @@ def _replica(spec: RunSpec) -> SizeOnlyReplica:
 
 
 def _spec() -> RunSpec:
-    return RunSpec.from_mapping(
-        {
-            "name": "behind NAT",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": TARGET_BATCH_SIZE},
-            "checkpoints": {"every_steps": 0},
-        }
-    ).published({})
+    return plain_spec("behind NAT", TARGET_BATCH_SIZE).published({})

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks._links_virtual import LATENCY_S, TURN_S
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Workers
 from benchmarks._standing import Standing, Step
 from minga.averaging.strategy_choice import StrategyChoice
@@ -130,14 +131,4 @@ def _volunteers(kind: Host, count: int) -> Volunteers:
 
 
 def _spec() -> RunSpec:
-    return RunSpec.from_mapping(
-        {
-            "name": "village",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": TARGET_BATCH_SIZE},
-            "averaging": {"codec": CODEC},
-            "checkpoints": {"every_steps": 0},
-        }
-    )
+    return plain_spec("village", TARGET_BATCH_SIZE, averaging={"codec": CODEC})

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from benchmarks._gpu_workloads import NAMES, GpuWorkload, gpu_workload
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Workers
 from benchmarks._report import emit, finish, parser, spread
 from benchmarks._transfers import count_launches, count_transfers
@@ -55,17 +56,8 @@ SLOWDOWN_LIMIT, BUS_LIMIT, LONG_S = 0.02, 1.3, 0.05
 
 def spec_of(target: int, strategy: str = "synchronous") -> RunSpec:
     """A run of some samples a step."""
-    return RunSpec.from_mapping(
-        {
-            "name": "gpu",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": target, "strategy": strategy},
-            "averaging": {"codec": "float16"},
-            "state": {"digest_every": 1000},
-            "checkpoints": {"every_steps": 0},
-        }
+    return plain_spec(
+        "gpu", target, training={"strategy": strategy}, averaging={"codec": "float16"}, state={"digest_every": 1000}
     )
 
 

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import _memory_pass
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Message, Worker, Workers
 from benchmarks._report import emit, finish, note, parser
 from minga import RunSpec
@@ -43,16 +44,8 @@ LOOK_S = 0.3
 
 def spec_of(peers: int, every_steps: int) -> RunSpec:
     """A run of a custom loop with the defaults."""
-    return RunSpec.from_mapping(
-        {
-            "name": "memory",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": PER_PEER * peers},
-            "state": {"digest_every": 2},
-            "checkpoints": {"every_steps": every_steps, "keep": 1},
-        }
+    return plain_spec(
+        "memory", PER_PEER * peers, state={"digest_every": 2}, checkpoints={"every_steps": every_steps, "keep": 1}
     )
 
 

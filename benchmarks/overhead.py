@@ -43,9 +43,9 @@ import time
 from typing import Any
 
 from benchmarks import _machine
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import PACKAGES, Message, Workers
 from benchmarks._report import emit, finish, parser, spread
-from minga import RunSpec
 
 SLOWDOWN_LIMIT, MEMORY_LIMIT_MB, IMPORT_LIMIT_S, SHARE_LIMIT = 0.01, 150.0, 1.0, 0.80
 LARGE_NUMEL = 4219 * 4220
@@ -65,17 +65,7 @@ assert "transformers" not in sys.modules, "import minga imports transformers"
 
 def settings_of(mode: str, workload: str, target: int, strategy: str = "synchronous") -> dict[str, Any]:
     """What a trainer process needs to know."""
-    spec = RunSpec.from_mapping(
-        {
-            "name": "overhead",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": target, "strategy": strategy},
-            "averaging": {"codec": "float32"},
-            "checkpoints": {"every_steps": 0},
-        }
-    )
+    spec = plain_spec("overhead", target, training={"strategy": strategy}, averaging={"codec": "float32"})
     return {
         "mode": mode, "workload": workload, "target": target, "seed": 1, "link": None, "spec": spec.to_toml()
     }  # fmt: skip

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _machine
+from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Worker, WorkerError, Workers
 from benchmarks._recovery_peer import SAMPLES
 from benchmarks._recovery_swarm import REMOVALS, Swarm, Told
@@ -57,17 +58,11 @@ PATIENCE_S = 60.0
 
 def spec_of(codec: str) -> RunSpec:
     """The run spec; digests are not compared by the peers themselves, so that nothing is healed behind our back."""
-    return RunSpec.from_mapping(
-        {
-            "name": "recovery",
-            "model": {"recipe": "custom"},
-            "network": {"relay": "none"},
-            "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": len(ROLES) * SAMPLES * MICRO_BATCHES_A_STEP},
-            "averaging": {"codec": codec},
-            "state": {"digest_every": 1_000_000},
-            "checkpoints": {"every_steps": 0},
-        }
+    return plain_spec(
+        "recovery",
+        len(ROLES) * SAMPLES * MICRO_BATCHES_A_STEP,
+        averaging={"codec": codec},
+        state={"digest_every": 1_000_000},
     )
 
 

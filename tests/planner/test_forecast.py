@@ -483,8 +483,8 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "18M"], "give a FILE or LINK, or --model with one of --peers, --memory and --measure"),
-        (["x.toml", "--model", "18M", "--peers", PEERS], "give a FILE or LINK"),
+        (["--model", "18M"], "give a SCENARIO, a LINK or --model with one of --peers, --memory and --measure"),
+        (["x.toml", "--model", "18M", "--peers", PEERS], "give a SCENARIO, a LINK or --model with --peers"),
         (["--model", "18M", "--peers", PEERS, "--memory", "8GB"], "with one of --peers, --memory and --measure"),
         (["--model", "18M", "--peers", PEERS, "--offload"], "--offload: not with --peers"),
         (["--model", "18M", "--memory", "8GB", "--codec", "int8"], "--codec: not with --memory"),
@@ -492,7 +492,7 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
         (["--model", "18M", "--memory", "8GB", "--precision", "x"], "it must be one of auto, single, half"),
         (["--model", "18M", "--memory", "8GB", "--optimizer", "sgd", "--state-bits", "8"], "state_bits = 8 is for"),
         (["--model", "gpt2", "--memory", "8GB", "--checkpoint-activations"], "only a recipe says"),
-        (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: not with a FILE or LINK"),
+        (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: not with a SCENARIO or LINK"),
         (["--model", "resnet-50", "--peers", PEERS, "--tokens", "5"], "--tokens: samples of resnet-50 are images"),
         (["--model", "18M", "--peers", PEERS, "--codec", "int5"], "--codec 'int5': 'int5' is none of float32"),
         (

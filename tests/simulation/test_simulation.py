@@ -191,15 +191,16 @@ def test_slow_processors_apply_slowly() -> None:
     assert outcome.phases_s["apply"] == pytest.approx(0.35, rel=0.1)
 
 
-def test_latency_between_regions_makes_rounds_longer(small: tuple[Outcome, Path]) -> None:
+@pytest.mark.parametrize("path", ['latency = "400ms"', 'latency = "1ms"\nrate = "60kbit"'])
+def test_a_slow_path_between_regions_makes_rounds_longer(path: str, small: tuple[Outcome, Path]) -> None:
     near = small[0].steps[-1]
     far = SMALL.replace('name = "home"\n', 'name = "home"\nregion = "here"\n')
     far += '[[peers]]\nname = "far"\nregion = "there"\nsamples_per_second = 10\n'
-    far += '[[paths]]\nbetween = ["here", "there"]\nlatency = "400ms"\n'
+    far += '[[paths]]\nbetween = ["here", "there"]\n' + path
     steps = simulate(far, "stop.steps=6").steps
     assert steps[-1].members == near.members + 1
     longest = max(step.round_s for step in steps)  # a round that the far peer leads, or is led by, takes half of that
-    assert longest > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
+    assert longest > near.round_s + 1.2  # four ways of 400 ms but for what overlaps, or 7 kB at that rate
 
 
 @pytest.mark.parametrize(

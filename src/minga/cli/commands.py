@@ -527,11 +527,11 @@ class PlanCommand(LookingOptions, ThreadsOptions):
     """Forecast a run with given machines, or explain the plan of one.
 
     With --model and --peers it forecasts; with --model and --memory it says what fits into a device; with --model and
-    --measure it measures this machine, which `--peers "(this, …)"` then means. Of a live run, by its LINK, it shows who
-    reduces how much and why.
+    --measure it measures this machine, which `--peers "(this, …)"` then means. Of a live run, by its LINK, or of a
+    SCENARIO it shows who reduces how much and why.
     """
 
-    source: str | None = argument("FILE|LINK", "A TOML file of peers, or a run's link.", default=None)
+    source: str | None = argument("SCENARIO|LINK", "A scenario of `minga sim`, or a run's link.", default=None)
     model: str | None = option("A model (gpt2, …), 18M (parameters), a run spec or .safetensors file.", default=None)
     peers: str | None = option(
         'Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".', default=None
@@ -575,10 +575,10 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         ways = {"--peers": self.peers, "--memory": self.memory, "--measure": self.measure or None}
         chosen = [name for name, value in ways.items() if value is not None]
         if self.source is not None and (self.model or chosen):
-            raise ConfigurationError("give a FILE or LINK, or --model with --peers, --memory or --measure, not both")
+            raise ConfigurationError("give a SCENARIO, a LINK or --model with --peers, --memory or --measure, not both")
         if self.source is None and (len(chosen) != 1 or (self.model is None and not self.measure)):
-            raise ConfigurationError("give a FILE or LINK, or --model with one of --peers, --memory and --measure")
-        way = chosen[0] if chosen else "a FILE or LINK, which says what its run does"
+            raise ConfigurationError("give a SCENARIO, a LINK or --model with one of --peers, --memory and --measure")
+        way = chosen[0] if chosen else "a SCENARIO or LINK, which says what its run does"
         idle = [name for name, (value, ways_of_it) in self._given().items() if value and way not in ways_of_it]
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")

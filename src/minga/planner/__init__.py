@@ -2,9 +2,9 @@
 
     peer_text, devices, device_memory ┐
     model_facts ──────────────────────┴─▶ planned_run ─▶ forecast ─▶ comparison (ways) ─▶ advice, auto_choice
-    swarm_file ─▶ explanation (lower_bound)
+    explanation (lower_bound)
 
-Read: peer_text (peers in one line), swarm_file (peers in a file), devices (how fast they compute), model_facts (what
+Read: peer_text (peers in one line), devices (how fast they compute), model_facts (what
 travels, how much work a sample is), device_memory (which micro-batch fits), planned_run (what a run fixes, and peers as
 plans take them), forecast (entry: when a step is full, what it takes, the memory of a peer), explanation (what a plan
 means for each peer, in sentences and as values), lower_bound (the shortest round that is possible), ways (strategies

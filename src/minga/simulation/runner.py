@@ -151,6 +151,8 @@ class Simulation:
             swarm.add_relay(relay.name, rate, latency_s=relay.latency.values[0], region=relay.region or "")
         for path in scenario.paths:
             swarm.internet.set_region_latency(path.between[0], path.between[-1], path.latency.values[0])
+            if path.rate is not None:
+                swarm.internet.set_region_rate(path.between[0], path.between[-1], path.rate.values[0])
         return swarm
 
     def _after_step(self, step: int) -> None:

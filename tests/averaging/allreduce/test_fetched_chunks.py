@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 
@@ -22,9 +21,9 @@ ENCODED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.1, "int4":
 AS_FLOAT32 = ["int8(rounding=stochastic)"]
 
 
-async def fetched(choice: str, *, is_earlier: bool = False) -> tuple[list[torch.Tensor], float]:
+async def fetched(choice: str) -> tuple[list[torch.Tensor], float]:
     """What all have after a round in which the link between two of them broke, and the bytes for each element that one
-    fetched from the coordinator, which may be of an earlier build.
+    fetched from the coordinator.
     """
     layout, bytes_each = VectorLayout((NUMEL,), choice), list[float]()
     world = World(COUNT, up_bytes_per_s=1e5, down_bytes_per_s=1e5)
@@ -43,8 +42,7 @@ async def fetched(choice: str, *, is_earlier: bool = False) -> tuple[list[torch.
             await send(body)
 
         patch.setattr(stream, "send_bulk", count)
-        asked = msgspec.structs.replace(request, encoded=False) if is_earlier else request
-        await sender.serve_fetch(round, stream, asked)
+        await sender.serve_fetch(round, stream, request)
         bytes_each.append(sum(sizes) / sum(round.chunks[index].numel for index in request.chunks))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -85,14 +83,4 @@ def test_what_a_codec_does_not_give_again_bit_for_bit_comes_as_float32(monkeypat
         assert bytes_each == 4.0
 
     monkeypatch.setattr(CastCodec, "_decode", decode)
-    main()
-
-
-def test_an_earlier_build_sends_float32_and_that_is_taken() -> None:
-    @virtually
-    async def main() -> None:
-        results, bytes_each = await fetched("float16", is_earlier=True)
-        assert all(torch.equal(result, results[0]) for result in results)
-        assert bytes_each == 4.0
-
     main()

@@ -1,4 +1,4 @@
-"""`minga plan`: files of peers, what is refused and how it is said, the explanation, live boards."""
+"""`minga plan`: scenarios, the explanation, live boards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minga.averaging.links import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import StrategyChoice
-from minga.cli.planning.plan import _is_link, plan_table
+from minga.cli.planning.plan import _is_link, _simulated, plan_table
 from minga.cli.taking_part.status import plan_line
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
@@ -26,16 +26,22 @@ from minga.planner.forecast import forecast
 from minga.planner.model_facts import ModelFacts
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
-from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
 
-HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
-HOME = '[[peers]]\nname = "home"\ncount = 8\nupload = "20Mbit"\ndownload = "100Mbit"\nsamples_per_second = 10\n'
-CLOUD = '[[peers]]\nname = "cloud"\nupload = "1Gbit"\nrole = "auxiliary"\n'
+HEAD = """[model]
+kind = "ghost"
+parameters = 17_850_000
+[training]
+target_batch_size = 4096
+[averaging]
+codec = "float16"
+"""
+HOME = '[[peers]]\nname = "home"\ncount = 8\nup = "20Mbit"\ndown = "100Mbit"\nsamples_per_second = 10\n'
+CLOUD = '[[peers]]\nname = "cloud"\nup = "1Gbit"\ndown = "1Gbit"\nrole = "auxiliary"\n'
 WORK = StepWork(0.286 * GBIT, 4096.0)
 SIZE = 100_000_000
 
@@ -52,94 +58,67 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_of_peers(tmp_path: Path) -> None:
-    swarm = read_swarm_file(written(tmp_path, HEAD + HOME + CLOUD))
-    assert swarm.names == (*(f"home {number}" for number in range(1, 9)), "cloud")
-    assert swarm.work == StepWork(35_700_000.0, 4096.0, overlapped=False)
-    home, cloud = swarm.rates.peers[0], swarm.rates.peers[8]
-    assert (home.upload, home.download, home.sends, home.aggregates) == (2.5e6, 12.5e6, True, True)
-    assert (cloud.upload, cloud.download, cloud.sends) == (125e6, 125e6, False)
+def test_a_scenario_is_planned_with_the_peers_that_it_has(tmp_path: Path) -> None:
+    text = HEAD + HOME + "dialable = 0.5\n" + CLOUD
+    swarm = _simulated(str(written(tmp_path, text)))
+    by_name = dict(zip(swarm.names, swarm.rates.peers, strict=True))
+    assert set(by_name) == {*(f"home-{number}" for number in range(1, 9)), "cloud-1"}
+    assert swarm.work == StepWork(35_700_000.0, 4096, overlapped=False)
+    home, cloud = by_name["home-1"], by_name["cloud-1"]
+    assert (home.upload, home.download, home.samples_per_second) == (2.5e6, 12.5e6, pytest.approx(10.0))
+    assert (home.sends, home.aggregates, cloud.sends, cloud.aggregates) == (True, True, False, True)
+    assert sum(not each.aggregates for each in swarm.rates.peers) == 4
     found = explain(swarm.rates, swarm.work)
-    assert found.round_s == pytest.approx(14.28, rel=1e-3)
-    assert found.step_s == pytest.approx(4096 / 80 + 14.28, rel=1e-3)
+    assert found.step_s == pytest.approx(4096 / 80 + found.round_s)
+    small = _simulated(str(written(tmp_path, HEAD + HOME + 'memory = "choice 10MB 16GB"\n' + CLOUD)))
+    assert 1 < len(small.names) < 9, "who has too little memory stays away"
 
 
 @pytest.mark.parametrize(
     ("strategy", "codec"), [("synchronous", "float16"), ("leader", "float16"), ("synchronous", "topk(k=41)")]
 )
-def test_a_file_has_the_rounds_of_a_forecast(strategy: str, codec: str, tmp_path: Path) -> None:
+def test_a_scenario_has_the_rounds_of_a_forecast(strategy: str, codec: str, tmp_path: Path) -> None:
     """Also where one peer alone contributes, and where a mean takes more bytes than a contribution."""
-    text = f'{HEAD.replace("float16", codec)}strategy = "{strategy}"\n{HOME}'
-    swarm = read_swarm_file(written(tmp_path, text))
+    head = HEAD.replace("float16", codec).replace("[training]\n", f'[training]\nstrategy = "{strategy}"\n')
+    swarm = _simulated(str(written(tmp_path, head + HOME)))
     model = ModelFacts("17.85M", (17_850_000,), 1e9, 512, None, "as given")
     optimizer, line = OptimizerSection(), "8x(samples_per_s=10, up=20Mbit, down=100Mbit)"
     peers = resolve(parse_peers(line), model, optimizer, 4096)
     foreseen = forecast(PlannedRun(peers, model, optimizer, 4096, StrategyChoice(strategy), codec))
     found, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
     assert found.round_s == pytest.approx(foreseen.round_s)
-    assert found.computing_s == 4096 / 80
+    assert found.computing_s == pytest.approx(4096 / 80)
     sent = sum(task.upload_bytes for task in found.tasks) / 8
     assert sent == pytest.approx(foreseen.classes[0].upload_bytes)
     assert others.resting_step_s == pytest.approx(found.step_s)
     assert (others.bound_s is None) is ((strategy, codec) != ("synchronous", "float16"))
 
 
-def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
-    text = 'target_batch_size = 1\nvector_bytes = 1_000\nstrategy = "delayed"\n'
-    for name, site in (("a", "north"), ("b", "north"), ("c", "south")):
-        text += f'[[peers]]\nname = "{name}"\ncount = 2\nupload = "1Gbit"\nsite = "{site}"\n'
-    text += '[[paths]]\nbetween = ["north", "south"]\nrate = "50Mbit"\n[[paths]]\nbetween = ["c"]\nrate = "none"\n'
-    swarm = read_swarm_file(written(tmp_path, text))
-    across = {(i, j) for i in range(4) for j in (4, 5)}
-    slow = {pair for pair, rate in swarm.rates.pairs.items() if rate == 6.25e6}
-    assert slow == across | {(j, i) for i, j in across}
-    assert {pair for pair, rate in swarm.rates.pairs.items() if rate == 0.0} == {(4, 5), (5, 4)}
-    assert swarm.work == StepWork(1000.0, 1.0, overlapped=True)
+def test_paths_between_the_regions_of_a_scenario_are_planned_with_their_rates(tmp_path: Path) -> None:
+    text = HEAD
+    for name, region in (("a", "north"), ("b", "north"), ("c", "south")):
+        text += HOME.replace("home", name).replace("8", "2") + f'region = "{region}"\n'
+    text += '[[paths]]\nbetween = ["north", "south"]\nlatency = "1ms"\nrate = "50Mbit"\n'
+    text += '[[paths]]\nbetween = ["south"]\nlatency = "1ms"\nrate = "10Mbit"\n'
+    swarm = _simulated(str(written(tmp_path, text)))
+    rate_of = {(swarm.names[i][0], swarm.names[j][0]): rate for (i, j), rate in swarm.rates.pairs.items()}
+    slow = dict.fromkeys((("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")), 6250000.0)
+    assert rate_of == slow | {("c", "c"): 1.25e6}
+    assert len(swarm.rates.pairs) == 2 * 4 * 2 + 2
+
+
+def test_a_scenario_in_which_nobody_has_the_memory_has_no_plan(tmp_path: Path) -> None:
+    alone = HOME.replace("count = 8", 'memory = "choice 16GB 1MB 1MB 1MB 1MB 1MB 1MB"')
+    with pytest.raises(ConfigurationError, match="enough memory"):
+        _simulated(str(written(tmp_path, HEAD + alone)))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1,000,000,000"),
-        (HEAD, "peers: missing; it must be 1 to 1000 tables, each under its own [[peers]]"),
-        ("target_batch_size = 1\n" + HOME, "give either parameters or vector_bytes"),
-        ("vector_bytes = 5\n" + HEAD + HOME, "give either parameters or vector_bytes"),
-        ("batch_size = 1\n" + HEAD + HOME, "batch_size: unknown key; did you mean target_batch_size?"),
-        (HEAD + HOME.replace('"20Mbit"', "20"), "[[peers]] number 1: upload = 20: must be a rate such as"),
-        (HEAD + HOME.replace('"20Mbit"', '"0Mbit"'), "[[peers]] number 1: upload = '0Mbit'"),
-        (HEAD + HOME.replace('"20Mbit"', '"-5Mbit"'), "[[peers]] number 1: upload = '-5Mbit'"),
-        (HEAD + HOME.replace('"20Mbit"', '"nan"'), "upload = 'nan'"),
-        (HEAD + HOME.replace('"20Mbit"', '"none"'), "upload = 'none'"),
-        (HEAD + HOME.replace('"20Mbit"', '"1e30Gbit"'), "upload = '1e30Gbit'"),
-        (HEAD + HOME.replace('"20Mbit"', '"99999999999999999Gbit"'), "out of range"),
-        (HEAD + HOME.replace("second = 10", "second = nan"), "samples_per_second = nan"),
-        (HEAD + HOME.replace("second = 10", "second = -1"), "samples_per_second = -1: must be a number of at least 0"),
-        (HEAD + HOME.replace("count = 8", "count = 0"), "count = 0: must be a whole number from 1 to 1,000"),
-        (HEAD + HOME.replace("count = 8", "count = 1000") + CLOUD, "1001 peers in all; there may be at most 1000"),
-        (HEAD + HOME + HOME, "[[peers]] number 2: name = 'home': used twice"),
-        (HEAD + HOME + 'role = "boss"\n', 'role = \'boss\': must be one of "trainer", "client", "auxiliary"'),
-        (HEAD + HOME + "[[paths]]\nbetween = []\nrate = 'none'\n", "[[paths]] number 1: between"),
-        (HEAD + HOME + "[[paths]]\nbetween = ['x']\nrate = 'none'\n", "'x' is no name or site of [[peers]]"),
-        (HEAD + HOME + "[[paths]]\nbetween = ['home']\nrate = 'never'\n", "[[paths]] number 1: rate = 'never'"),
-        (HEAD + "[peers]\nname = 'x'\n", ": must be 1 to 1000 tables, each under its own [[peers]]"),
-        (HEAD + HOME + "site = 'cloud'\n" + CLOUD, "'cloud' is the name of a site and of other peers"),
-        ("target_batch_size = ", "not valid TOML"),
-    ],
+    ("source", "said"), [("attack-alie", "do not trust each other"), ("split-clinics", "the model is cut")]
 )
-def test_what_is_refused_names_file_key_and_what_is_allowed(text: str, said: str, tmp_path: Path) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(ConfigurationError) as refused:
-        read_swarm_file(path)
-    assert str(path) in str(refused.value)
-    assert said in str(refused.value)
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "large").write_bytes(b"#" * (1 << 20) + b"#")
-    for name, said in (("missing", "cannot be read"), ("binary", "not a text in UTF-8"), ("large", "more than")):
-        with pytest.raises(ConfigurationError, match=said):
-            read_swarm_file(tmp_path / name)
+def test_a_scenario_without_a_plan_is_refused(source: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        _simulated(source)
 
 
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,16 +128,12 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
             minga.cli.main(["plan", *arguments])
         assert end.value.code == 0
     printed = capfd.readouterr().out
-    assert "it waits for the upload of home 1" in printed
-    assert "home 1 and 7 more" in printed
+    assert "it waits for the upload of home-1" in printed
+    assert "home-1 and 7 more" in printed
     values = json.loads(printed.splitlines()[-1])
     assert values["round_s"] == values["bound_s"] == pytest.approx(14.28)
-    assert values["binding"] == {"kind": "upload", "peer": "home 1", "other": None}
-    assert values["parts"] == [{"share": 1.0, "root": "cloud", "relays": []}]
-    with pytest.raises(SystemExit) as end:
-        minga.cli.main(["plan", str(written(tmp_path, HEAD + HOME + 'role = "client"\n'))])
-    assert end.value.code not in (0, 1)
-    assert "all peers are clients" in capfd.readouterr().err
+    assert values["binding"] == {"kind": "upload", "peer": "home-1", "other": None}
+    assert values["parts"] == [{"share": 1.0, "root": "cloud-1", "relays": []}]
 
 
 def test_links_and_paths_are_told_apart() -> None:

@@ -111,6 +111,18 @@ async def test_a_limited_path_leaves_the_rest_of_the_uplink_to_others() -> None:
 
 
 @virtually
+async def test_each_path_between_two_regions_has_their_rate() -> None:
+    world = World()
+    hub = world.internet.host(HostSettings(region="north"))
+    far = [world.internet.host(HostSettings(region="south")) for _ in range(2)]
+    world.internet.set_region_rate("south", "north", 1e6)
+    pairs = [await world.streams(hub, each) for each in far] + [await world.streams(far[0], hub)]
+    times = await asyncio.gather(*(world.transfer_s(*pair, 2_000_000) for pair in pairs))
+    assert times == pytest.approx([2.0] * 3, rel=0.05)
+    assert await world.transfer_s(*await world.streams(*far), 2_000_000) < 0.1  # inside a region nothing is limited
+
+
+@virtually
 async def test_what_waits_for_a_limited_path_goes_on_after_a_cut() -> None:
     world = World()
     source, target = world.internet.host(), world.internet.host()

@@ -118,6 +118,10 @@ def test_all_scenarios_are_shipped() -> None:
         ("[training]\nseed = 3\n" + HOME, "training.seed: in a scenario it is seed, above all sections"),
         ("[training]\nstop_after_steps = 3\n" + HOME, "training.stop_after_steps: in a scenario it is steps in [stop]"),
         ('[network]\nrelay = "public"\n' + HOME, "network.relay: a scenario has tables under [[relays]]"),
+        (
+            HOME + 'region = "x"\n[[paths]]\nbetween = ["x"]\nlatency = "3s"\nrate = "uniform 1Mbit 2Mbit"',
+            "[[paths]] number 1: rate = 'uniform 1Mbit 2Mbit': it must be one rate, not a distribution",
+        ),
         (HOME + '[[paths]]\nbetween = ["mars"]\nlatency = "3s"', "'mars' is no region of [[peers]]; there are: none"),
         (
             HOME + 'region = "x"\n' + '[[paths]]\nbetween = ["x"]\nlatency = "3s"\n' * 2,

@@ -127,13 +127,12 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 class FetchChunks(msgspec.Struct, frozen=True):
-    """Ask a member for reduced chunks; it answers each as soon as it has it: as float32, or if `encoded` and that is
-    shorter as its codec has it.
+    """Ask a member for reduced chunks; it answers each as soon as it has it: as its codec has it if that is shorter and
+    gives the same values bit for bit, else as float32.
     """
 
     round_id: RoundId
     chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
-    encoded: bool = False
 
 
 class Hold(msgspec.Struct, frozen=True):

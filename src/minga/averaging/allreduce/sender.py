@@ -144,7 +144,7 @@ async def _idle(stream: MessageStream, patience_s: float) -> None:
 
 
 async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
-    await stream.send(FetchChunks(round.plan.round_id, wanted, encoded=True))
+    await stream.send(FetchChunks(round.plan.round_id, wanted))
     for index in wanted:
         values = torch.empty_like(round.reduced[index])
         counted = await receive_counted(round, stream)
@@ -169,7 +169,7 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
             if round.aborted:
                 raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
             await round.came.wait()
-        encoded = _encoded(round, index) if request.encoded else None
+        encoded = _encoded(round, index)
         body = as_bytes(round.reduced[index]) if encoded is None else encoded
         if round.tells_counted:
             await stream.send(CountedMembers(round.told.get(index, b"")))

@@ -1,4 +1,4 @@
-"""`minga plan`: who would reduce what, how long it takes and why, for a live run or a file of peers."""
+"""`minga plan`: who would reduce what, how long it takes and why, in a live run or a scenario."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import contextlib
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import permutations
 
 from rich.table import Table
 
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context, tell_cautions
 from minga.cli.terminal.output import Display, plain_table
@@ -17,17 +22,29 @@ from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
 from minga.planner.explanation import Explanation, PeerTask, alternatives, explain, plan_json, plan_text
-from minga.planner.swarm_file import SwarmFile, read_swarm_file
+from minga.simulation.lifecycle import population
+from minga.simulation.scenario.scenario import Scenario, read_scenario
+from minga.training.status.run_status import live_work
 
 LOOK_S = 5.0
 POLL_S = 0.2
 MAX_ROWS = 40
+NOT_PLANNED = "members do not trust each other, so all reduce equal parts and there is no plan to explain"
+
+
+@dataclass(frozen=True)
+class _PlannedPeers:
+    """What a plan is made for; `names` are those of the peers, in their order."""
+
+    names: tuple[str, ...]
+    rates: SwarmRates
+    work: StepWork
 
 
 def run_plan(options: PlanCommand, context: Context) -> None:
-    """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
+    """Explain the plan of a run that a link names, or of a scenario in which all its peers are there."""
     source = str(options.source)
-    swarm = _live(source, options, context) if _is_link(source) else read_swarm_file(Path(source))
+    swarm = _live(source, options, context) if _is_link(source) else _simulated(source)
     if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
         raise ConfigurationError(
             f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
@@ -43,17 +60,49 @@ def _is_link(source: str) -> bool:
     return re.match(rf"\s*{PREFIX}[0-9]", source, re.IGNORECASE) is not None and not set(source) & set("./\\")
 
 
-def _live(link: str, options: PlanCommand, context: Context) -> SwarmFile:
-    """The peers of a live run, as their board describes them."""
-    from minga.training.status.run_status import live_work
+def _simulated(source: str) -> _PlannedPeers:
+    """The peers of a scenario that have the memory for its model, with the lines and the speeds that they draw."""
+    scenario = Scenario.from_mapping(read_scenario(source), source)
+    if scenario.security.verification == "byzantine":
+        raise ConfigurationError(f"{source}: in this run {NOT_PLANNED}")
+    if scenario.split.is_on:
+        raise ConfigurationError(f"{source}: the model is cut, and its server trains the shared part: no plan is made")
+    peers = [each for each in population(scenario) if each.fits]
+    if not peers:
+        raise ConfigurationError(f"{source}: none of the peers drew enough memory for this model")
+    rates = tuple(
+        PeerRates(
+            each.host.up_bytes_per_s,
+            each.host.down_bytes_per_s,
+            0.0 if each.trainer is None else each.trainer.samples_per_second,
+            sends=each.trainer is not None,
+            aggregates=each.host.dialable,
+        )
+        for each in peers
+    )
+    limits = {frozenset(path.between): path.rate.values[0] for path in scenario.paths if path.rate is not None}
+    regions = [each.host.region for each in peers]
+    ends = ((pair, frozenset(regions[index] for index in pair)) for pair in permutations(range(len(peers)), 2))
+    pairs = {pair: limits[path] for pair, path in ends if path in limits}
+    layout, spec = VectorLayout((scenario.parameters,), scenario.averaging.codec), scenario.run_spec().at(0)
+    sizes = float(layout.upload_bytes(0, layout.total)), float(layout.download_bytes(0, layout.total))
+    (batch, _), facts = round_batch_range(spec), facts_of(spec)
+    work = StepWork(
+        max(sizes),
+        batch,
+        facts.max_in_flight > 0,
+        sizes if sizes[0] != sizes[1] else None,
+        facts.contributors == "best",
+    )
+    return _PlannedPeers(tuple(each.name for each in peers), SwarmRates(rates, pairs), work)
 
+
+def _live(link: str, options: PlanCommand, context: Context) -> _PlannedPeers:
+    """The peers of a live run, as their board describes them."""
     with options.looking_into(link, context) as joined:
         session, spec = joined.session, joined.spec
         if spec.security.verification == "byzantine":
-            raise ConfigurationError(
-                "in this run members do not trust each other, so all reduce equal parts and there is no plan to "
-                "explain; `minga status` shows who takes part"
-            )
+            raise ConfigurationError(f"in this run {NOT_PLANNED}; `minga status` shows who takes part")
         with contextlib.suppress(ConfigurationError):  # who only looks on need not have all packages of the run
             tell_cautions(spec, context.output)
         until = time.monotonic() + LOOK_S
@@ -64,7 +113,7 @@ def _live(link: str, options: PlanCommand, context: Context) -> SwarmFile:
             time.sleep(POLL_S)
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
-    return SwarmFile(tuple(one[:10] for one in live.peers), live.rates, work)
+    return _PlannedPeers(tuple(one[:10] for one in live.peers), live.rates, work)
 
 
 def plan_table(explanation: Explanation, names: Sequence[str]) -> Table:

@@ -480,6 +480,11 @@ class VirtualInternet:
         check_latency("latency_s", latency_s)
         self.paths.set_region_latency(first, second, latency_s)
 
+    def set_region_rate(self, first: str, second: str, bytes_per_s: float) -> None:
+        """Limit the rate of each path between hosts of two regions (or of one), in each direction."""
+        check_rate("bytes_per_s", bytes_per_s)
+        self.paths.set_region_rate(first, second, bytes_per_s)
+
     def set_path_rate(
         self, source: VirtualNetwork | str, target: VirtualNetwork | str, bytes_per_s: float | None
     ) -> None:

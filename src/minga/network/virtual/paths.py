@@ -365,6 +365,7 @@ class NetworkPaths:
         self._rng, self._on_delivery = rng, on_delivery
         self._latencies_s: dict[tuple[Host, Host], float] = {}
         self._region_latencies_s: dict[tuple[str, str], float] = {}
+        self._region_rates: dict[tuple[str, str], float] = {}
         self._limits: dict[tuple[Host, Host], LineDirection] = {}
         self._relays: dict[tuple[Host, Host], Relay] = {}
         self._cuts: dict[tuple[Host, Host], None] = {}
@@ -385,6 +386,10 @@ class NetworkPaths:
     def set_region_latency(self, first: str, second: str, seconds: float) -> None:
         """Add seconds to the one-way latency between two regions, both ways."""
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
+
+    def set_region_rate(self, first: str, second: str, rate: float) -> None:
+        """Let no more than `rate` bytes per second pass on each path between two regions, both ways."""
+        self._region_rates[first, second] = self._region_rates[second, first] = rate
 
     def relay(self, one: Host, other: Host) -> Relay | None:
         """The relay through which two hosts talk at present; None if they have a direct path, or do not talk."""
@@ -410,7 +415,10 @@ class NetworkPaths:
         """What the path from `source` to `target` carries, if that is limited."""
         if (relay := self.relay(source, target)) is not None:
             return relay.line
-        return self._limits.get((source, target))
+        pair, regions = (source, target), (source.region, target.region)
+        if pair not in self._limits and regions in self._region_rates:
+            self._limits[pair] = self.link(self._region_rates[regions])
+        return self._limits.get(pair)
 
     def set_limit(self, source: Host, target: Host, rate: float | None) -> None:
         """Let no more than `rate` bytes per second pass from `source` to `target`."""

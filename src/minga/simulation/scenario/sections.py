@@ -272,6 +272,13 @@ def _plausible(latency: Duration) -> Duration:
     return latency
 
 
+def _one_rate(rate: Rate | None) -> Rate | None:
+    """The same, where a distribution would mean nothing. Raises `ValueError`."""
+    if rate is not None and rate.shape != "constant":
+        raise ValueError("it must be one rate, not a distribution")
+    return rate
+
+
 class ModelTable(Section):
     """What is trained: a small classifier that learns, or a ghost, which only has a size."""
 
@@ -374,9 +381,7 @@ class RelayTable(Section):
     @field_validator("rate")
     @classmethod
     def _check_rate(cls, rate: Rate | None) -> Rate | None:
-        if rate is not None and rate.shape != "constant":
-            raise ValueError("it must be one rate, not a distribution")
-        return rate
+        return _one_rate(rate)
 
     @field_validator("latency")
     @classmethod
@@ -396,6 +401,12 @@ class RegionPath(Section):
         ..., "the two regions, or the one", "a list of one or two regions of [[peers]]"
     )
     latency: Duration = quantity(..., "duration", "one-way, added to that of both ends' lines")
+    rate: Rate | None = quantity(None, "rate", "limit of each path, in each direction; none if left out")
+
+    @field_validator("rate")
+    @classmethod
+    def _check_rate(cls, rate: Rate | None) -> Rate | None:
+        return _one_rate(rate)
 
     @field_validator("latency")
     @classmethod
