@@ -197,6 +197,9 @@ def _check_equation(aggregator: AnyAggregator, rows: torch.Tensor, factor: float
     left = float(residual(rows, found.value, radius).norm())
     _require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
     _require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
+    held_to, leaves = aggregator.limits(rows)
+    _require(0.9 <= radius / held_to <= 1.1, aggregator, f"{what}: a radius other than that which it is held to")
+    _require(found.residual_norm <= 1.1 * leaves, aggregator, f"{what}: more is left than it is held to")
     median = float((rows.double() - found.value).norm(dim=1).median())
     _require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
 

@@ -172,6 +172,17 @@ def test_the_radius_follows_the_honest_rows() -> None:
         assert 0.6 * alone < CenteredClip().aggregate(torch.cat([honest, hostile])).dispersion < 2.0 * alone, name
 
 
+def test_limits_have_the_same_bits_on_every_machine() -> None:
+    """Theirs are pinned, and rows of whole numbers hold the same everywhere; those of `aggregate` hang on a library."""
+    numbers = torch.arange(15 * 70_001).reshape(15, -1)
+    rows = ((numbers * numbers % 7919) - 3960).float() / 64
+    radius, left = CenteredClip().limits(rows)
+    assert (radius.hex(), left.hex()) == ("0x1.1cbbdf99c8eeap+13", "0x1.0af0586ab5ed3p+2")
+    found = CenteredClip().aggregate(rows)
+    assert found.clip_radius == pytest.approx(radius, rel=1e-4)
+    assert found.residual_norm <= left
+
+
 def test_bias_is_what_the_radius_allows() -> None:
     rows = attacked(4000)
     for radius in (3.0, 10.0):

@@ -141,15 +141,19 @@ hostile; of the third it plays the weaker one. To those who compute again the ot
 @pytest.mark.parametrize("attack", [soaked(name) if name in ELSEWHERE else name for name in WRONG])
 def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
     """Also when half of those who contribute are hostile, because the validator of the step is honest; and though
-    neither senders nor aggregators show anybody the parts in which they lie.
+    neither senders nor aggregators show anybody the parts in which they lie: who does not where a radius raised a doubt
+    goes for that.
 
     With this seed the lots fall on all three within eight steps.
     """
+    hides = attack == "own-parts"
 
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 11, seed=4, hides=attack == "own-parts")
-        assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
+        swarm = await fight(attack, 7, HOSTILE, 11, seed=4, hides=hides)
+        bans = swarm.bans(swarm.honest[0])
+        assert bans.keys() == set(HOSTILE)
+        assert set(bans.values()) <= {"WRONG_GRADIENT", *(["UNDELIVERED"] if hides else [])}
 
     run()
 

@@ -2,7 +2,9 @@
 
 The radius of clipping follows from the parts themselves: `clip_factor` times the median distance of the parts from the
 aggregate. Less than half hostile parts cannot move that median beyond the distances of the honest ones, and since all
-publish their distances (`PartClaim.norm`), everybody sees whether an aggregator named a radius of its own liking.
+publish their distances (`PartClaim.norm`), everybody sees whether an aggregator named a radius of its own liking. But
+where a quarter of the parts lie far away, a radius that is too large draws the aggregate so near to them that all
+distances grow with it: it is therefore compared with the distances of past steps, too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
 from minga.security.protocol.rules import SecureSettings
-from minga.security.robust.interface import AGGREGATORS, Aggregate
+from minga.security.robust.interface import AGGREGATORS
 from minga.security.verification.checks import (
     Offence,
     PublishedClaims,
@@ -41,6 +43,9 @@ RADIUS_TOLERANCE = 2.0
 """A radius raises a doubt if it is more times than this as large or small as the published distances say: those are
 distances from the aggregate, but it is found from the distances from the geometric median. Where half of the parts lie
 far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
+
+RADIUS_GROWTH = 4.0
+"""A radius that is more times as large as the dispersion that past steps let expect raises a doubt, too."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
 """Residual, in radii, at which an honest aggregator stops; see `Aggregator`."""
@@ -141,7 +146,7 @@ class StepMath:
             if (
                 self._is_off(one, value)
                 or is_far(one, norm_bound(dispersion, one.radius))
-                or not self._is_usual(one.radius, distance)
+                or not self._is_usual(one.radius, distance, dispersion)
             ):
                 doubtful.append(part)
         return doubtful
@@ -162,12 +167,13 @@ class StepMath:
         if bans:
             return bans
         published, value = self._published(record, part), _array(record.values[part])
-        own = self._aggregator.aggregate(list(rows.values()))
+        radius, left = self._aggregator.limits(list(rows.values()))
+        radius = max(radius, _LEAST_RADIUS)
         arrays = {peer: _array(row) for peer, row in rows.items()}
-        directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
+        directions, accuracy = self._directions(record, part), _attainable(radius, left / len(rows))
         for finding in check_averaging(published, arrays, value, directions, accuracy):
             bans.setdefault(finding.accused, _REASONS[finding.offence])
-        if not _is_near(published.radius, max(own.clip_radius, _LEAST_RADIUS)):
+        if not _is_near(published.radius, radius):
             bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
         return bans
 
@@ -180,7 +186,10 @@ class StepMath:
         # The length of the aggregate adds little to the limit, and all its bytes have to be read for it.
         return found > limit(0.0) and found > limit(norm(_array(value)))
 
-    def _is_usual(self, radius: float, distance: float) -> bool:
+    def _is_usual(self, radius: float, distance: float, dispersion: float) -> bool:
+        """Whether a radius suits the distances of this step, and those of past ones if there are any."""
+        if self.history.steps and radius > max(self.settings.clip_factor * RADIUS_GROWTH * dispersion, _LEAST_RADIUS):
+            return False
         return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
 
     def _published(
@@ -201,13 +210,12 @@ class StepMath:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 
-def _attainable(own: Aggregate, senders: int) -> ResultAccuracy:
-    """The accuracy that may be asked of who aggregated the same parts.
+def _attainable(radius: float, left: float) -> ResultAccuracy:
+    """The accuracy that may be asked of who aggregated parts, where `left` of each may be left of the equation.
 
     Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.
     """
-    left = own.residual_norm / (senders * max(own.clip_radius, _LEAST_RADIUS))
-    return ResultAccuracy(min(max(AGGREGATE_RESIDUAL, SOLVER_LEEWAY * left), LEAST_ACCURATE))
+    return ResultAccuracy(min(max(AGGREGATE_RESIDUAL, SOLVER_LEEWAY * left / radius), LEAST_ACCURATE))
 
 
 def _is_near(radius: float, expected: float) -> bool:

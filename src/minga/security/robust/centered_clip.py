@@ -30,9 +30,25 @@ import numpy as np
 import torch
 
 from minga.averaging.codecs.interface import is_finite
-from minga.security.robust.geometric_median import Location, Numbers, geometric_median, huber_location, weighted_median
+from minga.security.robust.geometric_median import (
+    MOST_ITERATIONS,
+    Location,
+    Numbers,
+    geometric_median,
+    huber_location,
+    weighted_median,
+)
 from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.rows import SINGLE_ROUNDING, Gram, RowData, Rows, double_sum, single_sum, squared_distances
+from minga.security.robust.rows import (
+    SINGLE_ROUNDING,
+    Gram,
+    RowData,
+    Rows,
+    double_sum,
+    ordered_sum,
+    single_sum,
+    squared_distances,
+)
 
 _INEXACTNESS: Final = 2.0**-15
 """Share of tau by which the inexactness of distances and sums may shift the mean of D_i."""
@@ -77,6 +93,13 @@ class CenteredClip(Aggregator[ClippedAggregate]):
             residual_norm=float(rows.weights.sum()) * (location.residual_norm + solution.error + rounding),
         )
 
+    def limits(self, rows: RowData) -> tuple[float, float]:
+        """In double precision and with sums in order; `aggregate` may leave `_INEXACTNESS` more."""
+        arranged = Rows(rows)
+        solution = self._solve_in_double(arranged, arranged.weights / len(arranged), in_order=True)
+        left = solution.location.residual_norm + _INEXACTNESS * solution.clip_radius
+        return solution.clip_radius, len(arranged) * left
+
     def _in_single(self, rows: Rows, weights: Numbers) -> tuple[_Solution, torch.Tensor, float] | None:
         """The solution, its value and a bound of how that is rounded; None if single precision is not enough."""
         gram = Gram.single(rows)
@@ -85,18 +108,25 @@ class CenteredClip(Aggregator[ClippedAggregate]):
         solution = self._solve(gram, weights)
         coefficients = solution.location.coefficients
         rounding = (len(rows) + 1) * SINGLE_ROUNDING * float(coefficients @ np.sqrt(np.diag(gram.products)))
-        if not solution.error + rounding <= _INEXACTNESS * solution.clip_radius:
+        is_exact = solution.error + rounding <= _INEXACTNESS * solution.clip_radius
+        if not is_exact or solution.location.iterations == MOST_ITERATIONS:
             return None
         return solution, single_sum(rows, coefficients), rounding
 
     def _in_double(self, rows: Rows, weights: Numbers) -> tuple[_Solution, torch.Tensor, float]:
-        """The same, with the origin moved to the row nearest to the solution until that is near enough."""
-        solution = self._solve(Gram.double(rows), weights)
+        """The same."""
+        solution = self._solve_in_double(rows, weights)
+        return solution, *double_sum(rows, solution.location.coefficients)
+
+    def _solve_in_double(self, rows: Rows, weights: Numbers, *, in_order: bool = False) -> _Solution:
+        """With the origin moved to the row nearest to the solution until that is near enough."""
+        solution = self._solve(Gram.double(rows, in_order=in_order), weights)
         for _ in range(_MOST_MOVES):
             if solution.error <= _INEXACTNESS * solution.clip_radius:
                 break
-            solution = self._solve(Gram.double(rows, int(np.argmin(solution.location.distances))), weights)
-        return solution, *double_sum(rows, solution.location.coefficients)
+            nearest = int(np.argmin(solution.location.distances))
+            solution = self._solve(Gram.double(rows, nearest, in_order=in_order), weights)
+        return solution
 
     def _solve(self, gram: Gram, weights: Numbers) -> _Solution:
         median = geometric_median(gram, weights, _MEDIAN_SMOOTHING, _MEDIAN_TOLERANCE)
@@ -124,7 +154,7 @@ def _residual_error(gram: Gram, weights: Numbers, location: Location, radius: fl
     if radius**2 < gram.smallest_squared:
         return math.inf
     shifts = gram.squared_errors(location.coefficients) * radius / (2 * np.maximum(location.distances, radius) ** 2)
-    return float(weights @ shifts)
+    return float(ordered_sum(weights * shifts))
 
 
 def residual(

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from minga.security.robust.rows import Gram
+from minga.security.robust.rows import Gram, ordered_sum
 
 # ---- The point that minimises a Huber loss of the distances to n rows.
 #
@@ -21,7 +21,8 @@ from minga.security.robust.rows import Gram
 # geometric median, smoothed by r. Iteratively reweighted least squares goes there with v <- sum_i c_i x_i / sum_i c_i,
 # c_i = w_i min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is
 # a weighted mean of rows, so the iteration needs only their inner products (`rows.py`). Where CenteredClip moves by at
-# most r in one iteration, this one leaves a start that is far off at once.
+# most r in one iteration, this one leaves a start that is far off at once. The same products give the same bits
+# everywhere, because all sums are in a fixed order.
 
 
 Numbers = npt.NDArray[np.float64]
@@ -54,14 +55,15 @@ def huber_location(
     squared_norms = np.diag(products)
     norms = np.sqrt(squared_norms)
     for iteration in range(MOST_ITERATIONS + 1):
-        mixed = products @ coefficients
-        distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + coefficients @ mixed, 0.0))
+        mixed = ordered_sum(products * coefficients)
+        distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + ordered_sum(coefficients * mixed), 0.0))
         pulls = weights * (radius / np.maximum(distances, radius))
-        total = pulls.sum()
+        total = ordered_sum(pulls)
         residual = pulls - total * coefficients
         # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
-        inexactness = gram.error * (np.abs(residual) @ norms) ** 2
-        residual_norm = float(np.sqrt(max(0.0, residual @ products @ residual) + inexactness))
+        inexactness = gram.error * ordered_sum(np.abs(residual) * norms) ** 2
+        squared = ordered_sum(residual * ordered_sum(products * residual))
+        residual_norm = float(np.sqrt(np.maximum(squared, 0.0) + inexactness))
         if residual_norm <= tolerance * radius or iteration == MOST_ITERATIONS:
             break
         coefficients = pulls / total
@@ -86,7 +88,7 @@ def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: 
     if spread == 0.0:  # more than half of the weight lies at one point, which no other row can move it from
         there = weights * (gram.squared_distances[row] == 0.0)
         distances = np.sqrt(gram.squared_distances[row])
-        return Location(there / there.sum(), distances, 0.0, 0)
+        return Location(there / ordered_sum(there), distances, 0.0, 0)
     return huber_location(gram, weights, smoothing * spread, start, tolerance)
 
 

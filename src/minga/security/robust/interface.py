@@ -69,6 +69,15 @@ class Aggregator(ABC, Generic[AggregateT_co]):
         return self._aggregate(Rows(rows, weights))
 
     @abstractmethod
+    def limits(self, rows: RowData) -> tuple[float, float]:
+        """What a member is held to who says that it aggregated these finite rows: about the radius tau, and the most
+        that it may leave of the equation.
+
+        Each member decides by it alone who is banned, so it has the same bits on every machine. The sums of a library
+        have not: their order depends on the processor and on the number of threads.
+        """
+
+    @abstractmethod
     def _aggregate(self, rows: Rows) -> AggregateT_co: ...
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -196,6 +196,10 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor | None, count: int)
 #   one; see `_SINGLE_ERROR`.
 # * *double*: float64 throughout, of differences to a centre if one is given. No float32 over- or underflows there.
 #   With the row nearest to v as the centre, ||x_i - c|| <= 2 ||x_i - v||: nothing is left to cancel.
+#
+# The sums of libraries are in an order that suits the processor, so the last bits of both depend on the machine. Where
+# members decide something by the products, each alone, *double* is done with sums *in order*, which takes a few times
+# longer and gives the same bits everywhere.
 
 
 _SINGLE_ELEMENTS: Final = 1 << 16
@@ -230,13 +234,13 @@ class Gram:
         return cls(_symmetric(products), _SINGLE_ERROR, rows.numel * 2.0**-100)
 
     @classmethod
-    def double(cls, rows: Rows, centre: int | None = None) -> Self:
+    def double(cls, rows: Rows, centre: int | None = None, *, in_order: bool = False) -> Self:
         """In float64; raises `NonFiniteRowsError` if rows hold NaN or infinity."""
         products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for _, block in rows.double_blocks():
             if centre is not None:
                 block -= block[centre].clone()
-            products += _products(block, _DOUBLE_ELEMENTS)
+            products += _ordered_products(block) if in_order else _products(block, _DOUBLE_ELEMENTS)
         if not bool(products.isfinite().all()):
             rows.require_finite()
         return cls(_symmetric(products), _DOUBLE_ERROR, 0.0, centre)
@@ -256,7 +260,7 @@ class Gram:
     def squared_errors(self, coefficients: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Bounds of the errors of ||x_i - sum_j a_j x_j||^2, [n], for coefficients a that add up to 1."""
         norms = np.sqrt(np.diag(self.products))
-        bounds: npt.NDArray[np.float64] = self.error * np.square(norms + np.abs(coefficients) @ norms)
+        bounds: npt.NDArray[np.float64] = self.error * np.square(norms + ordered_sum(np.abs(coefficients) * norms))
         return bounds
 
 
@@ -269,6 +273,26 @@ def _products(block: torch.Tensor, elements: int) -> torch.Tensor:
         pieces = block[:, :whole].view(len(block), -1, elements).transpose(0, 1)
         total += torch.bmm(pieces, pieces.transpose(1, 2)).sum(0, dtype=torch.float64)
     return total
+
+
+def _ordered_products(block: torch.Tensor) -> torch.Tensor:
+    """`block @ block.T` of float64, with sums in order."""
+    values, products = block.numpy(), np.zeros((len(block), len(block)))
+    for row in range(len(block)):
+        products[row, row:] = products[row:, row] = ordered_sum(values[row:] * values[row])
+    return torch.from_numpy(products)
+
+
+def ordered_sum(terms: npt.NDArray[np.float64]) -> Any:
+    """The float64 sum over the last axis, whose halves are added as a whole until one element is left: each addition is
+    one of IEEE 754, so the bits are the same on every machine.
+    """
+    while (count := terms.shape[-1]) > 1:
+        half = count // 2
+        folded = terms[..., half:].copy()
+        folded[..., :half] += terms[..., :half]
+        terms = folded
+    return terms[..., 0]
 
 
 def _symmetric(products: torch.Tensor) -> npt.NDArray[np.float64]:
