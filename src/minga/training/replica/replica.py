@@ -303,7 +303,8 @@ class Replica:
     @property
     def _clips_own(self) -> bool:
         """Whether contributions are clipped, and not their mean: of what was saved up for many rounds a mean has lumps,
-        and what clipping cuts of these no peer would take back.
+        and what clipping cuts of these no peer would take back. Means by `powersgd` are hardly longer than gradients,
+        and clipped as without it: from single gradients, longer than their mean, clipping would cut far more.
         """
         return self.vector.layout.needs_residual
 
