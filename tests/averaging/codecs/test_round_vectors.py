@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, RoundVectors
 from minga.core.spec.run_spec import RunSpec
@@ -43,7 +43,9 @@ class HalfByHalf(Replica):
         label = f"half {step % 2} of 2"
         return VectorLayout((span.stop - span.start,), whole.codec_choice, whole.download_choice, label)
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def project(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         return None if vector is None else vector[self._span(step)]
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:

@@ -190,3 +190,23 @@ def test_the_residual_takes_up_what_the_codec_rounds_away() -> None:
         assert (applied + projection.residual.mass - 4 * (step + 1) * vector).norm() < 1e-5 * vector.norm() * 4 * (
             step + 1
         )
+
+
+def test_what_has_a_larger_neighbour_in_the_chunk_than_in_the_segment_comes_later_too() -> None:
+    """Parts begin anywhere, and blocks with them: rounded by the blocks of segments alone, it would never arrive."""
+    projection = Projection(powersgd((64,), codec="int4(block=32)"))
+    vector, applied = torch.full((64,), 0.02), torch.zeros(64, dtype=torch.float64)
+    vector[40] = 1.0
+    for step in range(16):
+        layout = projection.layout_of(step)
+        chunks = [*layout.chunks(0, 20, 1 << 16), *layout.chunks(20, 64, 1 << 16)]
+        values = projection.contribution(vector, 4, step, "a round", lambda chunks=chunks: chunks)
+        assert values is not None
+        received = torch.empty_like(values)
+        for chunk in chunks:
+            body = torch.empty(chunk.upload_bytes, dtype=torch.uint8)
+            chunk.codecs.upload.encode(values[chunk.start : chunk.stop], body)
+            chunk.codecs.upload.decode(body, received[chunk.start : chunk.stop])
+        applied += projection.absorb(received, step, counted_in="a round").double()
+    assert torch.allclose(applied + projection.residual.mass / 4, 16 * vector.double(), atol=1e-5)
+    assert (applied > 8 * vector).all()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
@@ -443,6 +443,44 @@ def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, second
     member = GroupMember(Address(PeerId("a" * 64)), aggregates=True)
     plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
     assert RoundOutcome(plan, {}, seconds, 0, 0, ContributionFate.COUNTED).is_late == late
+
+
+def test_what_a_sketch_rounds_to_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its residual has what that left out. Parts of small vectors are cut anywhere, and not at whole blocks."""
+    outcome, looked_at = Round.outcome, list[tuple[int, bool]]()
+
+    def look(self: Round) -> RoundOutcome:
+        assert self.own is not None
+        for chunk in self.chunks:
+            values = self.own.values(chunk).clone()
+            body = self.own.encode(chunk, memoryview(bytearray(chunk.upload_bytes)))
+            chunk.codecs.upload.decode(body, decoded := torch.empty_like(values))
+            looked_at.append((chunk.numel, torch.equal(decoded, values)))
+        return outcome(self)
+
+    def make(spec: RunSpec) -> Replica:
+        model = torch.nn.Linear(64, 64, bias=False)
+        return Replica(spec, SGD(model.parameters(), lr=LR), model=model)
+
+    def gradient(peer: SimulatedPeer, samples: int) -> float:
+        for weight in peer.replica.vector.parameters():
+            weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(peer.samples_done))
+        return 1.0
+
+    monkeypatch.setattr(Round, "outcome", look)
+
+    @virtually
+    async def main() -> None:
+        averaging = {"codec": "int4(block=32)", "sketch": "powersgd(rank=2,start=0)"}
+        swarm = Swarm(make_spec(24, averaging=averaging), make_replica=make, gradient=gradient)
+        for _ in range(3):
+            swarm.add()
+        await swarm.run_until_step(1)
+        assert any(numel % 32 for numel, _ in looked_at)
+        assert all(is_equal for _, is_equal in looked_at)
+        await swarm.close()
+
+    main()
 
 
 @virtually

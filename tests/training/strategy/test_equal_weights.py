@@ -51,10 +51,10 @@ class Springs:
         )
         springs = self
 
-        def projected(self: Replica, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> Any:
+        def projected(self: Replica, vector: torch.Tensor | None, weight: int, step: int, *rest: Any) -> Any:
             if vector is not None:
                 springs.distances[step][id(self)] = vector.double()
-            return project(self, vector, weight, step, round_id)
+            return project(self, vector, weight, step, *rest)
 
         def absorbed(self: Centred, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
             springs.means[round - 1] = mean.double()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final, NamedTuple
@@ -63,6 +63,10 @@ class Chunk:
     def numel(self) -> int:
         """The number of elements."""
         return self.stop - self.start
+
+
+Cut = Callable[[], Sequence[Chunk]]
+"""Gives the chunks of a round, where they matter."""
 
 
 @dataclass(frozen=True)

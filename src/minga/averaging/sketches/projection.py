@@ -7,9 +7,10 @@ What is left out is kept by the error feedback of `averaging/codecs/residual.py`
 The residual changes when the mean of the round is absorbed, not before: a round that came to nothing leaves it as it
 was. It takes as much memory as the vector does.
 
-Values are rounded as the codec of the round rounds them, before anything else is done with them. So the residual also
-takes up what the codec rounds away: encoded again, they are the same. A codec that draws rounds once, by the seeds of
-the round (`averaging/codecs/seeds.py`): its errors have no bias and differ by peer, so they need no residual.
+Values are rounded as the codec of the round rounds them, in the chunks of that round, before anything else is done with
+them. So the residual also takes up what the codec rounds away: encoded again, they are the same. A codec that draws
+rounds once, by the seeds of the round (`averaging/codecs/seeds.py`): its errors have no bias and differ by peer, so
+they need no residual.
 
 Of a vector whose last tensors travel whole (`VectorLayout.whole`) the sketch has the head alone; they follow its values
 as they are, and no residual has anything of them.
@@ -26,7 +27,7 @@ from dataclasses import replace
 import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.residual import ContributionFate, Residual, Residuals, TakenUp
 from minga.averaging.sketches.interface import Sketch
 
@@ -63,10 +64,12 @@ class Projection:
             )
         return self._layouts[values]
 
-    def contribution(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def contribution(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean `vector`, which counts `weight`; None for none.
 
-        `vector` is not to be changed before `absorb`, if the round counts.
+        `vector` is not to be changed before `absorb`, if the round counts. Without a `cut` a segment is one chunk.
         A contribution that cannot be sent is left out of the step, with a warning, and so is the residual then.
         """
         if self.sketch.is_identity:
@@ -81,15 +84,16 @@ class Projection:
         if residual is not None:
             residual.begin(head, weight, step)
             whole = residual.whole(head, weight)
-        values = self._as_sent(self.sketch.project(whole, step), step)
-        if values is None:
+        values = self.sketch.project(whole, step)
+        sent = self._as_sent(torch.cat([values, rest]) if rest.numel() else values, step, cut)
+        if sent is None:
             logger.warning("left out of step: the sketch of what this peer has for step %d is not finite", step)
-        if residual is not None and values is None:
+        if residual is not None and sent is None:
             residual.take_back()
             residual.forget()
-        elif residual is not None and values is not None:
-            residual.note_sent(round_id, (weight, values.clone()))
-        return values if values is None or not rest.numel() else torch.cat([values, rest])
+        elif residual is not None and sent is not None:
+            residual.note_sent(round_id, (weight, sent[: values.numel()].clone()))
+        return sent
 
     def absorb(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The vector that the mean of the round of `step` stands for. For each round that counts, in its order.
@@ -111,12 +115,14 @@ class Projection:
         self.sketch.absorb(mean, step)
         return torch.cat([vector, rest]) if rest.numel() else vector
 
-    def _as_sent(self, values: torch.Tensor, step: int) -> torch.Tensor | None:
+    def _as_sent(self, values: torch.Tensor, step: int, cut: Cut | None) -> torch.Tensor | None:
         """`values` as others will decode them; None if they cannot be sent."""
         if not is_finite(values, CONTRIBUTION_LIMIT):
             return None
-        for segment in self.sketch.layout(step).segments if self.sketch.needs_residual else ():
-            codec, piece = segment.codecs.upload, values[segment.start : segment.stop]
+        if not self.sketch.needs_residual:
+            return values
+        for chunk in self.layout_of(step).segments if cut is None else cut():
+            codec, piece = chunk.codecs.upload, values[chunk.start : chunk.stop]
             if not (codec.is_identity or codec.draws):
                 room = torch.empty(codec.max_encoded_bytes(piece.numel()), dtype=torch.uint8, device="cpu")
                 codec.decode(room[: codec.encode(piece, room)], piece)
@@ -175,10 +181,12 @@ class RoundProjections:
         projection, number = self._at(step)
         return projection.layout_of(number)
 
-    def contribution(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def contribution(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`; see `Projection.contribution`."""
         projection, number = self._at(step)
-        return projection.contribution(vector, weight, number, round_id)
+        return projection.contribution(vector, weight, number, round_id, cut)
 
     def absorb(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The vector that the mean of the round of `step` stands for; see `Projection.absorb`."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.residual import Residuals
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -159,6 +159,7 @@ class SizeOnlyReplica:
         weight: int,  # noqa: ARG002
         step: int,  # noqa: ARG002
         round_id: str,  # noqa: ARG002
+        cut: Cut | None = None,  # noqa: ARG002
     ) -> torch.Tensor | None:
         """All rounds average the whole vector."""
         return vector

@@ -33,7 +33,7 @@ import msgspec
 import torch
 
 from minga.access.standing_orders import StandingOrders
-from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.round import RoundOutcome, chunk_table
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import ContributionFate, RoundVectors
 from minga.averaging.group import GroupSettings
@@ -350,7 +350,10 @@ class Member:
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
         size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
-        sent = await offload(size, project, vector, weight, self.step, plan.round_id)
+        layout = self.vectors.layout_of(self.step)
+        sent = await offload(
+            size, project, vector, weight, self.step, plan.round_id, lambda: chunk_table(layout, plan)[0]
+        )
         if sent is None and vector is not None:  # it would be the same in any further attempt at the step
             await self._port.request("drop", self._port.begin_anew)
         return (None, 0, 0) if sent is None else (sent, samples, weight)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.residual import Residuals
 from minga.training.lineage import Lineage
 from minga.training.replica.gradient_sum import GradientSum
@@ -73,9 +73,11 @@ class ReplicaInterface(Protocol):
         Any thread may ask.
         """
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def project(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient, which counts `weight` there and stays as
-        it is; None for nothing. On any thread.
+        it is; None for nothing. It goes in the chunks of `cut`. On any thread.
         """
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.access.standing_orders import NORM, RATE
-from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.layout import Cut, VectorLayout
 from minga.averaging.codecs.residual import Residuals
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
@@ -180,9 +180,11 @@ class Replica:
         """Average vectors of these layouts in turn, in the place of the whole one; see `ReplicaInterface`."""
         self._projections.divide(fragments, tensors)
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+    def project(
+        self, vector: torch.Tensor | None, weight: int, step: int, round_id: str, cut: Cut | None = None
+    ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient, which counts `weight`. On any thread."""
-        return self._projections.contribution(vector, weight, step, round_id)
+        return self._projections.contribution(vector, weight, step, round_id, cut)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
@@ -301,7 +303,8 @@ class Replica:
     @property
     def _clips_own(self) -> bool:
         """Whether contributions are clipped, and not their mean: of what was saved up for many rounds a mean has lumps,
-        and what clipping cuts of these no peer would take back.
+        and what clipping cuts of these no peer would take back. Means by `powersgd` are hardly longer than gradients,
+        and clipped as without it: from single gradients, longer than their mean, clipping would cut far more.
         """
         return self.vector.layout.needs_residual
 
