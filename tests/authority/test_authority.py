@@ -612,6 +612,8 @@ def test_codes() -> None:
         ("[people.alice]\npeer = 2", "did you mean peers?"),
         ('[people."a b"]', "people"),
         ('[people.alice]\ncode = "plain"', "people.alice.code"),
+        ('[people.alice]\nuntil = "2027-01-31"', "people.alice.until: write a day or a moment without quotes"),
+        ("[people.alice]\nuntil = 20270131", "people.alice.until: write a day or a moment"),
         ('[provider]\nkind = "ldap"', "provider.kind"),
         ('[provider]\nkind = "oauth"\nclient_id = "x"', "needs device_url, token_url, user_url"),
         ('[provider]\nkind = "huggingface"\nendpoint = "http://hub.test"', "https://"),

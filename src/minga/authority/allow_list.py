@@ -113,6 +113,14 @@ class ListedPerson(AllowListSection):
     until: dt.datetime | dt.date | None = None
     code: Annotated[str, Field(pattern=HASH_PATTERN)] | None = None
 
+    @field_validator("until", mode="before")
+    @classmethod
+    def _check_until(cls, value: object) -> object:
+        """A text would be a moment, even if it is a day, and a whole number seconds since 1970."""
+        if value is not None and not isinstance(value, dt.date):
+            raise ValueError("write a day or a moment without quotes, such as 2027-01-31")
+        return value
+
     @property
     def until_s(self) -> float | None:
         """`until` in Unix seconds."""
