@@ -47,7 +47,7 @@ from minga.core.spec.sections import (
     TrainingSection,
     check_file_names,
 )
-from minga.core.spec.toml import render
+from minga.core.spec.toml import render, table_name
 from minga.core.wheel import WHEEL_PATTERN
 
 # ---- The settings of recipes and strategies as the run spec keeps them: bounded tables, which only they understand.
@@ -447,8 +447,8 @@ class RunSpec(Section):
 
     def to_toml(self) -> str:
         """TOML from which `from_toml` makes an equal spec."""
-        tables = {f"strategy.{name}": table for name, table in self.strategy.items()}
-        tables |= {f"recipe.{name}": table for name, table in self.recipe.items()}
+        tables = {table_name("strategy", name): table for name, table in self.strategy.items()}
+        tables |= {table_name("recipe", name): table for name, table in self.recipe.items()}
         return render(self, comments=False, plain=tables)
 
     @classmethod
