@@ -30,6 +30,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
+from minga.core.printable import is_printable
 from minga.core.spec.fields import MAX_STEPS, Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain, probably_meant
@@ -188,7 +189,7 @@ def _read(value: Any, where: str, depth: int) -> Any:
         if abs(value) > _MAX_WHOLE:
             raise ValueError(f"{where} is not within 64 bits")
     elif isinstance(value, str):
-        if not value.replace("\n", "").replace("\t", "").isprintable():
+        if not is_printable(value.replace("\n", "").replace("\t", "")):
             raise ValueError(f"{where} is not printable")
     elif not isinstance(value, bool):
         raise ValueError(f"{where} is neither text, number, true or false, list nor table")
