@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -25,15 +24,12 @@ from minga.authority.providers import make_provider
 from minga.authority.roster import RosterFile
 from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
-from minga.core.errors import ConfigurationError, MingaError, reason_of
+from minga.core.errors import ConfigurationError, MingaError
 from minga.core.urls import is_safe_url, reachable_hosts
+from minga.core.web_server import configuration, listen
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.organiser import organiser_desk
-
-MAX_CONNECTIONS = 200
-KEEP_ALIVE_S = 5
-GOODBYE_S = 1
 
 LOOK_S = 1.0
 REASON = "no longer on the authority's list"
@@ -87,7 +83,7 @@ class AuthorityServer:
             self.issuer = Issuer(settings.link, self._allowed, self._roster, time.time)
             self._roster.forget(self.issuer.invitation)
             _check_certificate(settings)
-            self._socket = _listen(settings.host, settings.port)
+            self._socket = listen(settings.host, settings.port, f"--listen {settings.host}:{settings.port}")
         except BaseException:
             self._roster.close()
             raise
@@ -125,19 +121,11 @@ class AuthorityServer:
 
     def _configuration(self, app: ASGIApp) -> uvicorn.Config:
         certificate, key = self._settings.certificate, self._settings.key
-        return uvicorn.Config(
+        return configuration(
             app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
             # A proxy on this machine knows the client's address; no other source of it is believed.
             proxy_headers=True,
             forwarded_allow_ips="127.0.0.1,::1",
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GOODBYE_S,
             ssl_certfile=None if certificate is None else str(certificate),
             ssl_keyfile=None if key is None else str(key),
         )
@@ -177,11 +165,3 @@ def _check_certificate(settings: AuthoritySettings) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigurationError(f"--cert {settings.certificate} and --key cannot be used: {error}") from error
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigurationError(f"--listen {host}:{port}: {reason_of(error)}") from error
