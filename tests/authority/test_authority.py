@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -280,9 +281,10 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
         place.told.append((kind, fields))
 
     class Bars(Barring):
-        def bar(self, peers: Sequence[str]) -> None:
+        def bar(self, peers: Sequence[str]) -> list[str]:
             barred.extend(peers)
             loop.call_soon_threadsafe(done.set)
+            return list(peers)
 
     loop = asyncio.get_running_loop()
     barring = Bars(invitation_link(), PeerOptions(), tmp_path)
@@ -296,6 +298,28 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
     assert place.issuer.overdue() == []
     place.write(people("alice", "bob"))
     assert "barred this peer's key" in str(await refusal(place, PEER, ByKey()))
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "why"), [(False, "no member of the run answers"), (True, "other organisers have to bar them, too")]
+)
+@asynchronously
+async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_connected: bool, why: str
+) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    desk = Mock(is_connected=is_connected, bar=Mock(return_value=False))
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(desk))
+    place.write(people("bob"))
+    barring = Barring(invitation_link(), PeerOptions(), tmp_path)
+    watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, place._tell))
+    while not (caplog.records or place.told[1:]):
+        await asyncio.sleep(0.001)
+    watching.cancel()
+    assert [record.getMessage() for record in caplog.records] == [f"1 peers could not be barred yet: {why}"]
+    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
+    assert [kind for kind, _ in place.told] == ["authority.issued"]
 
 
 @asynchronously

@@ -24,7 +24,7 @@ from minga.authority.providers import make_provider
 from minga.authority.roster import RosterFile
 from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
-from minga.core.errors import ConfigurationError, MingaError
+from minga.core.errors import ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_safe_url, reachable_hosts
 from minga.core.web_server import configuration, listen
 from minga.identity.links.links import Link
@@ -65,11 +65,15 @@ class Barring:
     options: PeerOptions
     identity: Path
 
-    def bar(self, peers: Sequence[str]) -> None:
-        """Enter the run for a moment to tell the others. Blocks. Raises `MingaError`."""
+    def bar(self, peers: Sequence[str]) -> list[str]:
+        """Enter the run for a moment to tell the others; the peers for which no other organiser has to do so, too.
+
+        Blocks. Raises `MingaError`.
+        """
         with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
-            for peer in peers:
-                desk.bar(peer, REASON)
+            if not desk.is_connected:
+                raise UnreachableError("no member of the run answers")
+            return [peer for peer in peers if desk.bar(peer, REASON)]
 
 
 class AuthorityServer:
@@ -141,20 +145,24 @@ async def watch_list(issuer: Issuer, roster: RosterFile, barring: Barring | None
     told: set[str] = set()
     backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
     while True:
-        overdue = issuer.overdue()
-        for peer, name in overdue:
-            if peer not in told:
-                tell("authority.removed", peer=peer, name=name, barred=barring is not None)
-        told = {peer for peer, _ in overdue}
-        if overdue and barring is not None:
+        overdue = dict(issuer.overdue())
+        if barring is None:
+            for peer in overdue.keys() - told:
+                tell("authority.removed", peer=peer, name=overdue[peer], barred=False)
+            told = set(overdue)
+        elif overdue:
+            why = "other organisers have to bar them, too"
             try:
-                await asyncio.to_thread(barring.bar, [peer for peer, _ in overdue])
-                for peer, _ in overdue:
+                for peer in await asyncio.to_thread(barring.bar, list(overdue)):
                     roster.bar(peer)
-                backoff.overcome()
+                    tell("authority.removed", peer=peer, name=overdue.pop(peer), barred=True)
             except MingaError as error:
-                logger.warning("%d peers could not be barred yet: %s", len(overdue), error)
+                why = str(error)
+            if overdue:
+                logger.warning("%d peers could not be barred yet: %s", len(overdue), why)
                 await asyncio.sleep(backoff.next_s())
+            else:
+                backoff.overcome()
         await asyncio.sleep(LOOK_S)
 
 
