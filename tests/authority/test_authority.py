@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from minga.access.access_files import AccessFiles
-from minga.authority.allow_list import AllowList
+from minga.authority.allow_list import SETTLE_S, AllowList
 from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
@@ -138,7 +138,7 @@ async def test_codes_may_be_typed_carelessly(tmp_path: Path) -> None:
 
 @asynchronously
 async def test_whose_time_is_over_is_refused_and_nobody_gets_more_than_their_time(tmp_path: Path) -> None:
-    place = Place(tmp_path, "")
+    place = Place(tmp_path, people("alice"))
     place.write(people("alice") + "until = 2020-01-31\n")
     assert "not on the list" in str(await refusal(place, PEER))
     place.write(people("alice") + "until = 2100-01-31T12:00:00Z\n")
@@ -260,7 +260,7 @@ async def test_who_is_taken_off_the_list_gets_nothing_more(tmp_path: Path) -> No
 
 @asynchronously
 async def test_whose_time_runs_out_is_not_one_taken_off_the_list(tmp_path: Path) -> None:
-    place = Place(tmp_path, "")
+    place = Place(tmp_path, people("alice"))
     until = dt.datetime.fromtimestamp(int(place.clock.now_s + HOUR_S), dt.UTC)
     place.write(people("alice") + f"until = {until.isoformat()}\n")
     await token_of(place, PEER)
@@ -329,6 +329,26 @@ async def test_a_list_that_became_wrong_changes_nothing(tmp_path: Path, caplog: 
         place.write("peers = -1\n")
         await token_of(place, PEER)
     assert "the list stays as it was" in caplog.text
+
+
+@asynchronously
+async def test_a_list_that_is_saved_in_place_takes_nobodys_access_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    for so_far in ("", people("alice")):
+        place.path.write_text(so_far)
+        assert place.issuer.overdue() == []
+        await token_of(place, OTHER, ByKey())
+    place.clock.now_s += SETTLE_S
+    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    place.write("")  # as a full disk leaves it
+    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    assert "the list stays as it was" in caplog.text
+    place.write(people("alice", more="peers = 0\n"))
+    assert len(place.issuer.overdue()) == 2
 
 
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
@@ -627,6 +647,7 @@ def test_codes() -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
+        ("peers = 2", "names nobody"),
         ("peers = -1", "peers"),
         ("people = 3", "people"),
         ('token = "forever"', "not a duration"),

@@ -159,7 +159,7 @@ async def test_the_browser_is_waited_for_at_the_providers_pace(tmp_path: Path) -
 async def test_a_browser_that_says_no(tmp_path: Path, error: str, cause: str) -> None:
     hub = StandIn()
     hub.errors = [error]
-    place = place_with(tmp_path, hub, HUB + BROWSER)
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
     with pytest.raises(RejectedError, match=cause):
         await log_in(place, Visitor())
 
@@ -179,7 +179,7 @@ async def test_device_logins_end_and_cannot_be_invented(tmp_path: Path) -> None:
 async def test_nobody_asks_the_provider_faster_than_it_wants(tmp_path: Path) -> None:
     hub = StandIn()
     hub.errors = ["authorization_pending"] * 3
-    place = place_with(tmp_path, hub, HUB + BROWSER)
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
     begun = await place.client().begin_device()
     for _ in range(5):
         await place.client().token(PEER, ByDevice(begun.device))
