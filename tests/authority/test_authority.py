@@ -13,12 +13,13 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
 
 from minga.access.access_files import AccessFiles
-from minga.authority.allow_list import AllowList
+from minga.authority.allow_list import SETTLE_S, AllowList
 from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
@@ -137,7 +138,7 @@ async def test_codes_may_be_typed_carelessly(tmp_path: Path) -> None:
 
 @asynchronously
 async def test_whose_time_is_over_is_refused_and_nobody_gets_more_than_their_time(tmp_path: Path) -> None:
-    place = Place(tmp_path, "")
+    place = Place(tmp_path, people("alice"))
     place.write(people("alice") + "until = 2020-01-31\n")
     assert "not on the list" in str(await refusal(place, PEER))
     place.write(people("alice") + "until = 2100-01-31T12:00:00Z\n")
@@ -259,7 +260,7 @@ async def test_who_is_taken_off_the_list_gets_nothing_more(tmp_path: Path) -> No
 
 @asynchronously
 async def test_whose_time_runs_out_is_not_one_taken_off_the_list(tmp_path: Path) -> None:
-    place = Place(tmp_path, "")
+    place = Place(tmp_path, people("alice"))
     until = dt.datetime.fromtimestamp(int(place.clock.now_s + HOUR_S), dt.UTC)
     place.write(people("alice") + f"until = {until.isoformat()}\n")
     await token_of(place, PEER)
@@ -280,9 +281,10 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
         place.told.append((kind, fields))
 
     class Bars(Barring):
-        def bar(self, peers: Sequence[str]) -> None:
+        def bar(self, peers: Sequence[str]) -> list[str]:
             barred.extend(peers)
             loop.call_soon_threadsafe(done.set)
+            return list(peers)
 
     loop = asyncio.get_running_loop()
     barring = Bars(invitation_link(), PeerOptions(), tmp_path)
@@ -298,6 +300,28 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
     assert "barred this peer's key" in str(await refusal(place, PEER, ByKey()))
 
 
+@pytest.mark.parametrize(
+    ("is_connected", "why"), [(False, "no member of the run answers"), (True, "other organisers have to bar them, too")]
+)
+@asynchronously
+async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_connected: bool, why: str
+) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    desk = Mock(is_connected=is_connected, bar=Mock(return_value=False))
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(desk))
+    place.write(people("bob"))
+    barring = Barring(invitation_link(), PeerOptions(), tmp_path)
+    watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, place._tell))
+    while not (caplog.records or place.told[1:]):
+        await asyncio.sleep(0.001)
+    watching.cancel()
+    assert [record.getMessage() for record in caplog.records] == [f"1 peers could not be barred yet: {why}"]
+    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
+    assert [kind for kind, _ in place.told] == ["authority.issued"]
+
+
 @asynchronously
 async def test_a_list_that_became_wrong_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = Place(tmp_path, people("alice"))
@@ -305,6 +329,26 @@ async def test_a_list_that_became_wrong_changes_nothing(tmp_path: Path, caplog: 
         place.write("peers = -1\n")
         await token_of(place, PEER)
     assert "the list stays as it was" in caplog.text
+
+
+@asynchronously
+async def test_a_list_that_is_saved_in_place_takes_nobodys_access_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    for so_far in ("", people("alice")):
+        place.path.write_text(so_far)
+        assert place.issuer.overdue() == []
+        await token_of(place, OTHER, ByKey())
+    place.clock.now_s += SETTLE_S
+    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    place.write("")  # as a full disk leaves it
+    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    assert "the list stays as it was" in caplog.text
+    place.write(people("alice", more="peers = 0\n"))
+    assert len(place.issuer.overdue()) == 2
 
 
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
@@ -603,6 +647,7 @@ def test_codes() -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
+        ("peers = 2", "names nobody"),
         ("peers = -1", "peers"),
         ("people = 3", "people"),
         ('token = "forever"', "not a duration"),
@@ -612,6 +657,8 @@ def test_codes() -> None:
         ("[people.alice]\npeer = 2", "did you mean peers?"),
         ('[people."a b"]', "people"),
         ('[people.alice]\ncode = "plain"', "people.alice.code"),
+        ('[people.alice]\nuntil = "2027-01-31"', "people.alice.until: write a day or a moment without quotes"),
+        ("[people.alice]\nuntil = 20270131", "people.alice.until: write a day or a moment"),
         ('[provider]\nkind = "ldap"', "provider.kind"),
         ('[provider]\nkind = "oauth"\nclient_id = "x"', "needs device_url, token_url, user_url"),
         ('[provider]\nkind = "huggingface"\nendpoint = "http://hub.test"', "https://"),

@@ -9,10 +9,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from minga.authority import roster
 from minga.authority.allow_list import AllowFile
 from minga.authority.providers import OAuthProvider
 from minga.authority.providers import Person as Known
-from minga.core.errors import RejectedError, UnreachableError
+from minga.core.errors import RejectedError, StorageError, UnreachableError
 from minga.login.client import LoginNeeded
 from minga.login.credentials import LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
@@ -158,7 +159,7 @@ async def test_the_browser_is_waited_for_at_the_providers_pace(tmp_path: Path) -
 async def test_a_browser_that_says_no(tmp_path: Path, error: str, cause: str) -> None:
     hub = StandIn()
     hub.errors = [error]
-    place = place_with(tmp_path, hub, HUB + BROWSER)
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
     with pytest.raises(RejectedError, match=cause):
         await log_in(place, Visitor())
 
@@ -178,7 +179,7 @@ async def test_device_logins_end_and_cannot_be_invented(tmp_path: Path) -> None:
 async def test_nobody_asks_the_provider_faster_than_it_wants(tmp_path: Path) -> None:
     hub = StandIn()
     hub.errors = ["authorization_pending"] * 3
-    place = place_with(tmp_path, hub, HUB + BROWSER)
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
     begun = await place.client().begin_device()
     for _ in range(5):
         await place.client().token(PEER, ByDevice(begun.device))
@@ -273,6 +274,36 @@ async def test_a_login_outlives_a_hiccup_of_the_provider(tmp_path: Path) -> None
     hub.transport = httpx2.MockTransport(handle)
     place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
     assert (await log_in(place, Visitor())).login.name == "alice"
+
+
+@asynchronously
+async def test_a_login_in_the_browser_outlives_a_disk_that_refuses_and_an_answer_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = StandIn()
+    hub.add_user("hf_oauth_alice", "alice")
+    hub.approved["device-1"] = "hf_oauth_alice"
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
+    works, stores, troubles = place.transport, roster.store, ["disk", "way"]
+
+    def store(path: Path, body: bytes) -> None:
+        if "disk" in troubles:
+            troubles.remove("disk")
+            raise StorageError("full")
+        stores(path, body)
+
+    async def lossy(request: httpx2.Request) -> httpx2.Response:
+        answer = await works.handle_async_request(request)
+        if b"issued" in await answer.aread() and troubles:
+            troubles.remove("way")
+            raise httpx2.ReadError("gone")
+        return answer
+
+    monkeypatch.setattr(roster, "store", store)
+    place.transport = httpx2.MockTransport(lossy)
+    assert (await log_in(place, Visitor())).login.name == "alice"
+    assert troubles == []
+    assert [path for path, _ in hub.asked].count("/api/whoami-v2") == 1, "its access token was forgotten"
 
 
 @asynchronously

@@ -25,6 +25,7 @@ from minga.authority.app import AuthorityServer, AuthoritySettings
 from minga.cli.diagnosing.hops import check_authority
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.terminal.output import Output
+from minga.core import web_server
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
 from minga.login.client import AuthorityClient
@@ -109,6 +110,18 @@ async def test_a_request_that_dawdles_is_ended(tmp_path: Path, monkeypatch: pyte
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
         await writer.wait_closed()
+
+
+@asynchronously
+async def test_a_connection_over_which_nothing_is_asked_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_server, "LOOK_S", 0.05)
+    async with serving(tmp_path) as server, asyncio.timeout(20.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
 
 
 @asynchronously

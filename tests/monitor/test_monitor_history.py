@@ -89,6 +89,19 @@ def test_history_is_written_read_and_bounded(tmp_path: Path) -> None:
     assert [e["step"] for e in entries] == list(range(entries[0]["step"], 200))
 
 
+def test_rare_entries_outlast_frequent_ones_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=4000)
+    history.add(1000.0, "banned", peer=A)
+    for step in range(200):
+        history.add(1001.0 + step, "step", step=step)
+    assert [entry["event"] for entry in read_history(path)[:2]] == ["banned", "step"]
+    for step in range(400):
+        history.add(2000.0 + step, "evaluation", step=step)
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4200
+    assert read_history(path)[-1]["step"] == 399
+
+
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:
     told: list[Entry] = []
     history = History(tmp_path / FILE_NAME, most_remembered=0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from minga.authority.allow_list import AllowFile
+from minga.authority.allow_list import SETTLE_S, AllowFile
 from minga.authority.codes import hashed
 from minga.authority.issuer import Issuer
 from minga.authority.providers import FileProvider, IdentityProvider
@@ -84,7 +84,7 @@ class Place:
     ) -> None:
         self.path, self.clock = folder / "allow.toml", Clock()
         self.path.write_text(allow)
-        self.allowed = AllowFile(self.path)
+        self.allowed = AllowFile(self.path, self.clock)
         self.roster = RosterFile(folder / "allow.roster.json", RUN, self.clock)
         self.issuer = Issuer(link or invitation_link(), self.allowed, self.roster, self.clock)
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -100,8 +100,10 @@ class Place:
         self.clock.now_s += seconds
 
     def write(self, allow: str) -> None:
-        """Change the list; its size tells it from the last, whatever the disk's clock says."""
+        """Change the list, and let it settle; its size tells it from the last, whatever the disk's clock says."""
         self.path.write_text(allow + "#" * (self.path.stat().st_size + 1 - len(allow)) + "\n")
+        self.allowed.current()
+        self.clock.now_s += SETTLE_S
 
     def close(self) -> None:
         self.roster.close()

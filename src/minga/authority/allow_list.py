@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -39,6 +41,8 @@ MAX_FILE_BYTES = 4 << 20
 MAX_PEERS = 10_000
 MIN_TOKEN_S, MAX_TOKEN_S = 60.0, 30 * 86_400.0
 MIN_LOGIN_S, MAX_LOGIN_S = 60.0, 400 * 86_400.0
+SETTLE_S = 3.0
+"""How long nothing has to write to the file until it counts: one that is saved in place is empty, or cut, meanwhile."""
 
 logger = logging.getLogger("minga.authority")
 
@@ -113,6 +117,14 @@ class ListedPerson(AllowListSection):
     until: dt.datetime | dt.date | None = None
     code: Annotated[str, Field(pattern=HASH_PATTERN)] | None = None
 
+    @field_validator("until", mode="before")
+    @classmethod
+    def _check_until(cls, value: object) -> object:
+        """A text would be a moment, even if it is a day, and a whole number seconds since 1970."""
+        if value is not None and not isinstance(value, dt.date):
+            raise ValueError("write a day or a moment without quotes, such as 2027-01-31")
+        return value
+
     @property
     def until_s(self) -> float | None:
         """`until` in Unix seconds."""
@@ -152,6 +164,13 @@ class AllowList(AllowListSection):
         if not low <= seconds <= high:
             raise ValueError(f"between 1 minute and {high / 86_400:.0f} days")
         return value
+
+    @model_validator(mode="after")
+    def _check_people(self) -> Self:
+        """An empty file is what a full disk leaves; that takes nobody's access."""
+        if not self.people and self.provider.organisation is None:
+            raise ValueError("it names nobody; to give nobody a place write peers = 0 for each person")
+        return self
 
     @property
     def token_s(self) -> float:
@@ -196,18 +215,22 @@ class AllowList(AllowListSection):
 class AllowFile:
     """The list as it stands in its file now.
 
-    A file that has become invalid, or names another provider, is logged, and changes nothing.
+    A file that has become invalid, or names another provider, is logged, and changes nothing. `clock` is in seconds,
+    from any beginning.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = self._look()
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._stamp = self._seen = self._look()
+        self._seen_s = clock()
         self._list = AllowList.read(path)
 
     def current(self) -> AllowList:
-        """The list, read again if the file has changed."""
-        stamp = self._look()
-        if stamp != self._stamp:
+        """The list, read again if the file has changed and settled."""
+        stamp, now_s = self._look(), self._clock()
+        if stamp != self._seen:
+            self._seen, self._seen_s = stamp, now_s
+        if stamp != self._stamp and now_s - self._seen_s >= SETTLE_S:
             self._stamp = stamp
             try:
                 self._list = self._read_again()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -25,15 +24,12 @@ from minga.authority.providers import make_provider
 from minga.authority.roster import RosterFile
 from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
-from minga.core.errors import ConfigurationError, MingaError, reason_of
+from minga.core.errors import ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_safe_url, reachable_hosts
+from minga.core.web_server import configuration, listen
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.organiser import organiser_desk
-
-MAX_CONNECTIONS = 200
-KEEP_ALIVE_S = 5
-GOODBYE_S = 1
 
 LOOK_S = 1.0
 REASON = "no longer on the authority's list"
@@ -69,11 +65,15 @@ class Barring:
     options: PeerOptions
     identity: Path
 
-    def bar(self, peers: Sequence[str]) -> None:
-        """Enter the run for a moment to tell the others. Blocks. Raises `MingaError`."""
+    def bar(self, peers: Sequence[str]) -> list[str]:
+        """Enter the run for a moment to tell the others; the peers for which no other organiser has to do so, too.
+
+        Blocks. Raises `MingaError`.
+        """
         with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
-            for peer in peers:
-                desk.bar(peer, REASON)
+            if not desk.is_connected:
+                raise UnreachableError("no member of the run answers")
+            return [peer for peer in peers if desk.bar(peer, REASON)]
 
 
 class AuthorityServer:
@@ -87,7 +87,7 @@ class AuthorityServer:
             self.issuer = Issuer(settings.link, self._allowed, self._roster, time.time)
             self._roster.forget(self.issuer.invitation)
             _check_certificate(settings)
-            self._socket = _listen(settings.host, settings.port)
+            self._socket = listen(settings.host, settings.port, f"--listen {settings.host}:{settings.port}")
         except BaseException:
             self._roster.close()
             raise
@@ -125,19 +125,11 @@ class AuthorityServer:
 
     def _configuration(self, app: ASGIApp) -> uvicorn.Config:
         certificate, key = self._settings.certificate, self._settings.key
-        return uvicorn.Config(
+        return configuration(
             app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
             # A proxy on this machine knows the client's address; no other source of it is believed.
             proxy_headers=True,
             forwarded_allow_ips="127.0.0.1,::1",
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GOODBYE_S,
             ssl_certfile=None if certificate is None else str(certificate),
             ssl_keyfile=None if key is None else str(key),
         )
@@ -153,20 +145,24 @@ async def watch_list(issuer: Issuer, roster: RosterFile, barring: Barring | None
     told: set[str] = set()
     backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
     while True:
-        overdue = issuer.overdue()
-        for peer, name in overdue:
-            if peer not in told:
-                tell("authority.removed", peer=peer, name=name, barred=barring is not None)
-        told = {peer for peer, _ in overdue}
-        if overdue and barring is not None:
+        overdue = dict(issuer.overdue())
+        if barring is None:
+            for peer in overdue.keys() - told:
+                tell("authority.removed", peer=peer, name=overdue[peer], barred=False)
+            told = set(overdue)
+        elif overdue:
+            why = "other organisers have to bar them, too"
             try:
-                await asyncio.to_thread(barring.bar, [peer for peer, _ in overdue])
-                for peer, _ in overdue:
+                for peer in await asyncio.to_thread(barring.bar, list(overdue)):
                     roster.bar(peer)
-                backoff.overcome()
+                    tell("authority.removed", peer=peer, name=overdue.pop(peer), barred=True)
             except MingaError as error:
-                logger.warning("%d peers could not be barred yet: %s", len(overdue), error)
+                why = str(error)
+            if overdue:
+                logger.warning("%d peers could not be barred yet: %s", len(overdue), why)
                 await asyncio.sleep(backoff.next_s())
+            else:
+                backoff.overcome()
         await asyncio.sleep(LOOK_S)
 
 
@@ -177,11 +173,3 @@ def _check_certificate(settings: AuthoritySettings) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigurationError(f"--cert {settings.certificate} and --key cannot be used: {error}") from error
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigurationError(f"--listen {host}:{port}: {reason_of(error)}") from error

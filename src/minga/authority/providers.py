@@ -142,13 +142,17 @@ class WhoAmI(msgspec.Struct, frozen=True):
 
 @dataclass
 class DeviceLogin:
-    """A login in the browser that is under way; times by the provider's clock in seconds."""
+    """A login in the browser; times by the provider's clock in seconds.
+
+    It stays once the `person` is known, in place of the access token: what the authority answers then may be lost.
+    """
 
     code: str
     expires_s: float
     interval_s: float
     next_s: float
     access_token: str | None = None
+    person: Person | None = None
 
 
 class OAuthProvider:
@@ -182,12 +186,7 @@ class OAuthProvider:
         if isinstance(login, ByAccessToken) and "token" in self.ways:
             return await self._whose(login.token)
         if isinstance(login, ByDevice) and "device" in self.ways:
-            found = await self._poll(login.device)
-            if isinstance(found, Pending):
-                return found
-            person = await self._whose(found)
-            self._devices.pop(login.device, None)
-            return person
+            return await self._poll(login.device)
         raise refused_way(login, self.ways)
 
     # ---- in the browser
@@ -211,14 +210,21 @@ class OAuthProvider:
         self._devices[name] = DeviceLogin(begun.device_code, now_s + expires_s, begun.interval, now_s)
         return DeviceCode(name, begun.verification_uri, begun.user_code, begun.interval, expires_s)
 
-    async def _poll(self, name: str) -> str | Pending:
-        """The access token of a login in the browser that is done."""
-        device, now_s = self._devices.get(name), self._clock()
-        if device is None or now_s > device.expires_s:
+    async def _poll(self, name: str) -> Person | Pending:
+        device = self._devices.get(name)
+        if device is None or self._clock() > device.expires_s:
             self._devices.pop(name, None)
             raise Refused("login", "this login is over, or was never begun; begin again")
-        if device.access_token is not None:
-            return device.access_token
+        if device.person is None:
+            found = device.access_token or await self._access_token(name, device)
+            if isinstance(found, Pending):
+                return found
+            device.person = await self._whose(found)
+            device.access_token = None
+        return device.person
+
+    async def _access_token(self, name: str, device: DeviceLogin) -> str | Pending:
+        now_s = self._clock()
         if now_s < device.next_s:
             return Pending(device.next_s - now_s)
         device.next_s = now_s + device.interval_s

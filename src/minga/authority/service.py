@@ -24,6 +24,7 @@ from minga.authority.providers import IdentityProvider
 from minga.authority.refusals import Refused
 from minga.core.errors import StorageError
 from minga.core.files import in_pieces
+from minga.core.printable import printable
 from minga.login.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
@@ -137,7 +138,7 @@ class Authority:
             except Refused as refused:
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
-                return _response(AuthorityRefusal(refused.code, _one_line(str(refused))), refused.status, retry)
+                return _response(AuthorityRefusal(refused.code, printable(str(refused))[:400]), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)
                 return _response(AuthorityRefusal("storage", "the authority's disk refused; try again later"), 503)
@@ -146,10 +147,6 @@ class Authority:
 
 
 _GUARDED = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)[:400]
 
 
 async def _body(request: Request) -> bytes:

@@ -47,7 +47,7 @@ from minga.training.status.status_reader import Look
 PERIOD_S: Final = 5.0
 LONGEST_APPLY_S: Final = 3600.0
 YOUNG_S, LATER_PERIOD_S = 3600.0, 30.0
-"""Once it has recorded for an hour, it writes the swarm's size and speed less often, so that a month fits the file."""
+"""Once it has recorded for an hour, the swarm's size and speed are written less often: the file tells of weeks."""
 
 
 Incident = tuple[str, dict[str, Any]]

@@ -7,13 +7,15 @@ The file has JSON lines:
     {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
 
 `t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
-one is begun. Readers skip lines that they do not understand, such as a last line that was cut off.
+one is begun with the rare entries of that, such as bans and held-out figures. Readers skip lines that they do not
+understand, such as a last line that was cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -93,16 +95,29 @@ class History:
                 file.write(b"\n" * self._is_refused + json.dumps(entry).encode() + b"\n")
                 full = file.tell() > self._max_bytes // 2
             if full:
-                self.path.replace(_older(self.path))
+                self._begin_anew(self.path)
             self._is_refused = False
         except OSError as error:
             if not self._is_refused:
                 logger.warning("no history is kept while %s cannot be written: %s", self.path, reason_of(error))
             self._is_refused = True
 
+    def _begin_anew(self, path: Path) -> None:
+        rare: list[bytes] = []
+        with contextlib.suppress(OSError), _older(path).open("rb") as lines:
+            rare = [
+                line.strip() + b"\n"
+                for line in lines
+                if (entry := parse_entry(line)) is not None and entry["event"] not in FREQUENT
+            ]
+        sizes = itertools.accumulate(len(line) for line in reversed(rare))
+        fitting = sum(size <= self._max_bytes // 8 for size in sizes)
+        path.replace(_older(path))
+        path.write_bytes(b"".join(rare[len(rare) - fitting :]))
+
 
 def read_history(path: Path) -> list[Entry]:
-    """All entries in `path` and its older half. Raises `ConfigurationError` if there is nothing to read."""
+    """All entries in `path` and its older half, in order of time. Raises `ConfigurationError` if there are none."""
     lines: list[bytes] = []
     for file in (_older(path), path):
         try:
@@ -116,7 +131,7 @@ def read_history(path: Path) -> list[Entry]:
     entries = [entry for line in lines if (entry := parse_entry(line)) is not None]
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
-    return entries
+    return sorted(entries, key=lambda entry: float(entry["t"]))
 
 
 def samples_in(path: Path) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import Final
 from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 
 from minga.core.errors import ConfigurationError, LinkError
-from minga.core.spec.fields import is_printable
+from minga.core.printable import is_printable
 from minga.core.urls import is_loopback
 from minga.identity.links.links import Link
 
@@ -132,4 +132,5 @@ def _run_of(info: ServiceInfo) -> NearbyRun | None:
         link = Link.parse(b"".join(pieces).decode())
     except (UnicodeDecodeError, LinkError):
         return None
-    return NearbyRun(name, link) if name and len(name.encode()) <= MOST_NAME_BYTES and is_printable(name) else None
+    is_name = 0 < len(name.encode()) <= MOST_NAME_BYTES and is_printable(name) and name == name.strip()
+    return NearbyRun(name, link) if is_name else None

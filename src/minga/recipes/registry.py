@@ -14,7 +14,7 @@ from minga.core.spec.plugins import Registry, check_recorded, recorded
 from minga.core.spec.problems import explain, probably_meant
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import ModelSection
-from minga.core.spec.toml import render_commented, render_section
+from minga.core.spec.toml import render_commented, render_section, table_name
 from minga.recipes.interface import Recipe, RecipeContext
 
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
@@ -166,7 +166,7 @@ def new_toml(recipe: str, size: str | None) -> str:
 def _as_toml(recipe: str, settings: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}, **sections})
     values = RECIPES.get(recipe).Settings.model_validate(settings)
-    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", values) + _strategy_tables()
+    return RunSpec.example_toml(spec) + render_section(table_name("recipe", recipe), values) + _strategy_tables()
 
 
 def _strategy_tables() -> str:
@@ -175,5 +175,5 @@ def _strategy_tables() -> str:
     for name in STRATEGIES.names():
         settings: type[Section] = STRATEGIES.get(name).Settings
         if settings.model_fields:
-            lines += render_commented(f"strategy.{name}", settings())
+            lines += render_commented(table_name("strategy", name), settings())
     return lines

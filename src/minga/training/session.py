@@ -34,6 +34,7 @@ from minga.core.errors import (
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
 from minga.core.events.training import AccessLost, MemberFailed, MemberUnfit, RunNobodyAnswers
+from minga.core.printable import printable
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -477,7 +478,7 @@ class Session:
         if said is None or self._unfit_told >= MOST_UNFIT_TOLD:
             return
         self._unfit_told += 1
-        why = "".join(letter if letter.isprintable() else " " for letter in said.why)
+        why = printable(said.why)
         self.events.emit(MemberUnfit(peer=peer, why=why))
         logger.warning("peer %s cannot train in this run; it says: %s", peer[:10], why)
 

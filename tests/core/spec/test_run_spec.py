@@ -104,6 +104,12 @@ def test_round_trips(original: RunSpec) -> None:
     assert again.published() == original.published()
 
 
+def test_a_name_with_a_dot_is_that_of_one_table() -> None:
+    tables = {"strategy": {"my.own": {"period": 3}}, "recipe": {"my.recipe": {"width": {"hidden": 2}}}}
+    plugged = spec(model={"recipe": "my.recipe"}, training={"strategy": "my.own"}, **tables)
+    assert RunSpec.from_toml(plugged.to_toml()) == plugged
+
+
 def test_the_example_explains_every_setting_and_holds_the_defaults() -> None:
     text = RunSpec.example_toml()
     assert RunSpec.from_toml(text) == RunSpec(name="my first run")

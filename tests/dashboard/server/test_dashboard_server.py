@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._dashboard_swarm import BEGIN_S, LINK, MadeUpRun, peer_id
+from minga.core import web_server as connection
 from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
 from minga.core.spec.sections import NetworkSection
@@ -31,7 +32,6 @@ from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
 from minga.dashboard.joining import JoinFacts
 from minga.dashboard.live_run import LiveRun
-from minga.dashboard.server import web_server as connection
 from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings

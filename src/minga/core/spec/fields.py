@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from minga.core.printable import is_printable
+
 MAX_STEPS = 10**9
 """Largest number of steps that any setting may name."""
 
@@ -127,13 +129,8 @@ def allowed_values(field: FieldInfo) -> str | None:
     return allowed if isinstance(allowed, str) else None
 
 
-def is_printable(text: str) -> bool:
-    """Whether a text is safe to show and to log: no control characters, no line breaks, no blanks at its ends."""
-    return text.isprintable() and text == text.strip()
-
-
 def _check_printable(text: str) -> str:
-    if not is_printable(text):
+    if not is_printable(text) or text != text.strip():
         raise ValueError("it must be printable, on one line, without blanks at its ends")
     return text
 

@@ -30,6 +30,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
+from minga.core.printable import is_printable
 from minga.core.spec.fields import MAX_STEPS, Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain, probably_meant
@@ -47,7 +48,7 @@ from minga.core.spec.sections import (
     TrainingSection,
     check_file_names,
 )
-from minga.core.spec.toml import render
+from minga.core.spec.toml import render, table_name
 from minga.core.wheel import WHEEL_PATTERN
 
 # ---- The settings of recipes and strategies as the run spec keeps them: bounded tables, which only they understand.
@@ -188,7 +189,7 @@ def _read(value: Any, where: str, depth: int) -> Any:
         if abs(value) > _MAX_WHOLE:
             raise ValueError(f"{where} is not within 64 bits")
     elif isinstance(value, str):
-        if not value.replace("\n", "").replace("\t", "").isprintable():
+        if not is_printable(value.replace("\n", "").replace("\t", "")):
             raise ValueError(f"{where} is not printable")
     elif not isinstance(value, bool):
         raise ValueError(f"{where} is neither text, number, true or false, list nor table")
@@ -447,8 +448,8 @@ class RunSpec(Section):
 
     def to_toml(self) -> str:
         """TOML from which `from_toml` makes an equal spec."""
-        tables = {f"strategy.{name}": table for name, table in self.strategy.items()}
-        tables |= {f"recipe.{name}": table for name, table in self.recipe.items()}
+        tables = {table_name("strategy", name): table for name, table in self.strategy.items()}
+        tables |= {table_name("recipe", name): table for name, table in self.recipe.items()}
         return render(self, comments=False, plain=tables)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ _TITLE = """\
 # A minga run spec: what all peers of a run agree on. A setting that is left out has its default, so a file with only
 # `name` is complete. Sizes of batches, steps and the like count for all peers together.
 """
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def render(
@@ -40,10 +43,15 @@ def render(
         elif isinstance(value, dict):
             for key, entry in value.items():
                 if isinstance(entry, BaseModel):
-                    lines += _section(f"{name}.{_key(key)}", entry, comments=comments)
+                    lines += _section(table_name(name, key), entry, comments=comments)
     for name, table in (plain or {}).items():
         lines += _table(name, table)
     return "\n".join(lines) + "\n"
+
+
+def table_name(table: str, name: str) -> str:
+    """How the table `name` in `table` is written; a dot in a name would make two tables of it."""
+    return f"{table}.{name if _BARE_KEY.fullmatch(name) else _key(name)}"
 
 
 def render_section(name: str, section: BaseModel) -> str:

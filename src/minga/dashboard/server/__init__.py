@@ -6,5 +6,5 @@
                                                     └─▶ metrics (Prometheus)
 
 Read: guard (who may ask), answers (the API; what changes, to all viewers), join_answers (for newcomers), metrics,
-web_server (what is where; HTML, style and scripts; uvicorn on its thread, with bounds of what strangers may hold open).
+web_server (what is where; HTML, style and scripts; uvicorn on its thread).
 """

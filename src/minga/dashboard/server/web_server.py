@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,26 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minga.core.errors import ClosedError, ConfigurationError, LocalError, reason_of
+from minga.core.errors import ClosedError, LocalError
 from minga.core.urls import reachable_hosts
+from minga.core.web_server import configuration, listen
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.guard import JOIN, STATIC, Guard, refusal
 from minga.dashboard.server.join_answers import NOTEBOOK, JoinAnswers
 from minga.dashboard.settings import DashboardSettings
 
 API: Final = "/api/v1"
-MOST_OPEN: Final = 450
-"""Connections; those beyond are closed at once."""
-LOOK_S: Final = 10.0
-MOST_CONNECTIONS: Final = 400
-KEEP_ALIVE_S: Final = 5
-SEND_BUFFER_BYTES: Final = 256 << 10
-"""What the system holds for each viewer: with its usual megabytes a slow reader seems not to read for a long time."""
-GOODBYE_S: Final = 1
-"""Seconds that open requests have once the server ends."""
-
 FOLDER: Final = Path(__file__).parent.parent / "static"
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -57,12 +46,7 @@ class WebServer:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of its connections, too
-        except OSError as error:
-            raise ConfigurationError(f"the dashboard cannot listen at {host}:{port}: {reason_of(error)}") from error
+        self._socket = listen(host, port, f"the dashboard cannot listen at {host}:{port}")
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_end: Callable[[], None] = lambda: None
@@ -112,73 +96,14 @@ class WebServer:
 
     async def _serve(self, make: Callable[[], ASGIApp], beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._loop = asyncio.get_running_loop()
-        config = uvicorn.Config(
-            make(),
-            http=BoundedConnection,
-            log_config=None,
-            log_level="error",  # bad requests of strangers are no lines for the host's terminal
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GOODBYE_S,
-        )
+        # Bad requests of strangers are no lines for the host's terminal.
+        config = configuration(make(), log_level="error", proxy_headers=False)
         self._server = uvicorn.Server(config)
         async with asyncio.TaskGroup() as tasks:
             other = tasks.create_task(beside())
             self._started.set()
             await self._server.serve(sockets=[self._socket])
             other.cancel()
-
-
-class BoundedConnection(H11Protocol):
-    """HTTP over one connection, as uvicorn has it, with the bounds that it lacks: strangers may connect to a dashboard.
-
-    A connection over which nothing is asked, or whose other side does not read, costs its peer nothing and a file here,
-    of which the training of this process needs some, too. So it is closed if it rests or is stuck in the same way at
-    two looks that are `LOOK_S` apart.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._looking: asyncio.TimerHandle | None = None
-        self._drained = 0
-        """How often the other side has read what waited for it: a slow download goes on through many looks."""
-        self._still: tuple[object, int] | None = None
-        """The last request (None before the first one) and `_drained` at the look before, if it was still then."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Take part, if there is room."""
-        super().connection_made(transport)
-        if len(self.connections) > MOST_OPEN:
-            transport.abort()
-        else:
-            self._looking = self.loop.call_later(LOOK_S, self._look)
-
-    def resume_writing(self) -> None:
-        """The other side has read."""
-        self._drained += 1
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
-        if self._looking is not None:
-            self._looking.cancel()
-        super().connection_lost(exc)
-
-    def _look(self) -> None:
-        rests = self.cycle is None or self.cycle.response_complete
-        if not (rests or self.flow.write_paused):
-            self._still = None
-        elif self._still == (self.cycle, self._drained):
-            self.transport.abort()
-            return
-        else:
-            self._still = self.cycle, self._drained
-        self._looking = self.loop.call_later(LOOK_S, self._look)
 
 
 def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers) -> ASGIApp:

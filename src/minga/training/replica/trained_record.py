@@ -24,6 +24,7 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
+from minga.core.printable import is_printable
 from minga.core.units import and_others, counted
 from minga.optim.shards import local
 from minga.optim.together import members_of
@@ -81,7 +82,7 @@ class TrainedRecord:
     """The names of the frozen parameters that states hold all the same."""
 
     def __post_init__(self) -> None:
-        if not (1 <= len(self.unit) <= MAX_UNIT_CHARACTERS and self.unit.isprintable() and self.unit.strip()):
+        if not (1 <= len(self.unit) <= MAX_UNIT_CHARACTERS and is_printable(self.unit) and self.unit.strip()):
             raise ConfigurationError(
                 f"unit={self.unit!r} is no word for what step(samples=...) counts, such as {SAMPLES!r} or {TOKENS!r}"
             )
@@ -454,6 +455,6 @@ def _list(value: Json) -> list[Json]:
 
 def _text(value: Json) -> str:
     """A word of another peer that errors may show."""
-    if not isinstance(value, str) or len(value) > MAX_NAME_CHARACTERS or not value.isprintable():
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARACTERS or not is_printable(value):
         raise ConfigurationError(_MALFORMED)
     return value

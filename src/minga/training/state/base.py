@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from minga.core.decoding import DECODING_ERRORS, take_as
 from minga.core.errors import ConfigurationError, UnfitError
+from minga.core.printable import is_printable
 from minga.core.units import and_others
 from minga.optim.shards import is_sharded
 from minga.training.state.manifest import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
@@ -71,7 +72,7 @@ def base_of(scalars: Mapping[str, Json]) -> dict[str, BaseTensor]:
         base: dict[str, BaseTensor] = take_as(said[BASE], dict[str, BaseTensor])
     except DECODING_ERRORS as error:
         raise ConfigurationError(f"the state's scalars are malformed: the base of the run: {error}") from error
-    if any(len(name) > MAX_NAME_CHARACTERS or not name.isprintable() for name in base):
+    if any(len(name) > MAX_NAME_CHARACTERS or not is_printable(name) for name in base):
         raise ConfigurationError("the state's scalars are malformed: a tensor of the base has no usable name")
     return base
 

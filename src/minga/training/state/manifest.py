@@ -20,6 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
+from minga.core.printable import is_printable
 from minga.network.meta_bytes import is_meta
 from minga.training.state.scalars import Json, canonical_json, parse_canonical_json
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
@@ -190,7 +191,7 @@ def _cuts(length: int, first: int) -> Iterable[tuple[int, int]]:
 
 
 def _check_entry(entry: TensorEntry) -> None:
-    if not 1 <= len(entry.name) <= MAX_NAME_CHARACTERS or not entry.name.isprintable():
+    if not 1 <= len(entry.name) <= MAX_NAME_CHARACTERS or not is_printable(entry.name):
         raise ValueError(f"{entry.name[:60]!r} is not acceptable as the name of a tensor")
     if entry.dtype not in DTYPES:
         raise ValueError(f"tensor {entry.name} has unknown dtype {entry.dtype[:20]!r}")

@@ -25,6 +25,7 @@ from minga.core.events.training import (
     TrainingTooSlow,
     TrainingTwin,
 )
+from minga.core.printable import printable
 
 MEANINGS = {
     CheckpointFailed.kind: "a checkpoint was not saved",
@@ -95,8 +96,7 @@ class LastTrouble:
         number, event = max(found, key=lambda each: each[0])
         reason = _reason(event)
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
-        printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])
-        return Trouble(number, event.kind, printable, max(0.0, time - event.time))
+        return Trouble(number, event.kind, printable(reason[:MAX_REASON_LETTERS]), max(0.0, time - event.time))
 
 
 def _reason(event: Event) -> str:

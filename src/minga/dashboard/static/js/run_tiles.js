@@ -2,6 +2,7 @@
 
 import { h, say } from "./dom.js";
 import { loss, short, whole } from "./format.js";
+import { longestStretch } from "./run_charts.js";
 
 const NAMES = [
   ["step", "Step"],
@@ -27,11 +28,17 @@ export function tiles() {
   return { element: h("dl", { class: "tiles" }, boxes), parts };
 }
 
-/** Steps per hour over the last points of the curve; null while there are too few. */
+/** Steps per hour over the last points of the curve, without its holes; null while there are too few. */
 export function stepsPerHour({ t, step }) {
-  const begin = Math.max(0, t.length - 40);
-  const seconds = t.at(-1) - t[begin];
-  return seconds > 0 && step.at(-1) > step[begin] ? (3600 * (step.at(-1) - step[begin])) / seconds : null;
+  const longest = longestStretch(t);
+  let [seconds, steps] = [0, 0];
+  for (let place = Math.max(1, t.length - 39); place < t.length; place++) {
+    const apart = t[place] - t[place - 1];
+    if (apart > longest) continue;
+    seconds += apart;
+    steps += step[place] - step[place - 1];
+  }
+  return seconds > 0 && steps > 0 ? (3600 * steps) / seconds : null;
 }
 
 export function showTiles({ parts }, { now, series }) {
