@@ -121,6 +121,7 @@ class Session:
         self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
         self.admission = admission or Admission.for_everybody(network.peer_id, RunClock.of(network, entries))
         self.admission.events = self.events
+        self.admission.entries = frozenset(entry.peer_id for entry in self.entries)
         self._on_meeting = on_meeting
         self.node = Node(
             network,
@@ -214,6 +215,7 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
+        await asyncio.gather(*map(self.node.disconnect, self.admission.end_entering()))
         self.node.clock.settle()
         if self.settings.role in ("trainer", "auxiliary") and await self.own_address.is_dialable() is False:
             self.settings = replace(self.settings, role="client")
@@ -429,6 +431,7 @@ class Session:
             except RejectedError as error:
                 if error.code != RefusalCode.METHOD or self.admission.is_for_members:
                     raise  # in an open run an earlier version of minga knows no orders
+            self.admission.confirm(peer)
 
     def _end_step(self) -> None:
         if self._access_watch is not None:
