@@ -438,10 +438,8 @@ class Session:
             self._access_watch.end_step()
 
     def _lose_access(self, why: str) -> None:
-        if self._entered:  # a newcomer may not know all orders yet
+        if self._entered and self.error is None:  # a newcomer may not know all orders yet
             self._end(RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS), why)
-        else:
-            self.events.emit(AccessLost(why=why))
 
     def _give_way(self, older: Incarnation) -> None:
         """Another process with this one's key takes part, and this one says nothing more in its name."""

@@ -301,6 +301,11 @@ async def test_the_role_is_handed_over_in_mid_run() -> None:
     # Nobody is left whom the organisers of the run spec admitted: a newcomer knows of no others until it asks.
     late = swarm.add(access=by_heir, entries=[new.network.address])
     await train_on(swarm, [*names, new.name, late.name])
+    # It did not take its access for ended before it knew who had given it, and notices when it does end.
+    key, run = bytes.fromhex(late.network.peer_id), bytes.fromhex(spec.run_id)
+    order(swarm, names[0], Revocation(run, 1, NOW, (), key, 1).signed_by(SECOND))
+    await late.ended.wait()
+    assert [logged.peer for logged in swarm.log.of("access.lost")] == [late.name]
     await swarm.close()
 
 
