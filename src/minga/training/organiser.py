@@ -30,6 +30,7 @@ from minga.identity.access.orders import (
     MAX_AMENDED_STEP,
     MAX_BARRED,
     MAX_PRESENT,
+    MAX_RANGES,
     MAX_TERMS,
     Amendment,
     Grant,
@@ -156,8 +157,11 @@ class Organiser:
         """
         now = int(time.time())
         order = draft_range_ban(self.ledger, addresses, now + int(valid_s), reason, now)
+        network = parse_range(order.range)
+        if not self.ledger.ranges.may_ban(self._key.peer_id, network, now):
+            raise ConfigurationError(f"one organiser bans at most {MAX_RANGES} ranges at a time; another one has to")
         self._issue(order.signed_by(self._key))
-        return order.range, order.expires, parse_range(order.range) in self.ranges()
+        return order.range, order.expires, network in self.ranges()
 
     def ranges(self) -> dict[IpNetwork, RangeBan]:
         """The address ranges that are barred now."""
@@ -324,15 +328,24 @@ class Organiser:
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
     def _issue(self, order: PublicOrder) -> None:
-        """Enter an order here, keep it, and send it to all connected peers."""
+        """Enter an order here, keep it, and send it to all connected peers.
+
+        Raises `ConfigurationError` if no peer would take it.
+        """
         peer = self._peer
-        if peer is None:
-            self.ledger.take(order)
-        else:
-            session = peer.session
-            peer.on_loop(lambda: session.admission.take([order]))
-            peer.call(session.spread_orders())
-        self._files.keep_orders(list(self.ledger.orders()))
+        try:
+            if peer is None:
+                self.ledger.take(order)
+            elif invalid := peer.on_loop(lambda: peer.session.admission.take([order])):
+                raise invalid[0]
+        except InvalidOrderError as error:
+            raise ConfigurationError(f"no peer would take this order: {error}") from error
+        held = list(self.ledger.orders())
+        if (order.CONTEXT, order.statement()) not in {(each.CONTEXT, each.statement()) for each in held}:
+            raise ConfigurationError("this order does not count any more; make a new one")
+        if peer is not None:
+            peer.call(peer.session.spread_orders())
+        self._files.keep_orders(held)
 
 
 @contextlib.contextmanager
