@@ -110,8 +110,7 @@ class Organiser:
 
     def signatures_missing(self, access: LinkAccess) -> int:
         """How many more organisers have to sign a grant."""
-        organisers = self.ledger.organisers
-        return max(0, organisers.needed - len(access.grant.signers(organisers.keys)))
+        return self._missing(access.grant)
 
     # ---- barring and handing over
 
@@ -222,7 +221,7 @@ class Organiser:
         if isinstance(order, Amendment):
             self._amended(order)
         order = order.signed_by(self._key)
-        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
+        in_force = not self._missing(order)
         if in_force:
             self._issue(order)
         return order, in_force
@@ -326,6 +325,11 @@ class Organiser:
     def _with(self, access: LinkAccess) -> Link:
         entries = self._peer.link.entries if self._peer is not None else ()
         return replace(self._link, entries=entries or self._link.entries, access=access)
+
+    def _missing(self, order: Grant | Changing) -> int:
+        """How many more organisers have to sign; the signatures of those that were barred do not count."""
+        signers = order.signers(self.ledger.organisers.keys) - self.ledger.barred().keys()
+        return max(0, self.ledger.organisers.needed - len(signers))
 
     def _issue(self, order: PublicOrder) -> None:
         """Enter an order here, keep it, and send it to all connected peers.
