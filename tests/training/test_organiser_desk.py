@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, draft_revocation
 from minga.identity.keys.keys import Identity
@@ -48,3 +51,20 @@ def test_the_signature_of_an_organiser_that_was_barred_since_is_missing() -> Non
     assert not list(ledger.amendments)
     assert desk(THIRD, ledger).put_in_force(order)[1]
     assert [each.id for each in ledger.amendments] == [amendment.id]
+
+
+def test_a_transfer_that_waits_for_signatures_does_not_undo_what_was_ordered_meanwhile() -> None:
+    heirs = [FIRST.peer_id, PEER]
+    ledger = ledger_of()
+    before = desk(FIRST, ledger).propose_transfer(heirs, 1)
+    for signer in (FIRST, SECOND):
+        ledger.take(draft_revocation(ledger, "cd" * 32, "", 2).signed_by(signer))
+    with pytest.raises(ConfigurationError, match="would undo what was barred"):
+        desk(SECOND, ledger).put_in_force(before)
+    between = desk(FIRST, ledger).propose_transfer(heirs, 1)
+    rate, _ = desk(FIRST, ledger).put_in_force(desk(SECOND, ledger).amend(RATE, 5))
+    with pytest.raises(ConfigurationError, match="or changed"):
+        desk(SECOND, ledger).put_in_force(between)
+    assert ledger.term == 0
+    assert desk(SECOND, ledger).put_in_force(desk(FIRST, ledger).propose_transfer(heirs, 1))[1]
+    assert (ledger.term, list(ledger.barred()), list(ledger.amendments)) == (1, ["cd" * 32], [rate])

@@ -214,10 +214,15 @@ class Organiser:
     def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
         """An order with this organiser's signature, and whether that was the last that it took: it is sent then.
 
-        Raises `ConfigurationError` for an order of another run or term.
+        Raises `ConfigurationError` for an order of another run or term, and for a transfer that would undo what was
+        ordered since it was made.
         """
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
+        if isinstance(order, Transfer) and not self.ledger.is_carried_by(order):
+            raise ConfigurationError(
+                "this order would undo what was barred, or changed, since it was made; make a new one"
+            )
         if isinstance(order, Amendment):
             self._amended(order)
         order = order.signed_by(self._key)

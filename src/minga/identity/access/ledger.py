@@ -171,6 +171,12 @@ class AccessLedger:
         """The ids of the changes that are in force, or may be, for a transfer."""
         return tuple(sorted(each.change_id for each in (*self.amendments, *self.regroups)))
 
+    def is_carried_by(self, order: Transfer) -> bool:
+        """Whether a transfer lists all that is barred, and changed, by now: the rest would end with the term."""
+        listed = {barred.subject: barred.version for barred in order.barred}
+        stays_barred = all(listed.get(each.subject, -1) >= each.version for each in self.all_barred())
+        return stays_barred and set(self.standing()) <= set(order.standing)
+
     def take(self, order: PublicOrder) -> bool:
         """Enter an order; whether it says anything new. Raises `InvalidOrderError`."""
         if order.run.hex() != self.run_id:
