@@ -230,8 +230,8 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
             return
         session.show_token(token)
         session.events.emit(AccessRenewed(expires=token.expires))
-        if _ends_s(token) <= ends_s:
-            return  # the person's time, or the invitation, ends then
+        if _ends_s(token) == ends_s:
+            return  # the person's time, or the invitation, ends then; earlier is no end: tokens may last less by now
         ends_s = _ends_s(token)
 
 
