@@ -16,7 +16,8 @@ Rules.
   backdate them. Revocations that it signed stay. Where one organiser is enough to sign, each can so remove any other;
   `organisers_needed` prevents that.
 * Revocations end with the term of the organisers that signed them; the transfer lists the keys that stay revoked. So
-  a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
+  a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays, and
+  so does, of a transfer and the revocation of a key that it needs, what arrived first.
 * The changes of a run (amendments, regroups) that a transfer lists stay in force; a retired organiser's key makes no
   other one. Revoking an organiser's key voids the changes that it was needed for; the others may order them anew.
 * Peers from a banned address range (`RangeBans`) may not take part until the ban ends, but for the organisers.
@@ -188,12 +189,15 @@ class AccessLedger:
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
 
     def is_of_other_heirs(self, order: PublicOrder) -> bool:
-        """Whether it hands over a term that was handed over otherwise here: who holds it goes by other organisers."""
-        return (
-            isinstance(order, Transfer)
-            and order.term < self.term
-            and order.statement() != self._transfers[order.term].statement()
-        )
+        """Whether it hands over a term that was handed over otherwise here, or whose signer was barred first: who holds
+        it goes by other organisers.
+        """
+        if not isinstance(order, Transfer) or order.term > self.term:
+            return False
+        if order.term < self.term:
+            return order.statement() != self._transfers[order.term].statement()
+        signers, needed = self._signers(order), self.organisers.needed
+        return len(signers - self._barred.keys()) < needed <= len(signers)
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
         """Raises `AccessBannedError` if `peer` can be dialled at an address of a banned range."""
