@@ -10,8 +10,9 @@ Rules.
 * Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
   peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
   version above all at which keys are revoked as far as their issuer knows. So when two organisers disagree at the same
-  moment the revocation wins everywhere, in whatever order the two arrive. A new grant, which has a higher version,
-  restores access. A version at which too few organisers revoke a key moves nobody's.
+  moment the revocation wins everywhere, in whatever order the two arrive. A new grant to the same key, which has a
+  higher version, restores access; a new invitation restores that of no peer whose own key is revoked. A version at
+  which too few organisers revoke a key moves nobody's.
 * Revoking an organiser's key voids all its signatures of grants and transfers, earlier ones included: a thief could
   backdate them. Revocations that it signed stay. Where one organiser is enough to sign, each can so remove any other;
   `organisers_needed` prevents that.
@@ -374,9 +375,10 @@ class AccessLedger:
             raise NoAccessError(f"the access token is not valid: {error}") from error
 
     def _check_not_barred(self, key: str, grant: Grant | None) -> None:
-        if key not in self._barred or (grant is not None and grant.version > self._barred[key]):
+        is_own = grant is not None and key == grant.subject.hex()
+        if key not in self._barred or (grant is not None and is_own and grant.version > self._barred[key]):
             return
-        what = "this invitation" if grant is not None and grant.uses and key == grant.subject.hex() else "this peer"
+        what = "this invitation" if grant is not None and grant.uses and is_own else "this peer"
         reason = self._reason(key)
         raise AccessBannedError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
 
