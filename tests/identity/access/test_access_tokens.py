@@ -189,6 +189,8 @@ def test_a_member_lets_another_key_look_on() -> None:
     assert "for members only" in refusal(book, Token.for_watcher(RUN, PEER, None, OTHER.peer_id, NOW + 9), OTHER)
     chained = msgspec.structs.replace(token, watch=Token.for_watcher(RUN, OTHER, token, GUEST.peer_id, NOW + 9).watch)
     assert "another peer" in refusal(book, chained, GUEST), "who only looks on lets nobody look on"
+    book.take(revocation(A, GUEST))
+    assert "barred this peer" in refusal(book, Token.for_watcher(RUN, PEER, mine, GUEST.peer_id, NOW + 9), GUEST)
     book.take(revocation(A))
     assert "barred" in refusal(book, token, OTHER)
 

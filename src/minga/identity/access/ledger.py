@@ -244,6 +244,7 @@ class AccessLedger:
             raise NoAccessError("the permission to look on was given to another peer's key, or for another run")
         if not now_s - CLOCK_SKEW_S <= watch.expires <= now_s + MAX_WATCH_S + CLOCK_SKEW_S:
             raise NoAccessError("the permission to look on has expired, or is for longer than it may be")
+        self._check_not_barred(peer, None)
         self.check(token.of_member(), watch.member.hex(), now_s)
         return Access(watch.expires, only_watches=True)
 
