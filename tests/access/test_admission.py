@@ -36,11 +36,14 @@ def test_a_banned_range_lets_nobody_verify_all_tokens_again_and_again(monkeypatc
     for member in members:
         admission.meet(PeerId(member.peer_id), Token.by_invitation(grant, invitation, member.peer_id).encode())
     assert not admission.ended()
+    looks, in_force = list[float](), ledger.ranges.in_force
+    monkeypatch.setattr(ledger.ranges, "in_force", lambda needed, at: (looks.append(at), in_force(needed, at))[1])
     verified = keys._verified.cache_info().misses
     for _ in range(3):
         now_s[0] += 1.0
         assert not admission.ended()
     assert keys._verified.cache_info().misses == verified
+    assert looks == [NOW + 1.0, NOW + 2.0, NOW + 3.0], "one look at the bans for all peers"
 
 
 def test_until_a_newcomer_has_entered_an_entry_may_tell_of_later_organisers_and_nothing_else() -> None:

@@ -244,7 +244,8 @@ class Admission:
                 found[peer] = str(error)
             else:
                 ends += [access.expires + CLOCK_SKEW_S] if access.expires is not None else []
-        self._look_again_s = now_s if found or any(self.ledger.ranges.orders()) else min(ends)
+        bans_last = any(ban.expires > now_s for ban in self.ledger.ranges.orders())
+        self._look_again_s = now_s if found or bans_last else min(ends)
         return found
 
     def expel(self, peer: PeerId) -> None:

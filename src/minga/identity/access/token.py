@@ -177,6 +177,8 @@ class RangeBans:
 
     def __init__(self) -> None:
         self._bans: dict[IpNetwork, dict[str, RangeBan]] = {}
+        self._found: tuple[tuple[int, float], dict[tuple[int, int], dict[int, RangeBan]]] | None = None
+        """Those in force at the last look, by IP version and length of the host part, then by network."""
 
     def orders(self) -> Iterator[RangeBan]:
         """All of them, in one order."""
@@ -194,6 +196,7 @@ class RangeBans:
         if known is None and not self._has_room(signer, ban):
             return False
         self._bans.setdefault(network, {})[signer] = ban
+        self._found = None
         return True
 
     def may_ban(self, signer: str, network: IpNetwork, now_s: float) -> bool:
@@ -225,15 +228,24 @@ class RangeBans:
 
     def ban_of(self, endpoints: Iterable[str], needed: int, now_s: float) -> RangeBan | None:
         """The ban in force for one of these `ip:port` endpoints (IPv6 in brackets), if there is one."""
-        if not self._bans:
-            return None
-        banned = self.in_force(needed, now_s)
-        for endpoint in endpoints if banned else ():
+        by_length = self._by_length(needed, now_s)
+        for endpoint in endpoints if by_length else ():
             try:
                 address = ipaddress.ip_address(endpoint.rpartition(":")[0].strip("[]").partition("%")[0])
             except ValueError:
                 continue
-            for network, ban in banned.items():
-                if address in network:
+            for (version, host_bits), bans in by_length.items():
+                if version == address.version and (ban := bans.get(int(address) >> host_bits)) is not None:
                     return ban
         return None
+
+    def _by_length(self, needed: int, now_s: float) -> dict[tuple[int, int], dict[int, RangeBan]]:
+        """The bans in force, found once for all peers that are looked at together: a flood of keys makes these many."""
+        if self._found is None or self._found[0] != (needed, now_s):
+            by_length: dict[tuple[int, int], dict[int, RangeBan]] = {}
+            for network, ban in self.in_force(needed, now_s).items():
+                host_bits = network.max_prefixlen - network.prefixlen
+                bans = by_length.setdefault((network.version, host_bits), {})
+                bans[int(network.network_address) >> host_bits] = ban
+            self._found = (needed, now_s), by_length
+        return self._found[1]
