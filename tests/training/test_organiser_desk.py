@@ -10,6 +10,7 @@ import pytest
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, draft_revocation
+from minga.identity.access.orders import Regroup
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.training.organiser import Organiser
@@ -68,3 +69,19 @@ def test_a_transfer_that_waits_for_signatures_does_not_undo_what_was_ordered_mea
     assert ledger.term == 0
     assert desk(SECOND, ledger).put_in_force(desk(FIRST, ledger).propose_transfer(heirs, 1))[1]
     assert (ledger.term, list(ledger.barred()), list(ledger.amendments)) == (1, ["cd" * 32], [rate])
+
+
+def test_an_order_that_waited_for_signatures_while_later_ones_overruled_it_is_not_put_in_force() -> None:
+    ledger = ledger_of()
+    first, second = desk(FIRST, ledger), desk(SECOND, ledger)
+    waits = first.amend(RATE, 5)
+    second.put_in_force(first.amend({"checkpoints.keep": 3}, 5))
+    second.put_in_force(first.amend({"optimizer.learning_rate": 0.25}, 4))
+    with pytest.raises(ConfigurationError, match="later orders change all"):
+        second.put_in_force(waits)
+    regroups = [
+        Regroup(bytes.fromhex(SPEC.run_id), 0, 1, (), number, 7, (bytes(32),)).signed_by(FIRST) for number in (1, 2)
+    ]
+    assert second.put_in_force(regroups[1])[1]
+    with pytest.raises(ConfigurationError, match="who goes on"):
+        second.put_in_force(regroups[0])

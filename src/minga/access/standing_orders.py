@@ -262,9 +262,12 @@ class StandingOrders:
 
         Raises `ConfigurationError` unless peers obey it from then on, and go on to obey the others: what is due in that
         round, and whenever another order comes, is read as they read it. What the run spec schedules for later is not
-        looked at: it may never come. The last order that there can be may not leave the run paused for good.
+        looked at: it may never come. One that waited for signatures may be overruled by now, and the last order that
+        there can be may not leave the run paused for good.
         """
         amendments, first = self._amendments.plus(order), max(step, order.first_step(EARLY))
+        if order.id not in amendments.due(first, EARLY):
+            raise ConfigurationError("later orders change all that this one would; make a new one")
         last = amendments.changes(amendments.due(MAX_AMENDED_STEP, EARLY))
         if amendments.is_full and last.get(PAUSED) == "true":
             raise ConfigurationError(

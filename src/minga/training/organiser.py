@@ -214,8 +214,8 @@ class Organiser:
     def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
         """An order with this organiser's signature, and whether that was the last that it took: it is sent then.
 
-        Raises `ConfigurationError` for an order of another run or term, and for a transfer that would undo what was
-        ordered since it was made.
+        Raises `ConfigurationError` for an order of another run or term, one that later orders overrule, and a transfer
+        that would undo what was ordered since it was made.
         """
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
@@ -225,6 +225,9 @@ class Organiser:
             )
         if isinstance(order, Amendment):
             self._amended(order)
+        newest = self.ledger.regroups.newest
+        if isinstance(order, Regroup) and newest is not None and newest.epoch > order.epoch:
+            raise ConfigurationError("a later order says who goes on; make a new one")
         order = order.signed_by(self._key)
         in_force = not self._missing(order)
         if in_force:
