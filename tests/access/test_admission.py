@@ -7,8 +7,9 @@ import functools
 import pytest
 
 from minga.access.admission import Admission
+from minga.core.errors import RejectedError
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban
-from minga.identity.access.orders import Grant
+from minga.identity.access.orders import Grant, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys import keys
 from minga.identity.keys.keys import Identity
@@ -35,8 +36,43 @@ def test_a_banned_range_lets_nobody_verify_all_tokens_again_and_again(monkeypatc
     for member in members:
         admission.meet(PeerId(member.peer_id), Token.by_invitation(grant, invitation, member.peer_id).encode())
     assert not admission.ended()
+    looks, in_force = list[float](), ledger.ranges.in_force
+    monkeypatch.setattr(ledger.ranges, "in_force", lambda needed, at: (looks.append(at), in_force(needed, at))[1])
     verified = keys._verified.cache_info().misses
     for _ in range(3):
         now_s[0] += 1.0
         assert not admission.ended()
     assert keys._verified.cache_info().misses == verified
+    assert looks == [NOW + 1.0, NOW + 2.0, NOW + 3.0], "one look at the bans for all peers"
+
+
+def test_until_a_newcomer_has_entered_an_entry_may_tell_of_later_organisers_and_nothing_else() -> None:
+    organiser, heir, own, member, liar, stranger = (Identity.from_seed(bytes([40 + i]) * 32) for i in range(6))
+
+    def admitted(peer: Identity) -> bytes:
+        subject = bytes.fromhex(peer.peer_id)
+        return Token(Grant(bytes.fromhex(RUN), 1, NOW, (), subject, 0, 1, 2 * NOW).signed_by(heir)).encode()
+
+    ledger = AccessLedger(RUN, Organisers(frozenset({organiser.peer_id}), 1), organiser.peer_id)
+    transfer = Transfer(bytes.fromhex(RUN), 0, NOW, (), (bytes.fromhex(heir.peer_id),), 1).signed_by(organiser)
+    admission = Admission(PeerId(own.peer_id), RunClock(lambda: float(NOW), lambda: float(NOW)))
+    by_heir, of_heir, by_nobody, of_stranger = (PeerId(each.peer_id) for each in (member, heir, liar, stranger))
+    admission.entries = frozenset({by_heir, of_heir, by_nobody})
+    shown = {by_heir: admitted(member), of_heir: b"", by_nobody: admitted(member), of_stranger: admitted(stranger)}
+    for peer in (by_heir, of_stranger):
+        admission.meet(peer, shown[peer])
+    assert admission.enforce(ledger) == [of_stranger]
+    for peer in (of_heir, by_nobody):
+        admission.meet(peer, shown[peer])
+    for peer in admission.entries:
+        assert admission.permits(peer, "access.orders")
+        assert not admission.permits(peer, "board.exchange")
+        assert not admission.admits(peer, "address")
+        with pytest.raises(RejectedError):
+            admission.confirm(peer)
+    assert admission.take([transfer]) == []
+    admission.confirm(of_heir)
+    assert admission.end_entering() == [by_nobody]
+    assert {peer for peer in shown if admission.permits(peer, "board.exchange")} == {by_heir, of_heir}
+    with pytest.raises(RejectedError):
+        admission.meet(by_nobody, shown[by_nobody])

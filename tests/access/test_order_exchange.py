@@ -23,7 +23,7 @@ from minga.access.standing_orders import (
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.bus import Event, EventBus
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.ledger import AccessLedger, Organisers, PublicOrder, draft_revocation
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers, PublicOrder, draft_revocation
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Revocation, Transfer
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
@@ -174,6 +174,20 @@ async def test_two_transfers_of_one_term_part_the_organisers_and_cut_nobody_off(
     assert one.node.is_connected(other.peer_id)
     assert one.offences == other.offences == []
     assert "access.invalid_order" in {event.kind for event in one.log}
+    await close(one, other)
+
+
+@virtually
+async def test_who_heard_of_a_transfer_before_its_signer_was_barred_commits_no_offence() -> None:
+    transfer = Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)
+    one, other = await two([transfer], [Revocation(RUN, 0, 1, (), key(FIRST), 1, "").signed_by(SECOND)])
+    one.take([draft_revocation(one.ledger, "1" * 64, "", 2).signed_by(GUEST)])
+    await asyncio.sleep(30.0)
+    assert (one.ledger.term, other.ledger.term) == (1, 0), "each keeps what came first"
+    assert one.node.is_connected(other.peer_id)
+    assert one.offences == other.offences == []
+    with pytest.raises(InvalidOrderError, match="0 of the 1"):
+        other.ledger.take(Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(GUEST))
     await close(one, other)
 
 

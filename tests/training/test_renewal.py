@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,6 +161,31 @@ async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
     await swarm.peers[name].ended.wait()
     assert len(renewing.asked_s) == 2
     await swarm.close()
+
+
+@virtually
+async def test_tokens_that_last_less_from_now_on_are_renewed_as_well() -> None:
+    lasting, asked_s, shown = [300, 60, 60, 60], list[float](), list[float]()
+    end_s = 400.0
+
+    def token() -> Token:
+        expires = int(min(EPOCH_S + end_s, EPOCH_S + now_s() + lasting[min(len(asked_s), 3)]))
+        return Token.by_login(grant(members_spec(), INVITATION.peer_id), INVITATION, "ab" * 32, Login("alice", expires))
+
+    async def renew(_: Identity) -> Token:
+        asked_s.append(now_s())
+        return token()
+
+    session: Any = SimpleNamespace(
+        identity=ORGANISER,
+        admission=SimpleNamespace(token=token()),
+        node=SimpleNamespace(clock=SimpleNamespace(now=lambda: EPOCH_S + now_s())),
+        events=SimpleNamespace(emit=lambda _: None),
+        show_token=lambda token: shown.append(token.expires - EPOCH_S),
+    )
+    await keep_renewed(session, SimpleNamespace(renew=renew))  # type: ignore[arg-type]
+    assert shown[:3] == [260.0, 300.0, 340.0]
+    assert shown[-2:] == [end_s, end_s], "there it ends"
 
 
 @virtually

@@ -142,8 +142,8 @@ class _Leaving(NamedTuple):
 class AccessWatch:
     """Watches the access of all peers known to one peer.
 
-    `in_step` tells whether this peer takes part in steps; `on_own_end` is called, with the reason, when its own access
-    has ended.
+    `in_step` tells whether this peer takes part in steps; `on_own_end` is called, with the reason, for as long as its
+    own access has ended.
     """
 
     def __init__(
@@ -163,7 +163,6 @@ class AccessWatch:
         self._node, self._board, self._admission, self._ledger = node, board, admission, ledger
         self._files, self._disk, self._in_step, self._on_own_end = files, disk, in_step, on_own_end
         self._leaving: dict[PeerId, _Leaving] = {}
-        self._is_over = False
         self._guests_kept = 0
         if known is not None:
             admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in known.guests.items()})
@@ -221,9 +220,7 @@ class AccessWatch:
         leaving, self._leaving = self._leaving, {}
         for peer, (_, why, telling) in leaving.items():
             if telling is None:
-                if not self._is_over:
-                    self._is_over = True
-                    self._on_own_end(why)
+                self._on_own_end(why)
                 continue
             self._node.events.emit(AccessEnded(peer=peer, why=why))
             self._admission.expel(peer)

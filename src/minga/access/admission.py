@@ -5,6 +5,9 @@ open to every peer, or for members, and a newcomer does not have it when it meet
 or `enforce` is called, connections are admitted provisionally, and no record is kept; `enforce` then says which peers
 have to go again. The link verifies the spec itself, whichever peer sends it.
 
+A newcomer may know nothing yet of the organisers by whose word its entries are members. So until it has entered, an
+entry that it cannot admit is provisional: it may tell the orders, and nothing else, and `confirm` judges it by these.
+
 This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
 that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
 until `expel`, so that a step under way is not torn apart, but it cannot connect again.
@@ -91,6 +94,8 @@ class Admission:
         """Called when an order came that says something new."""
         self.address_of: Callable[[PeerId], Address | None] = lambda _: None
         """Where a peer says that it can be dialled: address ranges are banned by that."""
+        self.entries: frozenset[PeerId] = frozenset()
+        """The peers by which this one enters, until it has."""
         self.events: EventBus | None = None
         """Where to tell of what is worth knowing."""
         self._own_id = own_id
@@ -124,14 +129,17 @@ class Admission:
             and self.token.invitation is not None
         ):
             self.remember_guests({self.token.invitation: [self._own_id]})
-        refused = []
-        for peer, credential in self._provisional.items():
-            try:
-                self.meet(peer, credential)
-            except RejectedError:
-                refused.append(peer)
-        self._provisional.clear()
-        return refused
+        return self._judge_provisional()
+
+    def confirm(self, peer: PeerId) -> None:
+        """Judge an entry by the orders that it told. Raises `RejectedError` if they keep it out."""
+        if peer in self._provisional and self.ledger is not None:
+            self._admit(self.ledger, peer, self._provisional[peer])
+
+    def end_entering(self) -> list[PeerId]:
+        """From now on entries are judged as all others are; returns those among them that the orders keep out."""
+        self.entries = frozenset()
+        return self._judge_provisional() if self.is_decided else []
 
     @property
     def is_for_members(self) -> bool:
@@ -160,12 +168,11 @@ class Admission:
             self._provisional[peer] = credential
         elif self.ledger is not None:
             try:
-                found = self._judge(self.ledger, peer, credential)
-                self._check_uses(peer, found.access, found.access.uses)
-            except NoAccessError as error:
-                code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
-                raise RejectedError(str(error), code=code, peer=peer) from error
-            self._note(peer, found)
+                self._admit(self.ledger, peer, credential)
+            except RejectedError as error:
+                if peer not in self.entries or error.code is RefusalCode.BANNED:
+                    raise
+                self._provisional[peer] = credential
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:
         """See `Authorizer`."""
@@ -237,7 +244,8 @@ class Admission:
                 found[peer] = str(error)
             else:
                 ends += [access.expires + CLOCK_SKEW_S] if access.expires is not None else []
-        self._look_again_s = now_s if found or any(self.ledger.ranges.orders()) else min(ends)
+        bans_last = any(ban.expires > now_s for ban in self.ledger.ranges.orders())
+        self._look_again_s = now_s if found or bans_last else min(ends)
         return found
 
     def expel(self, peer: PeerId) -> None:
@@ -271,6 +279,25 @@ class Admission:
             self._guests.setdefault(invitation, {}).update(dict.fromkeys(peers))
 
     # ---- inner workings
+
+    def _judge_provisional(self) -> list[PeerId]:
+        met, refused = dict(self._provisional), []
+        self._provisional.clear()
+        for peer, credential in met.items():
+            try:
+                self.meet(peer, credential)
+            except RejectedError:
+                refused.append(peer)
+        return refused
+
+    def _admit(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> None:
+        try:
+            found = self._judge(ledger, peer, credential)
+            self._check_uses(peer, found.access, found.access.uses)
+        except NoAccessError as error:
+            code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
+            raise RejectedError(str(error), code=code, peer=peer) from error
+        self._note(peer, found)
 
     def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> AdmittedPeer:
         now_s = self.clock.now()

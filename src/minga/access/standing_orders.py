@@ -38,6 +38,7 @@ from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger, PublicOrder
 from minga.identity.access.orders import (
+    MAX_AMENDED_STEP,
     MAX_AMENDMENTS,
     MAX_BARRED,
     MAX_RANGES,
@@ -261,9 +262,17 @@ class StandingOrders:
 
         Raises `ConfigurationError` unless peers obey it from then on, and go on to obey the others: what is due in that
         round, and whenever another order comes, is read as they read it. What the run spec schedules for later is not
-        looked at: it may never come.
+        looked at: it may never come. One that waited for signatures may be overruled by now, and the last order that
+        there can be may not leave the run paused for good.
         """
         amendments, first = self._amendments.plus(order), max(step, order.first_step(EARLY))
+        if order.id not in amendments.due(first, EARLY):
+            raise ConfigurationError("later orders change all that this one would; make a new one")
+        last = amendments.changes(amendments.due(MAX_AMENDED_STEP, EARLY))
+        if amendments.is_full and last.get(PAUSED) == "true":
+            raise ConfigurationError(
+                f"a run has at most {MAX_AMENDMENTS} amendments: this is the last, and no other could end the pause"
+            )
         starts = {first, *(each.first_step(EARLY) for each in amendments)}
         for start in sorted(start for start in starts if start >= first):
             _, before = self._read(self._amendments.changes(self.due(start)), first)

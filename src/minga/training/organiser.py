@@ -30,6 +30,7 @@ from minga.identity.access.orders import (
     MAX_AMENDED_STEP,
     MAX_BARRED,
     MAX_PRESENT,
+    MAX_RANGES,
     MAX_TERMS,
     Amendment,
     Grant,
@@ -109,8 +110,7 @@ class Organiser:
 
     def signatures_missing(self, access: LinkAccess) -> int:
         """How many more organisers have to sign a grant."""
-        organisers = self.ledger.organisers
-        return max(0, organisers.needed - len(access.grant.signers(organisers.keys)))
+        return self._missing(access.grant)
 
     # ---- barring and handing over
 
@@ -156,8 +156,11 @@ class Organiser:
         """
         now = int(time.time())
         order = draft_range_ban(self.ledger, addresses, now + int(valid_s), reason, now)
+        network = parse_range(order.range)
+        if not self.ledger.ranges.may_ban(self._key.peer_id, network, now):
+            raise ConfigurationError(f"one organiser bans at most {MAX_RANGES} ranges at a time; another one has to")
         self._issue(order.signed_by(self._key))
-        return order.range, order.expires, parse_range(order.range) in self.ranges()
+        return order.range, order.expires, network in self.ranges()
 
     def ranges(self) -> dict[IpNetwork, RangeBan]:
         """The address ranges that are barred now."""
@@ -211,14 +214,22 @@ class Organiser:
     def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
         """An order with this organiser's signature, and whether that was the last that it took: it is sent then.
 
-        Raises `ConfigurationError` for an order of another run or term.
+        Raises `ConfigurationError` for an order of another run or term, one that later orders overrule, and a transfer
+        that would undo what was ordered since it was made.
         """
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
+        if isinstance(order, Transfer) and not self.ledger.is_carried_by(order):
+            raise ConfigurationError(
+                "this order would undo what was barred, or changed, since it was made; make a new one"
+            )
         if isinstance(order, Amendment):
             self._amended(order)
+        newest = self.ledger.regroups.newest
+        if isinstance(order, Regroup) and newest is not None and newest.epoch > order.epoch:
+            raise ConfigurationError("a later order says who goes on; make a new one")
         order = order.signed_by(self._key)
-        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
+        in_force = not self._missing(order)
         if in_force:
             self._issue(order)
         return order, in_force
@@ -323,16 +334,30 @@ class Organiser:
         entries = self._peer.link.entries if self._peer is not None else ()
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
+    def _missing(self, order: Grant | Changing) -> int:
+        """How many more organisers have to sign; the signatures of those that were barred do not count."""
+        signers = order.signers(self.ledger.organisers.keys) - self.ledger.barred().keys()
+        return max(0, self.ledger.organisers.needed - len(signers))
+
     def _issue(self, order: PublicOrder) -> None:
-        """Enter an order here, keep it, and send it to all connected peers."""
+        """Enter an order here, keep it, and send it to all connected peers.
+
+        Raises `ConfigurationError` if no peer would take it.
+        """
         peer = self._peer
-        if peer is None:
-            self.ledger.take(order)
-        else:
-            session = peer.session
-            peer.on_loop(lambda: session.admission.take([order]))
-            peer.call(session.spread_orders())
-        self._files.keep_orders(list(self.ledger.orders()))
+        try:
+            if peer is None:
+                self.ledger.take(order)
+            elif invalid := peer.on_loop(lambda: peer.session.admission.take([order])):
+                raise invalid[0]
+        except InvalidOrderError as error:
+            raise ConfigurationError(f"no peer would take this order: {error}") from error
+        held = list(self.ledger.orders())
+        if (order.CONTEXT, order.statement()) not in {(each.CONTEXT, each.statement()) for each in held}:
+            raise ConfigurationError("this order does not count any more; make a new one")
+        if peer is not None:
+            peer.call(peer.session.spread_orders())
+        self._files.keep_orders(held)
 
 
 @contextlib.contextmanager

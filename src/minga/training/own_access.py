@@ -49,8 +49,8 @@ class RunAccess:
     """What one peer knows when it enters: the `link` (None for the host), perhaps the spec, and the contents of
     `files`.
 
-    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them; `person`
-    logs in at the authority that the link names (None: nobody does).
+    Without `keeps` nothing is written to the files. `vouchers` are keys that may let this peer look on for them;
+    `person` logs in at the authority that the link names (None: nobody does).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RunAccess:
         self.known = known
         """The signed run spec, and what it says."""
         self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
-        self._of_before = files.known() if keeps else None  # read here, since the loop must not wait for it
+        self._of_before = files.known()  # read here, since the loop must not wait for it
         self._person = person
         self._issued: Token | None = None
 
@@ -106,7 +106,7 @@ class RunAccess:
             return frozenset({link.organiser})
         signed, spec = self.known
         ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
-        for order in () if self._of_before is None else self._of_before.orders:
+        for order in self._of_before.orders:
             with contextlib.suppress(InvalidOrderError):  # a damaged file costs a login at most
                 ledger.take(order)
         return ledger.organisers.keys | {link.organiser}
@@ -230,8 +230,8 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
             return
         session.show_token(token)
         session.events.emit(AccessRenewed(expires=token.expires))
-        if _ends_s(token) <= ends_s:
-            return  # the person's time, or the invitation, ends then
+        if _ends_s(token) == ends_s:
+            return  # the person's time, or the invitation, ends then; earlier is no end: tokens may last less by now
         ends_s = _ends_s(token)
 
 

@@ -122,6 +122,7 @@ class Session:
         self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
         self.admission = admission or Admission.for_everybody(network.peer_id, RunClock.of(network, entries))
         self.admission.events = self.events
+        self.admission.entries = frozenset(entry.peer_id for entry in self.entries)
         self._on_meeting = on_meeting
         self.node = Node(
             network,
@@ -215,6 +216,7 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
+        await asyncio.gather(*map(self.node.disconnect, self.admission.end_entering()))
         self.node.clock.settle()
         if self.settings.role in ("trainer", "auxiliary") and await self.own_address.is_dialable() is False:
             self.settings = replace(self.settings, role="client")
@@ -430,16 +432,15 @@ class Session:
             except RejectedError as error:
                 if error.code != RefusalCode.METHOD or self.admission.is_for_members:
                     raise  # in an open run an earlier version of minga knows no orders
+            self.admission.confirm(peer)
 
     def _end_step(self) -> None:
         if self._access_watch is not None:
             self._access_watch.end_step()
 
     def _lose_access(self, why: str) -> None:
-        if self._entered:  # a newcomer may not know all orders yet
+        if self._entered and self.error is None:  # a newcomer may not know all orders yet
             self._end(RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS), why)
-        else:
-            self.events.emit(AccessLost(why=why))
 
     def _give_way(self, older: Incarnation) -> None:
         """Another process with this one's key takes part, and this one says nothing more in its name."""

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from minga.access.standing_orders import StandingOrders
+from minga.access.standing_orders import PAUSED, StandingOrders
 from minga.cli.access import amend
 from minga.cli.access.amend import parse_changes
 from minga.cli.commands import AmendCommand
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.ledger import AccessLedger, PublicOrder, draft_amendment
+from minga.identity.access.orders import MAX_AMENDMENTS, MAX_RANGES
 from minga.identity.keys.keys import Identity
 from minga.training.organiser import Organiser
 from minga.training.record_kinds import Progress
@@ -86,6 +87,22 @@ def test_an_amendment_is_checked_against_what_others_have_changed() -> None:
     with pytest.raises(ConfigurationError, match="exceeds"):
         desk.amend({"training.target_batch_size_max": 1000}, 6)
     assert len(list(ledger.amendments)) == 2
+
+
+def test_an_order_that_no_ledger_takes_is_not_told_to_be_in_force() -> None:
+    desk, ledger = desk_of(RunSpec(name="long"))
+    rate = "optimizer.learning_rate"
+    for _ in range(MAX_AMENDMENTS - 1):
+        ledger.amendments.take(draft_amendment(ledger, {rate: 0.5}, 0, 1))
+    with pytest.raises(ConfigurationError, match="no other could end the pause"):
+        desk.amend({PAUSED: True}, 5)
+    assert desk.put_in_force(desk.amend({PAUSED: False}, 0))[1]
+    with pytest.raises(ConfigurationError, match="no peer would take this order: a run has at most 200 amendments"):
+        desk.put_in_force(desk.amend({rate: 0.25}, 6))
+    for i in range(MAX_RANGES):
+        assert desk.bar_range(f"203.0.{i}.0/24", 600.0, "")[2]
+    with pytest.raises(ConfigurationError, match="at most 100 ranges at a time"):
+        desk.bar_range("198.51.100.0/24", 900.0, "")
 
 
 @pytest.mark.parametrize(

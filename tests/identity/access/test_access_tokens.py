@@ -189,6 +189,8 @@ def test_a_member_lets_another_key_look_on() -> None:
     assert "for members only" in refusal(book, Token.for_watcher(RUN, PEER, None, OTHER.peer_id, NOW + 9), OTHER)
     chained = msgspec.structs.replace(token, watch=Token.for_watcher(RUN, OTHER, token, GUEST.peer_id, NOW + 9).watch)
     assert "another peer" in refusal(book, chained, GUEST), "who only looks on lets nobody look on"
+    book.take(revocation(A, GUEST))
+    assert "barred this peer" in refusal(book, Token.for_watcher(RUN, PEER, mine, GUEST.peer_id, NOW + 9), GUEST)
     book.take(revocation(A))
     assert "barred" in refusal(book, token, OTHER)
 
@@ -204,6 +206,9 @@ def test_a_revocation_wins_over_admissions_of_its_version_and_below() -> None:
     for version in (1, 5):
         assert "barred this peer from the run: sent nonsense" in refusal(book, Token(grant(version=version)))
     assert book.next_version == 6
+    later = LinkAccess(grant(subject=GUEST, uses=3, version=6), GUEST.seed)
+    assert "barred this peer" in refusal(book, later.token_for(PEER.peer_id)), "what is for many lifts nobody's ban"
+    book.check(later.token_for(OTHER.peer_id), OTHER.peer_id, NOW)
     book.check(Token(grant(version=6)), PEER.peer_id, NOW)
 
 

@@ -295,8 +295,17 @@ async def test_the_role_is_handed_over_in_mid_run() -> None:
     old = swarm.add(access=invitation(spec, seed=80, term=1), name="by the old one")
     await old.ended.wait()
     assert "0 of the 1 organisers" in str(old.error)
-    new = swarm.add(access=invitation(spec, SECOND, seed=81, term=1))
+    by_heir = invitation(spec, SECOND, seed=81, term=1)
+    new = swarm.add(access=by_heir)
     await train_on(swarm, [*names, new.name])
+    # Nobody is left whom the organisers of the run spec admitted: a newcomer knows of no others until it asks.
+    late = swarm.add(access=by_heir, entries=[new.network.address])
+    await train_on(swarm, [*names, new.name, late.name])
+    # It did not take its access for ended before it knew who had given it, and notices when it does end.
+    key, run = bytes.fromhex(late.network.peer_id), bytes.fromhex(spec.run_id)
+    order(swarm, names[0], Revocation(run, 1, NOW, (), key, 1).signed_by(SECOND))
+    await late.ended.wait()
+    assert [logged.peer for logged in swarm.log.of("access.lost")] == [late.name]
     await swarm.close()
 
 

@@ -10,13 +10,15 @@ Rules.
 * Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
   peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
   version above all at which keys are revoked as far as their issuer knows. So when two organisers disagree at the same
-  moment the revocation wins everywhere, in whatever order the two arrive. A new grant, which has a higher version,
-  restores access. A version at which too few organisers revoke a key moves nobody's.
+  moment the revocation wins everywhere, in whatever order the two arrive. A new grant to the same key, which has a
+  higher version, restores access; a new invitation restores that of no peer whose own key is revoked. A version at
+  which too few organisers revoke a key moves nobody's.
 * Revoking an organiser's key voids all its signatures of grants and transfers, earlier ones included: a thief could
   backdate them. Revocations that it signed stay. Where one organiser is enough to sign, each can so remove any other;
   `organisers_needed` prevents that.
 * Revocations end with the term of the organisers that signed them; the transfer lists the keys that stay revoked. So
-  a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
+  a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays, and
+  so does, of a transfer and the revocation of a key that it needs, what arrived first.
 * The changes of a run (amendments, regroups) that a transfer lists stay in force; a retired organiser's key makes no
   other one. Revoking an organiser's key voids the changes that it was needed for; the others may order them anew.
 * Peers from a banned address range (`RangeBans`) may not take part until the ban ends, but for the organisers.
@@ -171,6 +173,12 @@ class AccessLedger:
         """The ids of the changes that are in force, or may be, for a transfer."""
         return tuple(sorted(each.change_id for each in (*self.amendments, *self.regroups)))
 
+    def is_carried_by(self, order: Transfer) -> bool:
+        """Whether a transfer lists all that is barred, and changed, by now: the rest would end with the term."""
+        listed = {barred.subject: barred.version for barred in order.barred}
+        stays_barred = all(listed.get(each.subject, -1) >= each.version for each in self.all_barred())
+        return stays_barred and set(self.standing()) <= set(order.standing)
+
     def take(self, order: PublicOrder) -> bool:
         """Enter an order; whether it says anything new. Raises `InvalidOrderError`."""
         if order.run.hex() != self.run_id:
@@ -182,12 +190,15 @@ class AccessLedger:
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
 
     def is_of_other_heirs(self, order: PublicOrder) -> bool:
-        """Whether it hands over a term that was handed over otherwise here: who holds it goes by other organisers."""
-        return (
-            isinstance(order, Transfer)
-            and order.term < self.term
-            and order.statement() != self._transfers[order.term].statement()
-        )
+        """Whether it hands over a term that was handed over otherwise here, or whose signer was barred first: who holds
+        it goes by other organisers.
+        """
+        if not isinstance(order, Transfer) or order.term > self.term:
+            return False
+        if order.term < self.term:
+            return order.statement() != self._transfers[order.term].statement()
+        signers, needed = self._signers(order), self.organisers.needed
+        return len(signers - self._barred.keys()) < needed <= len(signers)
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
         """Raises `AccessBannedError` if `peer` can be dialled at an address of a banned range."""
@@ -233,6 +244,7 @@ class AccessLedger:
             raise NoAccessError("the permission to look on was given to another peer's key, or for another run")
         if not now_s - CLOCK_SKEW_S <= watch.expires <= now_s + MAX_WATCH_S + CLOCK_SKEW_S:
             raise NoAccessError("the permission to look on has expired, or is for longer than it may be")
+        self._check_not_barred(peer, None)
         self.check(token.of_member(), watch.member.hex(), now_s)
         return Access(watch.expires, only_watches=True)
 
@@ -364,9 +376,10 @@ class AccessLedger:
             raise NoAccessError(f"the access token is not valid: {error}") from error
 
     def _check_not_barred(self, key: str, grant: Grant | None) -> None:
-        if key not in self._barred or (grant is not None and grant.version > self._barred[key]):
+        is_own = grant is not None and key == grant.subject.hex()
+        if key not in self._barred or (grant is not None and is_own and grant.version > self._barred[key]):
             return
-        what = "this invitation" if grant is not None and grant.uses and key == grant.subject.hex() else "this peer"
+        what = "this invitation" if grant is not None and grant.uses and is_own else "this peer"
         reason = self._reason(key)
         raise AccessBannedError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
 

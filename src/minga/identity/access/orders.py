@@ -229,11 +229,16 @@ class Amendments:
         """Above every number that is known here."""
         return max((each.number for each in self._known.values()), default=0) + 1
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no other one can come."""
+        return len(self._known) >= MAX_AMENDMENTS
+
     def take(self, amendment: Amendment) -> bool:
         """Enter one whose signatures were checked; whether it is new. Raises `ValueError` if there are too many."""
         if amendment.id in self._known:
             return False
-        if len(self._known) >= MAX_AMENDMENTS:
+        if self.is_full:
             raise ValueError(f"a run has at most {MAX_AMENDMENTS} amendments")
         self._known[amendment.id] = amendment
         return True

@@ -22,7 +22,6 @@ No signature can tell how often an invitation was used. Peers count the ones tha
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -150,7 +149,8 @@ def _logged_in(run: bytes, peer_id: str, login: Login) -> bytes:
 #
 # A range has at most 65,536 addresses of IPv4, or is a block of IPv6 such as a provider hands out (/32) at most: so
 # one order cannot shut the run to all. Each organiser bans for itself. A range is banned while as many organisers as
-# have to sign say so. The bans end with their dates, or with the term of the organisers that signed them.
+# have to sign say so. The bans end with their dates, or with the term of the organisers that signed them. Of too many
+# of one organiser those count that end last, in whatever order they came: so all peers come to the same ones.
 
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -177,7 +177,8 @@ class RangeBans:
 
     def __init__(self) -> None:
         self._bans: dict[IpNetwork, dict[str, RangeBan]] = {}
-        self._count: Counter[str] = Counter()
+        self._found: tuple[tuple[int, float], dict[tuple[int, int], dict[int, RangeBan]]] | None = None
+        """Those in force at the last look, by IP version and length of the host part, then by network."""
 
     def orders(self) -> Iterator[RangeBan]:
         """All of them, in one order."""
@@ -192,10 +193,28 @@ class RangeBans:
         known = self._bans.get(network, {}).get(signer)
         if known is not None and (known.issued, known.statement()) >= (ban.issued, ban.statement()):
             return False
-        if known is None and self._count[signer] >= MAX_RANGES:
-            raise ValueError(f"one organiser bans at most {MAX_RANGES} address ranges")
-        self._count[signer] += known is None
+        if known is None and not self._has_room(signer, ban):
+            return False
         self._bans.setdefault(network, {})[signer] = ban
+        self._found = None
+        return True
+
+    def may_ban(self, signer: str, network: IpNetwork, now_s: float) -> bool:
+        """Whether `signer` may ban this range, too, and no ban of its own that lasts gives way."""
+        others = (bans[signer] for each, bans in self._bans.items() if signer in bans and each != network)
+        return sum(ban.expires > now_s for ban in others) < MAX_RANGES
+
+    def _has_room(self, signer: str, ban: RangeBan) -> bool:
+        """Whether one more ban of `signer` counts."""
+        own = [(bans[signer].expires, network) for network, bans in self._bans.items() if signer in bans]
+        if len(own) < MAX_RANGES:
+            return True
+        ends, first = min(own, key=lambda each: (each[0], str(each[1])))
+        if (ban.expires, ban.range) < (ends, str(first)):
+            return False
+        del self._bans[first][signer]
+        if not self._bans[first]:
+            del self._bans[first]
         return True
 
     def in_force(self, needed: int, now_s: float) -> dict[IpNetwork, RangeBan]:
@@ -209,15 +228,24 @@ class RangeBans:
 
     def ban_of(self, endpoints: Iterable[str], needed: int, now_s: float) -> RangeBan | None:
         """The ban in force for one of these `ip:port` endpoints (IPv6 in brackets), if there is one."""
-        if not self._bans:
-            return None
-        banned = self.in_force(needed, now_s)
-        for endpoint in endpoints if banned else ():
+        by_length = self._by_length(needed, now_s)
+        for endpoint in endpoints if by_length else ():
             try:
                 address = ipaddress.ip_address(endpoint.rpartition(":")[0].strip("[]").partition("%")[0])
             except ValueError:
                 continue
-            for network, ban in banned.items():
-                if address in network:
+            for (version, host_bits), bans in by_length.items():
+                if version == address.version and (ban := bans.get(int(address) >> host_bits)) is not None:
                     return ban
         return None
+
+    def _by_length(self, needed: int, now_s: float) -> dict[tuple[int, int], dict[int, RangeBan]]:
+        """The bans in force, found once for all peers that are looked at together: a flood of keys makes these many."""
+        if self._found is None or self._found[0] != (needed, now_s):
+            by_length: dict[tuple[int, int], dict[int, RangeBan]] = {}
+            for network, ban in self.in_force(needed, now_s).items():
+                host_bits = network.max_prefixlen - network.prefixlen
+                bans = by_length.setdefault((network.version, host_bits), {})
+                bans[int(network.network_address) >> host_bits] = ban
+            self._found = (needed, now_s), by_length
+        return self._found[1]
