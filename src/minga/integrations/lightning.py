@@ -162,6 +162,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._batch_size = batch_size_of(batch)
         for optimizer in self._joined:
             optimizer.tally.begin(self._batch_size)
+            optimizer.tally.begin_part()
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         """The module's own, and now and then the state of the run in its logs."""
