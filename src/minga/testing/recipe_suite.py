@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
@@ -39,11 +41,23 @@ _ALICE, _BOB = "a1" * 32, "b0" * 32
 _CLOSE: Final = 1e-5
 _LEARNING_STEPS: Final = 30
 _LEARNING_RATE: Final = 0.01
+_MOST_AT_ONCE: Final = 2048
 _PROCESS_LIMIT_S: Final = 300.0
 
 
 class RecipeViolation(AssertionError):
     """A recipe broke a promise of the interface."""
+
+
+@dataclass(frozen=True)
+class _AskedIndices(PublicBatch):
+    """Remembers among how many samples a recipe chooses."""
+
+    dataset_sizes: list[int] = field(default_factory=list)
+
+    def indices(self, dataset_size: int) -> npt.NDArray[np.int64]:
+        self.dataset_sizes.append(dataset_size)
+        return super().indices(dataset_size)
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,9 @@ def check_facts(case: RecipeCase, folder: Path) -> None:
 
 
 def check_batches(case: RecipeCase, folder: Path) -> None:
-    """Batches have exactly as many samples as asked for; equal positions give equal ones, other positions others."""
+    """Batches have exactly as many samples as asked for, and go on after a pass over the data; equal positions give
+    equal ones, other positions others.
+    """
     recipe, files = case.recipe(), case.files(folder)
     for size in (1, 3, 8):
         for batch in _first(recipe, files, size=size):
@@ -177,6 +193,12 @@ def check_batches(case: RecipeCase, folder: Path) -> None:
         ("another start", _first(recipe, files, start_step=5)),
     ):
         _require(own != [digest(batch) for batch in others], f"{what} gets the same batches")
+    asked = _AskedIndices(b"7" * 32, 1)
+    recipe.public_batch(files, asked)
+    for samples in asked.dataset_sizes[:1]:  # of the data, unless the recipe chooses in a way of its own
+        size = min(samples, _MOST_AT_ONCE)
+        passes = _first(recipe, files, size=size, count=samples // size + 1)
+        _require(len(passes) > samples // size, f"batches end after a pass over {samples} samples")
 
 
 def check_public_batches(case: RecipeCase, folder: Path) -> None:
