@@ -81,10 +81,11 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
-peer = enter(spec_of(12, 2, optimizer={"max_grad_norm": "off"}))
+peer = enter(spec_of(4, 2, optimizer={"max_grad_norm": "off"}))
+strategy = MingaStrategy(peer, weigh=lambda batch: len(batch) // 3)
 schedule = pl.callbacks.GradientAccumulationScheduler({0: FIRST, 1: SECOND})
 module = Module()
-trainer = pl.Trainer(max_epochs=5, accelerator="cpu", strategy=MingaStrategy(peer), callbacks=[schedule], logger=False,
+trainer = pl.Trainer(max_epochs=5, accelerator="cpu", strategy=strategy, callbacks=[schedule], logger=False,
                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(module, DataLoader(rows(24, 1)[:12], batch_size=3))
 say(values=values(module))
