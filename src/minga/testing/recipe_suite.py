@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +33,13 @@ from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import RECIPES, example_toml, load_recipe, published
 from minga.security.randomness.public_batch import PublicBatch
+from minga.testing.other_process import said_elsewhere
 
 _ALICE, _BOB = "a1" * 32, "b0" * 32
 _CLOSE: Final = 1e-5
 _LEARNING_STEPS: Final = 30
 _LEARNING_RATE: Final = 0.01
 _MOST_AT_ONCE: Final = 2048
-_PROCESS_LIMIT_S: Final = 300.0
 
 
 class RecipeViolation(AssertionError):
@@ -367,26 +364,13 @@ def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
 
 def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:
     """The value of an expression about `case` (and its `files` in `folder`) in a process with other seeds."""
-    lines = [
-        "import json, sys",
-        "name, settings, seed, folder, sys.path[:] = json.loads(sys.argv[1])",
-        "import torch",
-        "from pathlib import Path",
-        "torch.set_num_threads(2); torch.manual_seed(99)",
-        "from minga.testing.recipe_suite import PublicBatch, RecipeCase, digest, new_model",
-        "case = RecipeCase(name, settings, seed)",
-        "files = case.files(Path(folder)) if folder else {}",
-        f"print({expression})",
-    ]
-    told = json.dumps([case.name, dict(case.settings), case.seed, str(folder) if folder else None, sys.path])
-    ran = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", "\n".join(lines), told],
-        capture_output=True,
-        text=True,
-        timeout=_PROCESS_LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": "99"},
-    )
-    if ran.returncode:
-        raise RecipeViolation(f"another process failed: {ran.stderr.strip()[-500:]}")
-    return ran.stdout.strip().splitlines()[-1]
+    words = (json.dumps([case.name, dict(case.settings), case.seed]), str(folder) if folder else None)
+    return said_elsewhere(f"{_ELSEWHERE}print({expression})", *words, violation=RecipeViolation)[-1]
+
+
+_ELSEWHERE: Final = """
+from pathlib import Path
+from minga.testing.recipe_suite import PublicBatch, RecipeCase, digest, new_model
+case, folder = RecipeCase(*json.loads(words[0])), words[1]
+files = case.files(Path(folder)) if folder else {}
+"""
