@@ -274,6 +274,17 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     assert inside == outside
 
 
+def test_the_suite_finds_a_codec_that_changes_its_source() -> None:
+    class Spoiling(CastCodec):
+        def _encode(self, source: torch.Tensor, *others: Any) -> int:
+            took = super()._encode(source, *others)
+            source.copy_(source.half())
+            return took
+
+    with pytest.raises(CodecViolation, match="1 normal values: encode changed its source"):
+        check_error_bound(Spoiling("float16", torch.float16))
+
+
 def test_the_suite_finds_a_codec_that_is_another_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return forked.run(*words[1:])

@@ -51,9 +51,13 @@ from minga.testing.other_process import can_be_imported, said_elsewhere
 
 
 def check_error_bound(codec: Codec) -> None:
-    """Every decoded element is finite and within `max_error` of the source, also the largest one of all."""
+    """Every decoded element is finite and within `max_error` of the source, also the largest one of all; and the source
+    stays as it is.
+    """
     for name, source in sample_vectors():
-        decoded = decoded_of(codec, encoded_of(codec, source), source.numel())
+        given = source.clone()
+        decoded = decoded_of(codec, encoded_of(codec, given), source.numel())
+        require(torch.equal(given, source), codec, f"{name}: encode changed its source")
         require(bool(decoded.isfinite().all()), codec, f"{name}: decoded to values that are not finite")
         error = (decoded.double() - source.double()).abs()
         bound = codec.max_error(source)
