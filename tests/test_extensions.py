@@ -14,7 +14,7 @@ from minga.core.spec.plugins import Origin
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing import recipe_suite
+from minga.testing import other_process
 from minga.training.plugins_of_run import check_plugins
 from tests.worlds import forked
 from tests.worlds.extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
@@ -39,7 +39,7 @@ def test_each_plug_in_keeps_what_its_interface_promises(
 ) -> None:
     import check_extras
 
-    monkeypatch.setattr(recipe_suite, "subprocess", SimpleNamespace(run=forked.run_for_suite))
+    monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=forked.run_for_suite))
     folder = tmp_path / "empty"
     folder.mkdir()
     check = getattr(check_extras, f"test_{seam}")

@@ -35,22 +35,39 @@ THREE = torch.zeros(3, 2)
         ({}, 0),
         (None, 0),
         (7, 0),
+        (((THREE, torch.zeros(3, 5)), (torch.zeros(3), torch.zeros(3, 1))), 3),  # of two inputs and two targets
+        (({"a": THREE}, {"a": torch.zeros(3, 5)}), 3),  # of pairs of texts
+        (({"a": THREE}, {"a": torch.zeros(15, 5)}), 3),  # of texts with five others for each
     ],
 )
 def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch: Any, size: int) -> None:
     assert batch_size_of(batch) == size
 
 
-def test_a_call_with_fewer_micro_batches_than_it_is_divided_by_is_scaled() -> None:
+PICTURES = [(torch.zeros(3, 8 + place, 8), {"boxes": torch.zeros(2 + place, 4)}) for place in range(4)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_samples_that_are_not_stacked_are_counted(count: int) -> None:
+    samples = PICTURES[:count]
+    pictures, targets = zip(*samples, strict=True)
+    numbers, named = list(range(count)), [{"picture": picture, **target} for picture, target in samples]
+    for batch in (samples, (pictures, targets), [list(pictures), numbers], named):
+        assert batch_size_of(batch) == count
+
+
+def test_a_call_with_fewer_parts_than_it_is_divided_by_is_scaled() -> None:
     tally = Tally()
     assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
     tally.window = 4
     for losses in ([torch.tensor(0.25), 0.25], [0.25]):  # a batch may have several
         tally.begin(3)
+        tally.begin_part()
         for loss in losses:
             tally.add_loss(loss)
     tally.begin(5)  # and this one none
-    assert (tally.samples, tally.micro_batches, tally.scale, tally.loss) == (6, 2, 2.0, 1.5)
+    tally.begin_part()
+    assert (tally.samples, tally.parts, tally.scale, tally.loss) == (6, 2, 2.0, 1.5)
     tally.clear()
     assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
     tally.add_loss(1.0)
@@ -59,13 +76,27 @@ def test_a_call_with_fewer_micro_batches_than_it_is_divided_by_is_scaled() -> No
     assert tally.samples == 5
 
 
-def test_a_call_that_a_program_puts_together_itself_is_left_as_it_is() -> None:
+@pytest.mark.parametrize("window", [1, 8])
+def test_a_call_that_a_program_puts_together_itself_is_left_as_it_is(window: int) -> None:
     tally = Tally()
-    tally.window = 1
-    for _ in range(4):
-        tally.begin(3)
-        tally.add_loss(0.25)
-    assert (tally.samples, tally.scale, tally.loss) == (12, 1.0, 1.0)
+    tally.window = window
+    for _ in range(2):
+        for _ in range(4):
+            tally.begin(3)
+            tally.add_loss(0.25)
+        assert (tally.samples, tally.scale, tally.loss) == (12, 1.0, 1.0)
+        tally.clear()
+
+
+def test_of_batches_that_a_program_gets_before_it_computes_each_loss_counts_one() -> None:
+    tally = Tally()
+    for losses, samples in ((1, 2), (3, 9), (5, 9)):  # the first two may be left out; each may have several losses
+        for batch in (3, 4, 2):
+            tally.begin(batch)
+        for _ in range(losses):
+            tally.add_loss(0.25)
+        assert tally.samples == samples
+        tally.clear()
 
 
 def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
@@ -88,6 +119,17 @@ def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settin
     schedule.step()
     schedule.load_state_dict({"last_epoch": 3})
     assert (schedule.get_last_lr(), schedule.state_dict()) == ([0.25], {})
+
+
+def test_after_a_call_the_rates_that_it_was_made_by_are_shown_until_the_framework_steps_its_schedule() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.5)
+    optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].update(lr=0.25))  # a global step was taken
+    schedule = GlobalSchedule(optimizer)
+    shown = [schedule.get_last_lr()]
+    for step in (optimizer.step, schedule.step):
+        step()
+        shown.append(schedule.get_last_lr())
+    assert shown == [[0.5], [0.5], [0.25]]
 
 
 def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:

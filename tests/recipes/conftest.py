@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minga.testing import recipe_suite
+from minga.testing import other_process
 from tests.worlds import forked
 
 
@@ -21,4 +21,4 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _another_process_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_suite, "subprocess", SimpleNamespace(run=forked.run_for_suite))
+    monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=forked.run_for_suite))

@@ -125,9 +125,14 @@ class Careless(Blobs):
 
     def evaluate(self, model, files):
         return {"accuracy": 1.0}
+
+class Once(Blobs):
+    def batches(self, files, position, micro_batch_size):
+        order = super().batches(files, position, micro_batch_size)
+        return (next(order) for _ in range(150 // micro_batch_size))
 """
 
-BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping")
+BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping", "once")
 
 
 @pytest.fixture
@@ -185,6 +190,7 @@ def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path]
         ("drawing", check_equal_models, "would differ between machines"),
         ("careless", check_synthetic_batch, "float64"),
         ("careless", check_batches, "another peer gets the same batches"),
+        ("once", check_batches, "batches end after a pass over 150 samples"),
         ("careless", check_evaluation, "no figure heldout_accuracy"),
         ("trusting", check_damaged_files, r"y\.bin is missing, the recipe raises KeyError"),
         ("dropping", check_loss, "the model draws, as by dropout"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ def prepare(
     all peers. Data that is shuffled is put into an order of this peer's own, unless the accelerator has a `data_seed`
     for its samplers, and so is a stream (`IterableDataset`), as far as its class has a way for that. Of the
     micro-batches of one optimizer call each counts alike in the gradient, which is Accelerate's way; a last call with
-    fewer of them is scaled to their mean.
+    fewer of them under `accelerator.accumulate` is scaled to their mean.
 
     Returns when this peer has the run's current state. Raises what `minga.join` raises, and `ConfigurationError` for
     FSDP, DeepSpeed and others that divide the model, for a second call with one accelerator, and without one model, one
@@ -209,8 +210,15 @@ def _prepared(
 def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) -> None:
     """Hear of each loss, and leave the clipping to the run."""
     tally = joined.tally
+    own_accumulate = accelerator.accumulate
     own_backward, own_skip = accelerator.backward, accelerator.skip_first_batches
     own_clip, own_clip_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
+
+    @contextmanager
+    def accumulate(*models: Any) -> Iterator[None]:
+        with own_accumulate(*models):
+            tally.begin_part()
+            yield
 
     def backward(loss: torch.Tensor, **named: Any) -> None:
         tally.window = accelerator.gradient_accumulation_steps
@@ -248,6 +256,6 @@ def _listen(accelerator: Accelerator, joined: JoinedOptimizer, place: RunPlace) 
 
     joined.register_step_pre_hook(before_step)
     backward.joined = True  # type: ignore[attr-defined]
-    accelerator.backward = backward
+    accelerator.backward, accelerator.accumulate = backward, accumulate
     accelerator.clip_grad_norm_, accelerator.clip_grad_value_ = clip_grad_norm_, clip_grad_value_
     accelerator.load_state, accelerator.skip_first_batches = load_state, skip

@@ -147,7 +147,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         samples, loss, scale = self.tally.samples, self.tally.loss, self.tally.scale
-        has_loss = self.tally.micro_batches > 0
+        has_loss = loss is not None
         self.tally.clear()
         if samples or has_other_processes():
             self._in_row = 0

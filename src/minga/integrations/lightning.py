@@ -54,6 +54,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         know by itself.
     options: of the peer, or peers, that `fit` joins with.
     device: None takes what the Trainer's accelerator has, the first one.
+    weigh: how many samples a batch has, where its tensors do not show it.
 
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
@@ -75,11 +76,12 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         options: PeerOptions | None = None,
         *,
         device: torch.device | str | None = None,
+        weigh: Callable[[Any], int] = batch_size_of,
         **settings: Any,
     ) -> None:
         super().__init__(device=device or "cpu", **settings)
         self._links: Mapping[str, Link | str | Peer] = links if isinstance(links, Mapping) else {"": links}
-        self._options, self._device = options, device
+        self._options, self._device, self._weigh = options, device, weigh
         self._places: list[RunPlace] = []
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
@@ -159,9 +161,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count the samples of this batch."""
         super().on_train_batch_start(batch, batch_idx)
-        self._batch_size = batch_size_of(batch)
+        self._batch_size = self._weigh(batch)
         for optimizer in self._joined:
             optimizer.tally.begin(self._batch_size)
+            optimizer.tally.begin_part()
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         """The module's own, and now and then the state of the run in its logs."""

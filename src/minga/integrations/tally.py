@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ class Tally:
     """Counts what the gradients of one optimizer are made of, since its last call.
 
     samples: samples, or target tokens where the loss is their mean.
-    micro_batches: batches that were gone through backward.
-    window: the number of micro-batches by which the framework divides the loss of each at present, where it does so
-        even if a call has fewer, as the last one of an epoch may; None where it does not.
+    window: the number of parts by which the framework divides the loss of each at present, where it does so even if a
+        call has fewer, as the last one of an epoch may; None where it does not.
+    parts: those of them that were gone through backward.
     told_by: the call by which the program tells its loss, in words.
     """
 
@@ -22,36 +22,50 @@ class Tally:
         self.window: int | None = None
         self.told_by = "the framework's own backward"
         self.samples = 0
-        self.micro_batches = 0
+        self.parts = 0
         self._loss: torch.Tensor | float | None = None
-        self._at_hand = 0
-        self._is_counted = True
+        self._at_hand: list[int] = []  # the samples of the batches that came since the last loss, or before it
+        self._uncounted = 0  # how many of these are to be counted yet
+        self._is_used = False
+        self._is_part_counted = True
 
     def begin(self, samples: int) -> None:
         """A batch of so many samples is at hand; it counts as soon as there is a loss of it."""
-        self._at_hand, self._is_counted = samples, False
+        if self._is_used:
+            self._at_hand, self._is_used = [], False
+        self._at_hand.append(samples)
+        self._uncounted = len(self._at_hand)
+
+    def begin_part(self) -> None:
+        """The framework begins with the next of the parts that it divides by."""
+        self._is_part_counted = False
 
     def add_loss(self, loss: torch.Tensor | float) -> None:
         """A part of the loss goes through backward; the sum of these is the mean loss over the samples of the call."""
         own = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._loss = own if self._loss is None else self._loss + own
-        if not self._is_counted:
-            self._is_counted = True
-            self.samples += self._at_hand
-            self.micro_batches += 1
+        self._is_used = True
+        # Of several batches at hand each loss counts one, the latest first: a program may get those of a call before
+        # it computes, or leave batches out, as when it goes on in the middle of an epoch.
+        if self._uncounted:
+            self._uncounted -= 1
+            self.samples += self._at_hand[self._uncounted]
+        if not self._is_part_counted:
+            self._is_part_counted = True
+            self.parts += 1
 
     def clear(self) -> None:
-        """The gradients are gone; the batch at hand counts again if another loss of it comes."""
-        self.samples, self.micro_batches, self._loss, self._is_counted = 0, 0, None, False
+        """The gradients are gone; what is at hand counts again if another loss of it comes."""
+        self.samples, self.parts, self._loss, self._uncounted = 0, 0, None, len(self._at_hand)
 
     @property
     def scale(self) -> float:
-        """What the gradients of a call have to be multiplied by to be the mean over its micro-batches. One that has
-        more of them than the framework divides by was put together by the program, which divides them itself.
+        """What the gradients of a call have to be multiplied by to be the mean over its parts. One that has more of
+        them than the framework divides by, or none, was put together by the program, which divides them itself.
         """
-        if self.window is None or not 0 < self.micro_batches < self.window:
+        if self.window is None or not 0 < self.parts < self.window:
             return 1.0
-        return self.window / self.micro_batches
+        return self.window / self.parts
 
     @property
     def loss(self) -> float | None:
@@ -59,16 +73,48 @@ class Tally:
         return None if self._loss is None else float(self._loss) * self.scale
 
 
+_HOLDERS = (torch.Tensor, Mapping, list, tuple)
+
+
 def batch_size_of(batch: Any) -> int:
     """The samples of a batch: the length of the first tensor in it, looked for in mappings and sequences.
 
-    Returns 0 for a batch without a tensor that has a length.
+    A loader that does not stack its samples, as they are of unequal sizes, lists them: as they are, or in a list for
+    each of their parts. There it is the length of such a list. 0 for a batch without a tensor that has a length.
     """
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.ndim else 0
     if isinstance(batch, str | bytes):
         return 0
+    if isinstance(batch, list | tuple) and _is_mixed(batch) and (listed := _listed(batch)):
+        return listed
     parts: Iterable[Any] = (
         batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Iterable) else ()
     )
     return next((size for part in parts if (size := batch_size_of(part))), 0)
+
+
+def _is_mixed(part: Any) -> bool:
+    """Whether its tensors, and lists of anything else, such as numbers, have several lengths: none is of a batch."""
+    return len(set(_lengths(part))) > 1
+
+
+def _lengths(part: Any) -> Iterator[int]:
+    if isinstance(part, torch.Tensor):
+        yield from [len(part)] if part.ndim else []
+    elif isinstance(part, Mapping | list | tuple):
+        inner = list(part.values() if isinstance(part, Mapping) else part)
+        if isinstance(part, list | tuple) and not any(isinstance(each, _HOLDERS) for each in inner):
+            yield len(inner)
+        for each in inner:
+            yield from _lengths(each)
+
+
+def _listed(batch: Sequence[Any]) -> int:
+    """The samples of a batch that lists them, or their parts; 0 if neither is seen."""
+    if all(isinstance(part, Mapping) for part in batch):
+        return len(batch) if any(map(_is_mixed, batch)) else 0
+    if not all(isinstance(part, list | tuple) for part in batch) or len(set(map(len, batch))) != 1:
+        return 0
+    is_by_part = all(len(set(map(type, part))) == 1 for part in batch)
+    return len(batch[0]) if is_by_part else len(batch)

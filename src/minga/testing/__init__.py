@@ -4,7 +4,7 @@
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), codecs (Codec),
 pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite (Aggregator), strategies (Strategy),
-recipe_suite (Recipe), arguments (what a suite was given).
+recipe_suite (Recipe), arguments (what a suite was given), other_process (what has to be equal there, too).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
@@ -34,16 +33,28 @@ from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import RECIPES, example_toml, load_recipe, published
 from minga.security.randomness.public_batch import PublicBatch
+from minga.testing.other_process import said_elsewhere
 
 _ALICE, _BOB = "a1" * 32, "b0" * 32
 _CLOSE: Final = 1e-5
 _LEARNING_STEPS: Final = 30
 _LEARNING_RATE: Final = 0.01
-_PROCESS_LIMIT_S: Final = 300.0
+_MOST_AT_ONCE: Final = 2048
 
 
 class RecipeViolation(AssertionError):
     """A recipe broke a promise of the interface."""
+
+
+@dataclass(frozen=True)
+class _AskedIndices(PublicBatch):
+    """Remembers among how many samples a recipe chooses."""
+
+    dataset_sizes: list[int] = field(default_factory=list)
+
+    def indices(self, dataset_size: int) -> npt.NDArray[np.int64]:
+        self.dataset_sizes.append(dataset_size)
+        return super().indices(dataset_size)
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,9 @@ def check_facts(case: RecipeCase, folder: Path) -> None:
 
 
 def check_batches(case: RecipeCase, folder: Path) -> None:
-    """Batches have exactly as many samples as asked for; equal positions give equal ones, other positions others."""
+    """Batches have exactly as many samples as asked for, and go on after a pass over the data; equal positions give
+    equal ones, other positions others.
+    """
     recipe, files = case.recipe(), case.files(folder)
     for size in (1, 3, 8):
         for batch in _first(recipe, files, size=size):
@@ -177,6 +190,12 @@ def check_batches(case: RecipeCase, folder: Path) -> None:
         ("another start", _first(recipe, files, start_step=5)),
     ):
         _require(own != [digest(batch) for batch in others], f"{what} gets the same batches")
+    asked = _AskedIndices(b"7" * 32, 1)
+    recipe.public_batch(files, asked)
+    for samples in asked.dataset_sizes[:1]:  # of the data, unless the recipe chooses in a way of its own
+        size = min(samples, _MOST_AT_ONCE)
+        passes = _first(recipe, files, size=size, count=samples // size + 1)
+        _require(len(passes) > samples // size, f"batches end after a pass over {samples} samples")
 
 
 def check_public_batches(case: RecipeCase, folder: Path) -> None:
@@ -345,26 +364,13 @@ def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
 
 def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:
     """The value of an expression about `case` (and its `files` in `folder`) in a process with other seeds."""
-    lines = [
-        "import json, sys",
-        "name, settings, seed, folder, sys.path[:] = json.loads(sys.argv[1])",
-        "import torch",
-        "from pathlib import Path",
-        "torch.set_num_threads(2); torch.manual_seed(99)",
-        "from minga.testing.recipe_suite import PublicBatch, RecipeCase, digest, new_model",
-        "case = RecipeCase(name, settings, seed)",
-        "files = case.files(Path(folder)) if folder else {}",
-        f"print({expression})",
-    ]
-    told = json.dumps([case.name, dict(case.settings), case.seed, str(folder) if folder else None, sys.path])
-    ran = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", "\n".join(lines), told],
-        capture_output=True,
-        text=True,
-        timeout=_PROCESS_LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": "99"},
-    )
-    if ran.returncode:
-        raise RecipeViolation(f"another process failed: {ran.stderr.strip()[-500:]}")
-    return ran.stdout.strip().splitlines()[-1]
+    words = (json.dumps([case.name, dict(case.settings), case.seed]), str(folder) if folder else None)
+    return said_elsewhere(f"{_ELSEWHERE}print({expression})", *words, violation=RecipeViolation)[-1]
+
+
+_ELSEWHERE: Final = """
+from pathlib import Path
+from minga.testing.recipe_suite import PublicBatch, RecipeCase, digest, new_model
+case, folder = RecipeCase(*json.loads(words[0])), words[1]
+files = case.files(Path(folder)) if folder else {}
+"""

@@ -12,14 +12,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
+from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.sketches.interface import Sketch
 from minga.averaging.sketches.projection import Projection, RoundProjections
 from minga.core.errors import ConfigurationError
+from minga.testing.other_process import can_be_imported, said_elsewhere
 
 MakeSketch = Callable[[VectorLayout], Sketch]
 
@@ -301,6 +303,40 @@ def check_residual_gets_through(make: MakeSketch) -> None:
         _require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
 
 
+def check_processes(make: MakeSketch, *others: MakeSketch) -> None:
+    """Another process, with another number of threads and other seeds, has the same images and bases; it may check
+    several sketches. Of one that it cannot import, because a function made the class, nothing is checked.
+    """
+    makers: list[Any] = [each for each in (make, *others) if can_be_imported(each)]
+    words = [word for each in makers for word in (each.__module__, each.__qualname__)]
+    found = said_elsewhere(_ELSEWHERE, *words, violation=SketchViolation) if words else []
+    for each, digest in zip(makers, found, strict=True):
+        same = digest == digest_of_rounds(each)
+        _require(same, each(_WHOLES[0]), "another process has other images, or another basis")
+
+
+_ELSEWHERE: Final = """
+from importlib import import_module
+from minga.testing.sketch_suite import digest_of_rounds
+for module, name in zip(*[iter(words)] * 2):
+    print(digest_of_rounds(getattr(import_module(module), name)))
+"""
+
+
+def digest_of_rounds(make: MakeSketch) -> str:
+    """A digest of what the sketch makes of vectors of whole numbers, which have the same bits on all machines."""
+    digest = blake3()
+    for sketch in map(make, _WHOLES):
+        for step in range(6):
+            chance = torch.Generator().manual_seed(step)
+            values = sketch.project(torch.randint(-999, 1000, (sketch.whole.total,), generator=chance).float(), step)
+            back = sketch.expand(values, step)
+            sketch.absorb(values, step)
+            for tensor in (values, back, *sketch.basis().values()):
+                digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def check_facts(make: MakeSketch) -> None:
     """The name and the version are such as runs can have, and the identity says that it is one."""
     sketch = make(_WHOLES[0])
@@ -331,6 +367,7 @@ SKETCH_CHECKS: Final[tuple[Callable[[MakeSketch], None], ...]] = (
     check_hard_vectors,
     check_residual_gets_through,
     check_facts,
+    check_processes,
 )
 """All checks, each taking what makes a sketch and raising `SketchViolation` if it fails."""
 

@@ -23,8 +23,7 @@ from minga.averaging.codecs import dense, tensor_bytes
 from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidEncodingError, codec, is_finite
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
-from minga.testing import CODEC_CHECKS, CodecViolation
-from minga.testing.codecs import suite
+from minga.testing import CODEC_CHECKS, CodecViolation, other_process
 from minga.testing.codecs.cases import sample_vectors
 from minga.testing.codecs.defence import check_limit_is_consistent
 from minga.testing.codecs.suite import (
@@ -275,11 +274,22 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     assert inside == outside
 
 
+def test_the_suite_finds_a_codec_that_changes_its_source() -> None:
+    class Spoiling(CastCodec):
+        def _encode(self, source: torch.Tensor, *others: Any) -> int:
+            took = super()._encode(source, *others)
+            source.copy_(source.half())
+            return took
+
+    with pytest.raises(CodecViolation, match="1 normal values: encode changed its source"):
+        check_error_bound(Spoiling("float16", torch.float16))
+
+
 def test_the_suite_finds_a_codec_that_is_another_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return forked.run(*words[1:])
 
-    monkeypatch.setattr(suite, "subprocess", SimpleNamespace(run=elsewhere))
+    monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=elsewhere))
     with pytest.raises(CodecViolation, match="another process made other bytes"):
         check_processes(HomeSick())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from minga.optim import SGD
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing.sketch_suite import SKETCH_CHECKS, MakeSketch, SketchViolation, check_sketch
+from minga.testing import other_process
+from minga.testing.sketch_suite import SKETCH_CHECKS, MakeSketch, SketchViolation, check_processes, check_sketch
 from minga.training.plugins_of_run import uses
 from minga.training.replica.replica import Replica
-from tests.worlds import loudest_codec
+from tests.worlds import forked, loudest_codec
 from tests.worlds.seeds import soaked
 from tests.worlds.sketches import ENTRIES, BlockMeans, SomeElements
 from tests.worlds.swarm_tools import (
@@ -66,10 +68,26 @@ ALL: dict[str, MakeSketch] = {
 }
 
 
+HERE = [check for check in SKETCH_CHECKS if check is not check_processes]  # of all sketches at once elsewhere
+
+
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-@pytest.mark.parametrize("check", SKETCH_CHECKS)
+@pytest.mark.parametrize("check", HERE)
 def test_conformance(check: Callable[[MakeSketch], None], make: MakeSketch) -> None:
     check(make)
+
+
+def test_another_process_has_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=forked.run_for_suite))
+    with pytest.raises(SketchViolation, match="by_hash: another process"):  # and not what is before it
+        check_processes(*ALL.values(), PowerSGD, RankTwo, ByHash)
+
+
+class ByHash(SomeElements):
+    name = "by_hash"
+
+    def _chosen(self, step: int) -> torch.Tensor:
+        return super()._chosen(hash(("some", step)) % 1000)
 
 
 class TooLong(BlockMeans):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,4 +251,12 @@ def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.Monke
     run = RecipeRun(peer, Work("cpu", micro_batch=8))
     short_of_memory(monkeypatch, run, room=4, after=2)
     with pytest.raises(minga.ConfigurationError, match=r"too little memory for a micro-batch of 8 samples; try .* 4"):
+        run.train(lambda _: False, lambda *_: None)
+
+
+def test_a_recipe_whose_batches_end_is_named(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecipeRun(peer, Work("cpu", micro_batch=16))
+    batches = run.recipe.batches
+    monkeypatch.setattr(run.recipe, "batches", lambda *given: islice(batches(*given), 5))
+    with pytest.raises(minga.ConfigurationError, match="the recipe corners has no more batches"):
         run.train(lambda _: False, lambda *_: None)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
 
 from minga.core.errors import ConfigurationError
 from minga.optim.together import Together
 from minga.training.replica.replica import Replica
-from minga.training.replica.schedule import Schedule, SchedulesTogether
+from minga.training.replica.schedule import Schedule, SchedulesTogether, can_be_stretched, length_of, stretch
 from minga.training.state.manifest import build_manifest
 from tests.worlds.script_peers import network, spec_of
 
@@ -382,3 +383,22 @@ def test_a_state_without_groups_is_malformed() -> None:
     state.scalars["groups"] = []
     with pytest.raises(ConfigurationError, match="malformed"):
         replica.check(build_manifest(state))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("linear", {}), ("warmup_stable_decay", {"num_decay_steps": 10, "min_lr_ratio": 0.1})],
+)
+@pytest.mark.parametrize("steps", [20, 60])
+def test_a_schedule_of_transformers_goes_over_as_many_steps_as_it_is_told(
+    name: str, more: dict[str, Any], steps: int
+) -> None:
+    def made_for(length: int) -> Any:
+        optimizer = torch.optim.SGD(network().parameters(), lr=1.0)
+        return get_scheduler(name, optimizer, 2, length, scheduler_specific_kwargs=more)
+
+    stretched, wanted = made_for(32), made_for(steps)
+    assert can_be_stretched(stretched)
+    stretch(stretched, steps)
+    assert length_of(stretched) == steps
+    assert all(stretched.lr_lambdas[0](step) == wanted.lr_lambdas[0](step) for step in range(steps + 2))

@@ -19,7 +19,9 @@ from minga.simulation.swarm.swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, StrategyViolation
 from minga.testing.strategies.contributions import (
     check_alone,
+    check_clipping,
     check_facts,
+    check_mean,
     check_repeated_calls,
     check_take_back,
     check_uncounted,
@@ -73,6 +75,35 @@ def test_the_suite_finds_a_strategy_that_averages_peers_instead_of_samples() -> 
 
     with pytest.raises(StrategyViolation, match="counted 1 samples, not 4"):
         check_unequal_speeds(Equal)
+
+
+def test_the_suite_finds_a_strategy_that_weighs_otherwise_than_it_added() -> None:
+    class Whole(Synchronous):
+        def contribution(self) -> tuple[torch.Tensor | None, int]:
+            mean, samples = super().contribution()
+            return None if mean is None else mean / self._unit, samples
+
+    with pytest.raises(StrategyViolation, match="with unit=256: contributed"):
+        check_mean(Whole)
+    with pytest.raises(StrategyViolation, match="by hand"):
+        check_alone(Whole)
+
+
+def test_the_suite_finds_a_strategy_that_does_not_clip_or_takes_back_what_it_clipped() -> None:
+    class Long(Synchronous):
+        def contribution(self) -> tuple[torch.Tensor | None, int]:
+            self.replica.max_grad_norm = None  # type: ignore[attr-defined]
+            return super().contribution()
+
+    class Short(Synchronous):
+        def take_back(self) -> None:
+            self._clipped = 1.0
+            super().take_back()
+
+    with pytest.raises(StrategyViolation, match=r"a gradient of norm 11\.1803, where the run's largest is 1"):
+        check_clipping(Long)
+    with pytest.raises(StrategyViolation, match="what it took back"):
+        check_clipping(Short)
 
 
 def test_the_suite_finds_a_strategy_that_goes_uphill() -> None:

@@ -165,7 +165,7 @@ class RecipeRun:
         peer is told to compute nothing.
 
         If the device runs out of memory, micro-batches are half as large from then on. Raises `ConfigurationError` if
-        their size is fixed, or if there is no memory for a single sample.
+        their size is fixed, if there is no memory for a single sample, or if the recipe's batches end.
         """
         batches = self._batches()
         leaves = False
@@ -178,8 +178,13 @@ class RecipeRun:
         self.optimizer.is_leaving = is_leaving
         while not self.finished and not is_leaving():
             batch = next(batches, None)
-            if batch is None or is_leaving():  # to wait for a batch may have taken a step
+            if is_leaving() or (batch is None and self.finished):  # to wait for a batch may have taken a step
                 return
+            if batch is None:
+                raise ConfigurationError(
+                    f"the recipe {self.peer.spec.model.recipe} has no more batches at step {self.step}: `batches` has "
+                    "to go on without end, pass after pass over the data"
+                )
             samples = self.recipe.samples(batch)
             loss = self._backward_if_it_fits(batch)
             if loss is None:  # what was computed before, this peer has; of this batch nothing counts

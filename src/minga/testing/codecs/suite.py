@@ -9,11 +9,8 @@ Each check raises `CodecViolation` with the case that failed. All data come from
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -35,6 +32,7 @@ from minga.core.spec.plugins import NAME_PATTERN
 from minga.testing.arguments import require_instance
 from minga.testing.codecs.cases import (
     SIZES,
+    CodecViolation,
     decoded_of,
     digest_of_samples,
     encoded_of,
@@ -49,12 +47,17 @@ from minga.testing.codecs.defence import (
     check_local_non_finite,
     check_weights,
 )
+from minga.testing.other_process import can_be_imported, said_elsewhere
 
 
 def check_error_bound(codec: Codec) -> None:
-    """Every decoded element is finite and within `max_error` of the source, also the largest one of all."""
+    """Every decoded element is finite and within `max_error` of the source, also the largest one of all; and the source
+    stays as it is.
+    """
     for name, source in sample_vectors():
-        decoded = decoded_of(codec, encoded_of(codec, source), source.numel())
+        given = source.clone()
+        decoded = decoded_of(codec, encoded_of(codec, given), source.numel())
+        require(torch.equal(given, source), codec, f"{name}: encode changed its source")
         require(bool(decoded.isfinite().all()), codec, f"{name}: decoded to values that are not finite")
         error = (decoded.double() - source.double()).abs()
         bound = codec.max_error(source)
@@ -225,35 +228,25 @@ def check_threads(codec: Codec) -> None:
 
 
 def check_processes(codec: Codec, *others: Codec) -> None:
-    """Another process, with one thread and another seed of hashes, makes the same bytes; it may check several codecs.
+    """Another process, with other threads and other seeds, makes the same bytes; it may check several codecs.
 
     Of a codec that no other process can import, because a function made it, nothing is checked.
     """
-    codecs = [each for each in (codec, *others) if _can_be_imported(type(each))]
+    codecs = [each for each in (codec, *others) if can_be_imported(type(each))]
     if not codecs:
         return
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
     words = [word for each in codecs for word in (type(each).__module__, type(each).__qualname__, each.choice)]
-    arguments = [sys.executable, "-c", _ELSEWHERE, *words]
-    ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
-    require(ran.returncode == 0, codec, f"it does not work in another process: {ran.stderr[-300:]}")
-    for each, digest in zip(codecs, ran.stdout.split(), strict=True):
+    for each, digest in zip(codecs, said_elsewhere(_ELSEWHERE, *words, violation=CodecViolation), strict=True):
         require(digest == digest_of_samples(each), each, "another process made other bytes")
 
 
-def _can_be_imported(kind: type[Codec]) -> bool:
-    return "<locals>" not in kind.__qualname__ and kind.__module__ != "__main__"
-
-
 _ELSEWHERE: Final = """
-import sys
 from importlib import import_module
 from minga.averaging.codecs.dense import codec
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, settings_of
 from minga.testing.codecs.cases import digest_of_samples
-for module, name, choice in zip(*[iter(sys.argv[1:])] * 3):
+for module, name, choice in zip(*[iter(words)] * 3):
     kind = getattr(import_module(module), name)
     try:
         made = codec(choice)

@@ -11,7 +11,7 @@ import torch
 
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.testing.strategies.trainer import NUMEL, Trainer, facts_for, require, sends_gradients
+from minga.testing.strategies.trainer import NUMEL, UNIT, Trainer, facts_for, require, sends_gradients
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.strategy.interface import Strategy
 
@@ -39,13 +39,32 @@ def check_facts(kind: type[Strategy], **settings: Any) -> None:
 def check_mean(kind: type[Strategy], **settings: Any) -> None:
     """A contribution is the mean by samples of all that came before it was closed, whatever `unit` is."""
     facts = facts_for(kind, settings)
-    trainer = Trainer(kind, settings)
+    for unit in (1, UNIT):
+        trainer = Trainer(kind, settings, unit)
+        trainer.feed((2.0, 1), (6.0, 3))
+        require(trainer.strategy.samples == 4, kind, "samples are miscounted")
+        trainer.strategy.close()
+        require(trainer.strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
+        if sends_gradients(facts):
+            trainer.contributes(5.0, 4, f"two micro-batches with unit={unit}")
+
+
+def check_clipping(kind: type[Strategy], **settings: Any) -> None:
+    """Where the codec leaves something out, and the optimizer steps by means of gradients, a contribution is clipped to
+    the largest norm of the run (`clip_own`), and what is taken back is as long as before.
+    """
+    facts = facts_for(kind, settings)
+    if not sends_gradients(facts) or facts.owns_optimizer:
+        return
+    trainer = Trainer(kind, settings, own_norm=1.0)
     trainer.feed((2.0, 1), (6.0, 3))
-    require(trainer.strategy.samples == 4, kind, "samples are miscounted")
-    trainer.strategy.close()
-    require(trainer.strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
-    if sends_gradients(facts):
-        trainer.contributes(5.0, 4, "two micro-batches")
+    norm = float(trainer.seal()[0][:NUMEL].norm())
+    what = f"it contributed a gradient of norm {norm:g}, where the run's largest is 1: it has to call replica.clip_own"
+    require(abs(norm - 1.0) < 1e-5, kind, what)
+    trainer.take_back()
+    trainer.feed((-5.0, 4))
+    norm = float(trainer.seal()[0][:NUMEL].norm())
+    require(norm < 1e-5, kind, "what it took back is not the gradient that it had before it was clipped")
 
 
 def check_take_back(kind: type[Strategy], **settings: Any) -> None:

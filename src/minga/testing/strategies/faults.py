@@ -47,7 +47,7 @@ def check_broken_sum(kind: type[Strategy], **settings: Any) -> None:
     facts = facts_for(kind, settings)
     if not sends_gradients(facts):
         return
-    trainer = Trainer(kind, settings)
+    trainer = Trainer(kind, settings, unit=1)
     trainer.feed((1e28, 1 << 36), (1e28, 1 << 36))
     trainer.strategy.close()
     try:

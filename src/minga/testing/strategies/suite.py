@@ -20,6 +20,7 @@ from minga.testing.strategies.contributions import (
     check_absorb,
     check_alone,
     check_buffers,
+    check_clipping,
     check_facts,
     check_late_micro_batches,
     check_mean,
@@ -44,6 +45,7 @@ from minga.training.strategy.interface import Strategy
 STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
     check_facts,
     check_mean,
+    check_clipping,
     check_take_back,
     check_repeated_calls,
     check_late_micro_batches,

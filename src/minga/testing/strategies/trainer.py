@@ -17,7 +17,10 @@ from minga.training.strategy.interface import Strategy
 
 NUMELS: Final = (2, 2, 1)
 NUMEL: Final = sum(NUMELS)
+UNIT: Final = 256
+"""That of most checks: a run takes as many samples as its smallest round has, and a power of 2 keeps sums exact."""
 SPEC: Final = RunSpec.from_mapping({"name": "suite"})
+CLIPPED: Final = RunSpec.from_mapping({"name": "suite", "averaging": {"codec": "topk"}})
 
 
 class StrategyViolation(AssertionError):
@@ -34,18 +37,20 @@ class Trainer:
     """One strategy at work on a model of a few numbers, all 8 at first, under plain gradient descent.
 
     `dtypes` are those of its tensors. With `is_scheduled` the learning rate of 0.5 is divided by 1, 2, 3 … With
-    `has_buffer` it has a buffer of one number, to which each micro-batch adds 1.
+    `has_buffer` it has a buffer of one number, to which each micro-batch adds 1. With `own_norm` the run's codec leaves
+    something out, so that each peer clips its own gradient, to this norm.
     """
 
     def __init__(
         self,
         kind: type[Strategy],
         settings: Mapping[str, Any],
-        unit: int = 1,
+        unit: int = UNIT,
         *,
         dtypes: Sequence[torch.dtype] = (torch.float32,) * len(NUMELS),
         is_scheduled: bool = False,
         has_buffer: bool = False,
+        own_norm: float | None = None,
     ) -> None:
         shapes = zip(NUMELS, dtypes, strict=True)
         tensors = [torch.nn.Parameter(torch.full((numel,), 8.0, dtype=dtype)) for numel, dtype in shapes]
@@ -55,7 +60,8 @@ class Trainer:
         model.register_buffer("count", self.buffer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         scheduler = LambdaLR(optimizer, lambda step: 1.0 / (1 + step)) if is_scheduled else None
-        self.replica = Replica(SPEC, optimizer, model=model, scheduler=scheduler)
+        spec = SPEC if own_norm is None else CLIPPED
+        self.replica = Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=own_norm)
         self.strategy = kind(threading.Condition(), unit=unit, settings=kind.Settings(**settings))
         self.strategy.begin(self.replica)
 

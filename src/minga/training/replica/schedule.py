@@ -38,6 +38,8 @@ FEW_TRIED: Final = 100
 LONG: Final = 2
 """A schedule that is so many times as long as its run, or as short, was made for another number of steps."""
 _LENGTH: Final = "num_training_steps"
+_PHASES: Final = ("num_stable_steps", "num_warmup_steps", "num_decay_steps")
+"""What `transformers` keeps instead of a schedule with a stable phase."""
 _ENDS: Final = (ValueError, LookupError)
 """What a schedule raises beyond its end."""
 
@@ -306,25 +308,35 @@ def length_of(scheduler: LRScheduler) -> int:
     if milestones := getattr(scheduler, "_milestones", None):  # one after the other
         return milestones[-1] + inner[-1] if inner[-1] else 0
     named = [getattr(scheduler, name, None) for name in ("total_steps", "T_max")]
-    named += [function.keywords.get(_LENGTH) for function in _partials(scheduler)]
+    named += [_steps_in(function.keywords) for function in _partials(scheduler)]
     return max([int(each) for each in named if isinstance(each, int)] + inner, default=0)
 
 
 def can_be_stretched(scheduler: LRScheduler) -> bool:
     """Whether it is a schedule of `transformers.get_scheduler` that was made for some number of steps."""
-    return any(_LENGTH in each.keywords for each in _partials(scheduler))
+    return any(_steps_in(each.keywords) is not None for each in _partials(scheduler))
 
 
 def stretch(scheduler: LRScheduler, steps: int) -> None:
-    """Have a schedule that can be go over so many steps: scripts make it for those of their own loop."""
+    """Have a schedule that can be go over so many steps: scripts make it for those of their own loop. A stable phase
+    takes what warm-up and decay leave.
+    """
     functions = getattr(scheduler, "lr_lambdas", None)
     if not isinstance(functions, list):
         return
     for place, function in enumerate(functions):
-        if isinstance(function, partial) and _LENGTH in function.keywords:
-            if function.keywords[_LENGTH] != steps:
-                logger.info("the learning-rate schedule goes over the %d global steps of the run", steps)
-            functions[place] = partial(function.func, *function.args, **{**function.keywords, _LENGTH: steps})
+        if isinstance(function, partial) and _steps_in(function.keywords) not in (None, steps):
+            logger.info("the learning-rate schedule goes over the %d global steps of the run", steps)
+            kept, around = function.keywords, sum(function.keywords.get(name, 0) for name in _PHASES[1:])
+            longer = {_PHASES[0]: max(0, steps - around)} if kept.keys() >= set(_PHASES) else {_LENGTH: steps}
+            functions[place] = partial(function.func, *function.args, **{**kept, **longer})
+
+
+def _steps_in(keywords: Mapping[str, Any]) -> int | None:
+    """The steps for which `transformers` made a function with these keywords; None if it does not say."""
+    has_phases = keywords.keys() >= set(_PHASES)
+    steps: int | None = sum(keywords[name] for name in _PHASES) if has_phases else keywords.get(_LENGTH)
+    return steps
 
 
 def _partials(scheduler: LRScheduler) -> list[partial[float]]:

@@ -145,8 +145,9 @@ class Strategy(ABC):
         """What is complete, and its samples; None and 0 if it is empty. It must not be changed.
 
         Until `absorb` or `take_back` it is the same however often it is asked for. It is asked for on any thread, so
-        the replica may be read at most. Raises `NonFiniteError`, with what was complete forgotten, if it holds NaN,
-        infinity or numbers too large to be sent.
+        the replica may be read at most. A gradient goes through `replica.clip_own` first, unless the strategy owns the
+        optimizer. Raises `NonFiniteError`, with what was complete forgotten, if it holds NaN, infinity or numbers too
+        large to be sent.
         """
 
     @abstractmethod
