@@ -3,16 +3,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from _pytest.pathlib import import_path
 from hypothesis import HealthCheck, settings
 
 from tests.worlds import forked
+from tests.worlds.forked_command import forked_commands
 
 gc.disable()  # until all tests are imported: collections meanwhile would find a million objects and nothing to free
 REFUSED = pytest.StashKey[list[str]]()
@@ -62,18 +65,32 @@ def loopback_lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Of several workers let each compile another part of the tests first: it finds the other parts in their files."""
-    config = session.config
-    worker = getattr(config, "workerinput", None)
-    if worker is None or [Path(each).name for each in config.args] != config.getini("testpaths"):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers from one process that has imported the tests, instead of letting each of them do so."""
+    import torch
+
+    if sys.platform != "linux" or torch.cuda.device_count():
         return
-    paths = [path.relative_to(TESTS.parent).with_suffix("") for path in sorted(TESTS.rglob("test_*.py"))]
-    names = [".".join(path.parts) for path in paths]
-    first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
-    for name in (*names[first:], *names[:first]):
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    commands = stack.enter_context(forked_commands(config._tmp_path_factory.getbasetemp()))
+    forked.open_server(partial(_prepare_workers, config, commands))
+    for spec in specs:
+        spec.python = str(commands / Path(sys.executable).name)
+
+
+def _prepare_workers(config: pytest.Config, commands: Path) -> None:
+    """Import all tests as the collection would, which finds them then; of a few each worker imports what it needs."""
+    import torch
+
+    torch.set_num_threads(1)  # a process that was forked waits for ever for threads that this one had
+    forked.otherwise.append(str(commands / "otherwise"))
+    if [Path(each).name for each in config.args] != config.getini("testpaths"):
+        return
+    for path in sorted(TESTS.rglob("test_*.py")):
         with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells of it
-            importlib.import_module(name)
+            import_path(path, root=config.rootpath, consider_namespace_packages=False)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
