@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -102,6 +103,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.enable()
         if not torch.cuda.is_available():  # a process that was forked cannot use CUDA
             forked.open_server()
+        for logger in logging.root.manager.loggerDict.values():  # else pytest has one more handler for each of torch's
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
         gc.unfreeze = _refuse_to_thaw  # after the server, whose processes may
         frozen = gc.get_freeze_count()
         gc.get_freeze_count = lambda: frozen  # which every peer asks for, and which counts the million one by one
