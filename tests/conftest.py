@@ -43,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[REFUSED] = guard_threads()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collections_look_at_one_module_only() -> Iterator[None]:
+    """Some tests collect, which takes longer by all that the tests before left in caches and libraries."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_command_watches_this_process_for_signals() -> Iterator[None]:
     """A watchdog that a test left behind would end the process soon after a later test interrupts itself."""
