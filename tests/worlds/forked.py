@@ -61,6 +61,7 @@ OTHER = {
 """What is otherwise for the second server. Threads that wait must not spin: there are more of them than cores."""
 
 _servers: list[tuple[socket.socket, int]] = []
+"""The way to the server, and the number of its process."""
 _others: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 otherwise: list[str] = []
 """The command by which the workers of pytest use the second server of the process that has forked them."""
