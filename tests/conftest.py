@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 from _pytest.pathlib import import_path
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, find, settings, strategies
 
 from tests.worlds import forked
 from tests.worlds.forked_command import forked_commands
@@ -100,6 +100,8 @@ def _prepare_workers(config: pytest.Config, commands: Path) -> None:
     for path in sorted(TESTS.rglob("test_*.py")):
         with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells of it
             import_path(path, root=config.rootpath, consider_namespace_packages=False)
+    # By its draws hypothesis reads all modules for constants, which takes seconds where it has not kept them yet.
+    find(strategies.lists(strategies.integers(), min_size=200), bool, settings=settings(phases=[Phase.generate]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
