@@ -3,16 +3,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
+import logging
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
-from hypothesis import HealthCheck, settings
+from _pytest.pathlib import import_path
+from hypothesis import HealthCheck, Phase, find, settings, strategies
 
 from tests.worlds import forked
+from tests.worlds.forked_command import forked_commands
 
 gc.disable()  # until all tests are imported: collections meanwhile would find a million objects and nothing to free
 REFUSED = pytest.StashKey[list[str]]()
@@ -39,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[REFUSED] = guard_threads()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collections_look_at_one_module_only() -> Iterator[None]:
+    """Some tests collect, which takes longer by all that the tests before left in caches and libraries."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_command_watches_this_process_for_signals() -> Iterator[None]:
     """A watchdog that a test left behind would end the process soon after a later test interrupts itself."""
@@ -62,18 +74,34 @@ def loopback_lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Of several workers let each compile another part of the tests first: it finds the other parts in their files."""
-    config = session.config
-    worker = getattr(config, "workerinput", None)
-    if worker is None or [Path(each).name for each in config.args] != config.getini("testpaths"):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers from one process that has imported the tests, instead of letting each of them do so."""
+    import torch
+
+    if sys.platform != "linux" or torch.cuda.device_count():
         return
-    paths = [path.relative_to(TESTS.parent).with_suffix("") for path in sorted(TESTS.rglob("test_*.py"))]
-    names = [".".join(path.parts) for path in paths]
-    first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
-    for name in (*names[first:], *names[:first]):
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    commands = stack.enter_context(forked_commands(config._tmp_path_factory.getbasetemp()))
+    forked.open_server(partial(_prepare_workers, config, commands))
+    for spec in specs:
+        spec.python = str(commands / Path(sys.executable).name)
+
+
+def _prepare_workers(config: pytest.Config, commands: Path) -> None:
+    """Import all tests as the collection would, which finds them then; of a few each worker imports what it needs."""
+    import torch
+
+    torch.set_num_threads(1)  # a process that was forked waits for ever for threads that this one had
+    forked.otherwise.append(str(commands / "otherwise"))
+    if [Path(each).name for each in config.args] != config.getini("testpaths"):
+        return
+    for path in sorted(TESTS.rglob("test_*.py")):
         with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells of it
-            importlib.import_module(name)
+            import_path(path, root=config.rootpath, consider_namespace_packages=False)
+    # By its draws hypothesis reads all modules for constants, which takes seconds where it has not kept them yet.
+    find(strategies.lists(strategies.integers(), min_size=200), bool, settings=settings(phases=[Phase.generate]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -85,6 +113,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.enable()
         if not torch.cuda.is_available():  # a process that was forked cannot use CUDA
             forked.open_server()
+        for logger in logging.root.manager.loggerDict.values():  # else pytest has one more handler for each of torch's
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
         gc.unfreeze = _refuse_to_thaw  # after the server, whose processes may
         frozen = gc.get_freeze_count()
         gc.get_freeze_count = lambda: frozen  # which every peer asks for, and which counts the million one by one

@@ -49,3 +49,12 @@ def test_signals_end_them_as_they_end_others(number: int) -> None:
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(20) == -number
+
+
+def test_what_is_killed_ends_where_another_process_has_forked_it() -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(50)"
+    with forked.start_otherwise("-c", code, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.communicate(timeout=20)  # to the end of its output

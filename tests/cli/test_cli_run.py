@@ -30,6 +30,7 @@ from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import forked
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
+from tests.worlds.forked_command import forked_commands
 
 
 @pytest.fixture
@@ -265,10 +266,13 @@ def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
 def test_an_interrupt_ends_the_processes_of_all_devices(spec: str, tmp_path: Path) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+    with (
+        forked_commands(tmp_path) as commands,
+        Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host,
+    ):
         link = host.wait_for("link")["link"]
         joining = ("join", link, *ALONE, "--directory", str(tmp_path / "join"), "--devices", "2")
-        with Running(*joining) as trainer:
+        with Running(*joining, python_of_ranks=commands / Path(sys.executable).name) as trainer:
             assert trainer.wait_for("ready")["devices"] == 2
             trainer.wait_for("step.applied", step=1)
             pid = trainer.process.pid

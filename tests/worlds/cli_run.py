@@ -104,13 +104,16 @@ class Running:
         python: str | None = None,
         namespace: str | None = None,
         dial_timeout_s: float | None = None,
+        python_of_ranks: Path | None = None,
     ) -> None:
         """This interpreter runs it, if one is given and so the imports matter; else see `forked`. `namespace`: that of
         its host, where a network of `tests.netlab` is used. `dial_timeout_s`: where it is to find that others are gone.
+        `python_of_ranks` runs the processes of its further devices.
         """
         where = ("--namespace", namespace) if namespace else ()
         patience = ("--dial-timeout", str(dial_timeout_s)) if dial_timeout_s else ()
-        words = (GUARDED_MINGA, *patience, *where, *arguments, "--json", "--leash")
+        ranks = ("--python", str(python_of_ranks)) if python_of_ranks else ()
+        words = (GUARDED_MINGA, *patience, *ranks, *where, *arguments, "--json", "--leash")
         pipe = subprocess.PIPE
         self.process = (
             subprocess.Popen([python, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")

@@ -7,6 +7,9 @@ signals, and it shares no object with the test. It differs from a fresh interpre
 its strings hash like those of the other forked processes. Where one of these is the subject, and on systems other than
 Linux, tests start an interpreter. `start_otherwise` uses a second such server, which is an interpreter of its own in
 which strings hash otherwise, and which has no vector instructions.
+
+The workers of pytest are forked in the same way, by a server of the process that hands out the tests, and share its
+second server.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,8 +60,11 @@ OTHER = {
 }
 """What is otherwise for the second server. Threads that wait must not spin: there are more of them than cores."""
 
-_servers: list[socket.socket] = []
+_servers: list[tuple[socket.socket, int]] = []
+"""The way to the server, and the number of its process."""
 _others: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+otherwise: list[str] = []
+"""The command by which the workers of pytest use the second server of the process that has forked them."""
 
 
 def start(*words: str, needs: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
@@ -67,7 +73,7 @@ def start(*words: str, needs: Sequence[str] = (), **options: Any) -> subprocess.
     The modules that it `needs` are imported once for all processes to come.
     """
     if _servers:
-        return _Forked(words, text=True, encoding="utf-8", server=_servers[0], needs=needs, **options)
+        return _Forked(words, text=True, encoding="utf-8", server=_servers[0][0], needs=needs, **options)
     return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
 
 
@@ -83,8 +89,9 @@ def start_otherwise(*words: str, **options: Any) -> subprocess.Popen[str]:
     What it imports beyond `USUAL` it imports by itself, as nothing of the tests' process is in it.
     """
     env = {**os.environ, **options.pop("env", {}), **OTHER}
-    if not _servers:
-        return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", env=env, **options)
+    if otherwise or not _servers:
+        python = otherwise or [sys.executable]
+        return subprocess.Popen([*python, *words], text=True, encoding="utf-8", env=env, **options)
     if not _others:
         _others.append(_open_other(env))
     return _Forked(words, text=True, encoding="utf-8", server=_others[0][0], env=env, **options)
@@ -145,25 +152,28 @@ def results_of(processes: list[subprocess.Popen[str]], timeout_s: float) -> list
 def close_server() -> None:
     """Let the servers end."""
     while _servers:
-        _servers.pop().close()
+        its, number = _servers.pop()
+        its.close()
+        os.waitpid(number, 0)
     while _others:
         its, process = _others.pop()
         its.close()
         process.wait()
 
 
-def open_server() -> None:
-    """Fork off the server; to be called once, while this process has imported everything and not begun anything."""
+def open_server(prepare: Callable[[], None] = lambda: None) -> None:
+    """Fork off the server, which prepares itself; to be called once, before this process has begun anything."""
     if sys.platform != "linux":
         return
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with warnings.catch_warnings(action="ignore"):  # this process has other threads, of which the server needs nothing
-        if os.fork():
+        if process := os.fork():
             its.close()
-            _servers.append(ours)
+            _servers.append((ours, process))
             return
     try:
-        _serve(its)
+        _servers.clear()  # those of this process, which a server may itself come of
+        _serve(its, prepare)
     finally:
         os._exit(1)
 
@@ -197,7 +207,7 @@ class _Forked(subprocess.Popen[str]):
             os.close(end)
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(requests: socket.socket, prepare: Callable[[], None] = lambda: None) -> None:
     """Fork a process for each request, until the tests are over."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -208,6 +218,7 @@ def _serve(requests: socket.socket) -> None:
                 os.dup2(nothing, int(name), inheritable=False)
     logging.root.handlers.clear()  # those of pytest; Lightning makes one of its own, which keeps the stream
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
+    prepare()
     while True:
         data, streams, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not data:

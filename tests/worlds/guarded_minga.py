@@ -1,7 +1,7 @@
 """The command `minga` as a process of its own in which threads are guarded, its child processes included.
 
 With `--dial-timeout SECONDS` before all else it gives up peers that are gone sooner than others do, and with
-`--namespace PATH` it runs on a host of `tests.netlab`.
+`--namespace PATH` it runs on a host of `tests.netlab`. The processes of further devices are run by `--python PATH`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ def _pace(ticker: Ticker) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--dial-timeout"]:
         network.DIAL_TIMEOUT_S = float(sys.argv[2])
+        del sys.argv[1:3]
+    if sys.argv[1:2] == ["--python"]:
+        sys.executable = sys.argv[2]
         del sys.argv[1:3]
     if sys.argv[1:2] == ["--namespace"]:
         from tests.netlab import enter

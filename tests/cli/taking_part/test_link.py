@@ -292,13 +292,16 @@ def test_a_page_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> N
         write_landing_page(tmp_path / "folder", PUBLIC, link("127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("command", ["join", "status", "members"])
-def test_a_bad_link_is_refused_before_torch_is_imported(command: str) -> None:
+def test_a_bad_link_is_refused_before_torch_is_imported() -> None:
     program = (
-        "import sys\n"
+        "import contextlib, sys\n"
         "sys.modules['torch'] = sys.modules['iroh'] = sys.modules['numpy'] = None  # importing them raises\n"
-        f"import minga.cli\nsys.argv = ['minga', '{command}', 'minga1abc']\nsys.exit(minga.cli.main())"
+        "import minga.cli\n"
+        "for command in ('join', 'status', 'members'):\n"
+        "    sys.argv = ['minga', command, 'minga1abc']\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        minga.cli.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert "cut off" in done.stderr
+    assert done.stderr.count("cut off") == 3
     assert "Error" not in done.stderr

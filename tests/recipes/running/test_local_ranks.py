@@ -86,7 +86,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def start(words: list[str], **options: Any) -> Any:
         if sys.platform == "linux":
-            started = forked._Forked(words[1:], server=forked._servers[0], **options)
+            started = forked._Forked(words[1:], server=forked._servers[0][0], **options)
         else:
             started = subprocess.Popen(words, **options)
         processes.append(started)

