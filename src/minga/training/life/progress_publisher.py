@@ -28,10 +28,10 @@ after the time of a beat."""
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client`, `lineage`, `distance` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the
-    member takes part at all, are told at once. Whether it computes or averages is told if it still does so a moment
-    later: in a run of short steps that would be two more records of each step, which each peer gets from each other
-    one.
+    `client`, `lineage`, `distance` and, of the step, `vector_bytes` as in `Progress`. A new step or lineage, and
+    whether the member takes part at all, are told at once, and once: who waits for the state asks for it each second.
+    Whether it computes or averages is told if it still does so a moment later: in a run of short steps that would be
+    two more records of each step, which each peer gets from each other one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ProgressPublisher:
         self._client, self._vector_bytes, self._lineage = client, vector_bytes, lineage
         self._distance = distance
         self._status: Status = "syncing"
-        self._told: tuple[Status, int] | None = None
+        self._told: Progress | None = None
         self._told_s = -math.inf
         self._later: asyncio.TimerHandle | None = None
 
@@ -59,11 +59,15 @@ class ProgressPublisher:
         if status != self._status:
             self._node.events.emit(MemberStatus(status=status, step=self._standing()[0]))
         self._status = status
-        is_in_step = status in IN_STEP and self._told in [(each, self._standing()[0]) for each in IN_STEP]
-        if not is_in_step:
-            self._publish()
-        elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(self._later_s, self._publish_status)
+        told = self._told
+        if told is not None and (told.step, told.lineage) == (self._standing()[0], self._lineage()):
+            if status == told.status:
+                return
+            if status in IN_STEP and told.status in IN_STEP:
+                loop = asyncio.get_running_loop()
+                self._later = self._later or loop.call_later(self._later_s, self._publish_status)
+                return
+        self._publish()
 
     async def run(self) -> None:
         """Publish what changes until cancelled."""
@@ -92,7 +96,7 @@ class ProgressPublisher:
 
     def _publish_status(self) -> None:
         self._later = None
-        if self._told is not None and self._told[0] != self._status:
+        if self._told is not None and self._told.status != self._status:
             self._publish()
 
     def _forget_later(self) -> None:
@@ -102,18 +106,17 @@ class ProgressPublisher:
 
     def _publish(self) -> None:
         report, (step, batch) = self._port.report(), self._standing()
-        self._told, self._told_s = (self._status, step), asyncio.get_running_loop().time()
+        self._told_s = asyncio.get_running_loop().time()
         self._forget_later()
-        self._board.put(
-            Progress(
-                step=step,
-                samples=report.samples,
-                samples_per_second=report.rate,
-                status=self._status,
-                client=self._client,
-                vector_bytes=self._vector_bytes(step),
-                target_batch_size=batch,
-                lineage=self._lineage(),
-                distance=self._distance(),
-            )
+        self._told = Progress(
+            step=step,
+            samples=report.samples,
+            samples_per_second=report.rate,
+            status=self._status,
+            client=self._client,
+            vector_bytes=self._vector_bytes(step),
+            target_batch_size=batch,
+            lineage=self._lineage(),
+            distance=self._distance(),
         )
+        self._board.put(self._told)
