@@ -16,8 +16,8 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import IN_STEP, Progress, Status
 
-PROGRESS_PERIOD_S = 0.5
-"""Shortest time between two progress records of a peer that say nothing that others act on at once."""
+BEFORE_BEAT = 0.95
+"""The share of the board's longest pause after which a peer tells what others need not act on at once."""
 
 LATER_S, LARGE = 1.0, 64
 """Seconds after which a peer tells, at the latest, whether its round still runs; among more peers than so many only
@@ -78,7 +78,8 @@ class ProgressPublisher:
                     await asyncio.sleep(pause_s)
                     continue
                 told_s = self._told_s
-                await self._port.changed.wait(timeout_s=4 * self._period_s)
+                if self._present() == self._told:
+                    await self._port.changed.wait(timeout_s=4 * self._period_s)
                 if self._told_s == told_s:
                     self._publish()
         finally:
@@ -86,8 +87,8 @@ class ProgressPublisher:
 
     @property
     def _period_s(self) -> float:
-        # In a large swarm no more often than the board's own beats, which these records take the place of.
-        return max(PROGRESS_PERIOD_S, usual_beat_s(self._board.alive_count))
+        # As rarely as beats, whose place these records take: a little sooner, or each would come right after one.
+        return BEFORE_BEAT * usual_beat_s(self._board.alive_count)
 
     @property
     def _later_s(self) -> float:
@@ -105,10 +106,13 @@ class ProgressPublisher:
             self._later = None
 
     def _publish(self) -> None:
-        report, (step, batch) = self._port.report(), self._standing()
-        self._told_s = asyncio.get_running_loop().time()
+        self._told, self._told_s = self._present(), asyncio.get_running_loop().time()
         self._forget_later()
-        self._told = Progress(
+        self._board.put(self._told)
+
+    def _present(self) -> Progress:
+        report, (step, batch) = self._port.report(), self._standing()
+        return Progress(
             step=step,
             samples=report.samples,
             samples_per_second=report.rate,
@@ -119,4 +123,3 @@ class ProgressPublisher:
             lineage=self._lineage(),
             distance=self._distance(),
         )
-        self._board.put(self._told)
