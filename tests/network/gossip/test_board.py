@@ -17,7 +17,7 @@ from minga.network.gossip import records as records_module
 from minga.network.gossip.board import Board, Change, Presence
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.gossip.record_store import RECORDS_PER_SECOND
-from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
+from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_BEATS, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.run_clock import RunClock
 from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
@@ -265,6 +265,19 @@ def test_own_records_are_renewed_and_beats_fill_the_pauses() -> None:
     count = len(w.signed)
     w.run(w.board.beat(BEAT_S))
     assert len(w.signed) == count
+
+
+def test_a_swarm_that_grows_has_nothing_renewed_before_a_third_of_its_life() -> None:
+    w = World()
+    w.board.put(AddressInfo("trainer"))
+    w.run(1.0)
+    w.board.beat(10.0)
+    assert [record.code for record in w.signed] == [1]
+    w.run(TTL_S / 3)
+    w.board.beat(10.0)
+    first, second = [record for record in w.signed if record.code == 1]
+    assert second.expires - second.version == pytest.approx(1000 * TTL_BEATS * 10.0, abs=2)
+    assert first.expires - first.version == pytest.approx(1000 * TTL_S, abs=2)
 
 
 def test_a_restarted_peer_outdoes_its_earlier_life_whose_clock_was_ahead() -> None:

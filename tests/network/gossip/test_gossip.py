@@ -15,6 +15,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
+from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import EXCHANGE_METHOD
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
 from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNERS, PeerRecords, StoredRecord
@@ -472,3 +473,19 @@ def test_who_has_connections_enough_dials_nobody_at_random(monkeypatch: pytest.M
         assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 12 * 2 * 2
 
     in_swarm(12, scenario)
+
+
+def test_who_entered_asks_no_living_peer_that_it_dials_for_what_rumours_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plain = list[bool](), anti_entropy.summarise
+
+    def summarise(board: Board, *, full: bool) -> Summary:
+        asked.append(full)
+        return plain(board, full=full)
+
+    monkeypatch.setattr(anti_entropy, "summarise", summarise)
+
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.until(lambda: all(len(peer.node.connected()) == 5 for peer in swarm.peers))
+
+    in_swarm(6, scenario)
+    assert asked.count(True) == 5 < len(asked)

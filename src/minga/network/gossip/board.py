@@ -274,10 +274,11 @@ class Board:
         if self.store.own.has_left or not self.store.own.entries:
             return beat_s
         self._ttl_s = min(max(TTL_S, TTL_BEATS * beat_s), MAX_TTL_S)
-        renew_before = (self.run_clock.now() + self._ttl_s * 2.0 / 3.0) * 1000.0
+        now, run_time = self.now(), self.run_clock.now()
         for code, entry in sorted(self.store.own.entries.items()):
-            due = self._superseded or entry.record.expires <= renew_before
-            if due and code != BEAT.code and entry.payload is not None:
+            # After a third of its own life: in a swarm that grows, later ones live longer.
+            is_old = entry.record.expires / 1000.0 - run_time <= 2.0 * (now - entry.arrived)
+            if (is_old or self._superseded) and code != BEAT.code and entry.payload is not None:
                 self._sign(code, entry.record.payload, entry.payload)
         self._superseded = False
         quiet_s = self.now() - self._last_signed

@@ -282,9 +282,10 @@ class Gossip:
     async def _dial(self, address: Address) -> None:
         peer = address.peer_id
         try:
+            is_silent = not self._board.is_alive(peer)
             await self._node.dial(address)
             self._retries.pop(peer, None)
-            self._begin_exchange(peer, full=True)
+            self._begin_exchange(peer, full=is_silent)  # the same rumours reach a living one
         except RemoteError as error:
             logger.debug("dialling %s failed: %s", peer[:10], error)
             pause = self._retries.get(peer, (0.0, FIRST_RETRY_S))[1]

@@ -96,6 +96,29 @@ MOST_DONORS = 24
 """Each donor costs a connection, and among this many false donors are hardly the majority."""
 
 
+class _Roster(dict[PeerId, Progress]):
+    """The progress of some peers; the order is brought up to date when somebody reads it."""
+
+    _has_newcomer = False
+
+    def place(self, peer: PeerId, progress: Progress | None) -> None:
+        """Take in what a peer says now; None if it does not belong here."""
+        if progress is None:
+            self.pop(peer, None)
+            return
+        self._has_newcomer = self._has_newcomer or peer not in self
+        self[peer] = progress
+
+    def in_order(self) -> dict[PeerId, Progress]:
+        """This roster, in order of the ids."""
+        if self._has_newcomer:
+            items = sorted(self.items())
+            self.clear()
+            self.update(items)
+            self._has_newcomer = False
+        return self
+
+
 @loop_bound
 class BoardView:
     """Reads the board for one member (`SwarmView` of group formation).
@@ -107,13 +130,11 @@ class BoardView:
     def __init__(self, board: Board, node: Node, organiser: PeerId | None = None) -> None:
         self._board, self._node, self._organiser = board, node, organiser
         self._newcomers = Newcomers(asyncio.get_running_loop().time)
-        self._known: dict[PeerId, Progress] = {}
-        self._changed: dict[PeerId, None] | None = None  # since `_known` was brought up to date; None is all of them
-        self._settled: dict[PeerId, Progress] | None = None
-        self._active: dict[PeerId, Progress] | None = None
+        self._known, self._settled, self._active = _Roster(), _Roster(), _Roster()
+        self._changed: dict[PeerId, None] | None = None  # since these were brought up to date; None is all of them
         self._present: set[PeerId] = set()  # trainers, clients and auxiliaries of this peer's epoch
         self._alive: list[PeerId] | None = None
-        self._standings = Counter[tuple[Standing, bool]]()  # how many of the settled stand there, clients apart
+        self._standings: Counter[tuple[Standing, bool]] | None = None  # of the settled, clients apart
         self._lineage = Lineage()
         self._last_step: int | None = None
         self._ended: tuple[Standing, str] | None = None  # the highest that was seen to finish the run, and its rounds
@@ -148,7 +169,7 @@ class BoardView:
     @last_step.setter
     def last_step(self, step: int | None) -> None:
         if step != self._last_step:
-            self._last_step, self._settled, self._ended = step, None, None
+            self._last_step, self._standings, self._ended = step, None, None
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -163,22 +184,15 @@ class BoardView:
 
     def active(self) -> Mapping[PeerId, Progress]:
         """The progress of all other living members that take part in rounds at present; copy it to keep it."""
-        known = self._progress()
-        if self._active is None:
-            self._active = {peer: p for peer, p in known.items() if p.is_active}
-        return self._active
+        self._progress()
+        return self._active.in_order()
 
     def settled(self) -> Mapping[PeerId, Progress]:
         """The progress of all other living members that have a state of their own, those that finished included; copy
         it to keep it.
         """
-        known = self._progress()
-        if self._settled is None:
-            self._settled = {peer: p for peer, p in known.items() if p.is_settled}
-            self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
-            for progress in self._settled.values():
-                self._note_end(progress)
-        return self._settled
+        self._progress()
+        return self._settled.in_order()
 
     def through(self, step: int) -> set[PeerId]:
         """Other living members that finished the run at `step` or before, though it goes on by the orders that this
@@ -239,17 +253,16 @@ class BoardView:
 
     def standing(self, step: int) -> Standing:
         """That of this peer's history, if rounds with others lead it to `step`."""
-        self.settled()
-        own = self._lineage.standing(step, self._organiser)
+        standings, own = self._standings_of_all(), self._lineage.standing(step, self._organiser)
         final = own._replace(final=True)  # if another finished the run with this history
-        return final if (final, False) in self._standings or (final, True) in self._standings else own
+        return final if (final, False) in standings or (final, True) in standings else own
 
     def ahead(self, step: int) -> list[PeerId]:
         """Other settled members that stand higher than this peer at `step`."""
-        settled, own = self.settled(), self.standing(step)
-        if all(each <= own for each, _ in self._standings):
+        own = self.standing(step)
+        if all(each <= own for each, _ in self._standings_of_all()):
             return []
-        return [peer for peer, progress in settled.items() if self._standing_of(progress) > own]
+        return [peer for peer, progress in self.settled().items() if self._standing_of(progress) > own]
 
     def is_behind(self, step: int) -> bool:
         """Whether at least half of the settled members, this one counted, stand higher than this peer at `step`: half
@@ -271,7 +284,7 @@ class BoardView:
         """Whether this peer took its last round alone, to `step`, and another one was seen to finish the run by other
         rounds, with a higher standing.
         """
-        self.settled()
+        self._standings_of_all()
         if self._ended is None or self._lineage.alone != self._node.peer_id:
             return False
         standing, rounds = self._ended
@@ -314,25 +327,23 @@ class BoardView:
         """The records of all other living members, monitors excepted, in order of their ids."""
         looks_at_all = self._changed is None
         if self._changed is None:
-            self._known, self._present, self._active, self._settled, self._alive = {}, set(), None, None, None
+            self._known, self._settled, self._active = _Roster(), _Roster(), _Roster()
+            self._present, self._alive, self._standings = set(), None, None
             self._changed = dict.fromkeys([*self._board.payloads(AddressInfo), *self._board.payloads(Progress)])
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
-            has_newcomer, has_syncing = False, looks_at_all
+            has_syncing = looks_at_all
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
                 is_here = info is not None and info.role != "monitor" and (now is None or self._is_kin(now.lineage))
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
-                has_newcomer = has_newcomer or (before is None and now is not None)
                 has_syncing = has_syncing or any(each is not None and not each.is_settled for each in (before, now))
-            if has_newcomer:
-                self._known = dict(sorted(self._known.items()))
             if has_syncing:
                 self._newcomers.look(self._known)
-        return self._known
+        return self._known.in_order()
 
     def _place(self, peer: PeerId, *, is_here: bool) -> None:
         if is_here != (peer in self._present):
@@ -340,23 +351,18 @@ class BoardView:
             (self._present.add if is_here else self._present.discard)(peer)
 
     def _replace(self, peer: PeerId, before: Progress | None, now: Progress | None) -> None:
+        self._known.place(peer, now)
+        self._settled.place(peer, now if now is not None and now.is_settled else None)
+        self._active.place(peer, now if now is not None and now.is_active else None)
         if now is not None:
-            self._known[peer] = now
             self._note_end(now)
-        else:
-            self._known.pop(peer, None)
-        if before is None or now is None or (before.is_settled, before.is_active) != (now.is_settled, now.is_active):
-            self._active = self._settled = None
-            return
-        if self._active is not None and now.is_active:
-            self._active[peer] = now
-        if self._settled is not None and now.is_settled:
-            self._settled[peer] = now
-            place = self._standing_of(before), before.client
-            self._standings[place] -= 1
-            self._standings[self._standing_of(now), now.client] += 1
-            if not self._standings[place]:
-                del self._standings[place]
+        if self._standings is not None:
+            for progress, more in (before, -1), (now, 1):
+                if progress is not None and progress.is_settled:
+                    place = self._standing_of(progress), progress.client
+                    self._standings[place] += more
+                    if not self._standings[place]:
+                        del self._standings[place]
 
     def _note_end(self, progress: Progress) -> None:
         """Its owner may leave before anybody asks."""
@@ -364,11 +370,19 @@ class BoardView:
         if standing.final and (self._ended is None or standing > self._ended[0]):
             self._ended = standing, progress.lineage.rounds
 
+    def _standings_of_all(self) -> Counter[tuple[Standing, bool]]:
+        """How many of the other settled members stand where, clients apart."""
+        self._progress()
+        if self._standings is None:
+            self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
+            for progress in self._settled.values():
+                self._note_end(progress)
+        return self._standings
+
     def _bodies(self) -> tuple[Counter[Standing], Counter[Standing]]:
         """How many of the other settled members stand where: of all, and of those that can be dialled."""
-        self.settled()
         everyone, dialable = Counter[Standing](), Counter[Standing]()
-        for (standing, client), count in self._standings.items():
+        for (standing, client), count in self._standings_of_all().items():
             everyone[standing] += count
             if not client:
                 dialable[standing] += count

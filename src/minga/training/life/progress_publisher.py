@@ -16,8 +16,8 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import IN_STEP, Progress, Status
 
-PROGRESS_PERIOD_S = 0.5
-"""Shortest time between two progress records of a peer that say nothing that others act on at once."""
+BEFORE_BEAT = 0.95
+"""The share of the board's longest pause after which a peer tells what others need not act on at once."""
 
 LATER_S, LARGE = 1.0, 64
 """Seconds after which a peer tells, at the latest, whether its round still runs; among more peers than so many only
@@ -28,10 +28,10 @@ after the time of a beat."""
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client`, `lineage`, `distance` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the
-    member takes part at all, are told at once. Whether it computes or averages is told if it still does so a moment
-    later: in a run of short steps that would be two more records of each step, which each peer gets from each other
-    one.
+    `client`, `lineage`, `distance` and, of the step, `vector_bytes` as in `Progress`. A new step or lineage, and
+    whether the member takes part at all, are told at once, and once: who waits for the state asks for it each second.
+    Whether it computes or averages is told if it still does so a moment later: in a run of short steps that would be
+    two more records of each step, which each peer gets from each other one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ProgressPublisher:
         self._client, self._vector_bytes, self._lineage = client, vector_bytes, lineage
         self._distance = distance
         self._status: Status = "syncing"
-        self._told: tuple[Status, int] | None = None
+        self._told: Progress | None = None
         self._told_s = -math.inf
         self._later: asyncio.TimerHandle | None = None
 
@@ -59,11 +59,15 @@ class ProgressPublisher:
         if status != self._status:
             self._node.events.emit(MemberStatus(status=status, step=self._standing()[0]))
         self._status = status
-        is_in_step = status in IN_STEP and self._told in [(each, self._standing()[0]) for each in IN_STEP]
-        if not is_in_step:
-            self._publish()
-        elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(self._later_s, self._publish_status)
+        told = self._told
+        if told is not None and (told.step, told.lineage) == (self._standing()[0], self._lineage()):
+            if status == told.status:
+                return
+            if status in IN_STEP and told.status in IN_STEP:
+                loop = asyncio.get_running_loop()
+                self._later = self._later or loop.call_later(self._later_s, self._publish_status)
+                return
+        self._publish()
 
     async def run(self) -> None:
         """Publish what changes until cancelled."""
@@ -74,7 +78,8 @@ class ProgressPublisher:
                     await asyncio.sleep(pause_s)
                     continue
                 told_s = self._told_s
-                await self._port.changed.wait(timeout_s=4 * self._period_s)
+                if self._present() == self._told:
+                    await self._port.changed.wait(timeout_s=4 * self._period_s)
                 if self._told_s == told_s:
                     self._publish()
         finally:
@@ -82,8 +87,8 @@ class ProgressPublisher:
 
     @property
     def _period_s(self) -> float:
-        # In a large swarm no more often than the board's own beats, which these records take the place of.
-        return max(PROGRESS_PERIOD_S, usual_beat_s(self._board.alive_count))
+        # As rarely as beats, whose place these records take: a little sooner, or each would come right after one.
+        return BEFORE_BEAT * usual_beat_s(self._board.alive_count)
 
     @property
     def _later_s(self) -> float:
@@ -92,7 +97,7 @@ class ProgressPublisher:
 
     def _publish_status(self) -> None:
         self._later = None
-        if self._told is not None and self._told[0] != self._status:
+        if self._told is not None and self._told.status != self._status:
             self._publish()
 
     def _forget_later(self) -> None:
@@ -101,19 +106,20 @@ class ProgressPublisher:
             self._later = None
 
     def _publish(self) -> None:
-        report, (step, batch) = self._port.report(), self._standing()
-        self._told, self._told_s = (self._status, step), asyncio.get_running_loop().time()
+        self._told, self._told_s = self._present(), asyncio.get_running_loop().time()
         self._forget_later()
-        self._board.put(
-            Progress(
-                step=step,
-                samples=report.samples,
-                samples_per_second=report.rate,
-                status=self._status,
-                client=self._client,
-                vector_bytes=self._vector_bytes(step),
-                target_batch_size=batch,
-                lineage=self._lineage(),
-                distance=self._distance(),
-            )
+        self._board.put(self._told)
+
+    def _present(self) -> Progress:
+        report, (step, batch) = self._port.report(), self._standing()
+        return Progress(
+            step=step,
+            samples=report.samples,
+            samples_per_second=report.rate,
+            status=self._status,
+            client=self._client,
+            vector_bytes=self._vector_bytes(step),
+            target_batch_size=batch,
+            lineage=self._lineage(),
+            distance=self._distance(),
         )
