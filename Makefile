@@ -24,6 +24,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minga needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch and what else minga needs into $(VENV), without further words: this takes minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,authority,dashboard,lan,dev]'
 	touch $(STAMP)

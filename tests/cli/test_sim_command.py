@@ -70,6 +70,7 @@ def test_a_run_in_words_and_pictures(small: str, tmp_path: Path, capsys: pytest.
         "steps an hour",
         "What bound the steps",
         "Held-out loss",
+        "the warm-up of the learning rate, of 5,000",
         "2 fault",
     ):
         assert words in said

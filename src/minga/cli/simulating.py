@@ -273,6 +273,12 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     )
     if values["loss"] is not None:
         yield f"Held-out loss: {outcome.losses()[0][1]:.4f} after the first step, {values['loss']:.4f} at the end."
+        warmup = outcome.scenario.optimizer.warmup_steps
+        if values["steps"] < warmup:
+            yield (
+                f"All steps lay in the warm-up of the learning rate, of {warmup:,}: so short a run learns little. "
+                "Choose fewer by warmup_steps in [optimizer]."
+            )
     yield f"Log: {counted(values['entries'], 'entry', 'entries')}, digest {values['log_digest'][:16]}…"
 
 

@@ -154,9 +154,10 @@ def _others(directory: Path) -> list[str]:
 # ---- The budget of traffic: bytes that a machine may send and receive in a day, week or month, across restarts.
 #
 # A budget is spread over the time: since the first byte of the period, no more may be used than time has passed, and a
-# small advance beside, so that a peer takes part for some hours at full speed and then rests. To slow its line down
-# instead would make it the slowest member of each round. Each start fetches the state: the advance is enough for that
-# and for as many bytes of steps, and no start is made that what is left is not enough for.
+# small advance beside, so that a peer takes part at full speed for a while and then rests: for a minute perhaps of a
+# small daily budget, for days of a large monthly one. To slow its line down instead would make it the slowest member of
+# each round. Each start fetches the state: the advance is enough for that and for as many bytes of steps, and no start
+# is made that what is left is not enough for.
 #
 # Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
 # one, and also again once the clock is right: nothing is forgotten by setting a clock, and a clock that was wrong once
@@ -453,4 +454,4 @@ class Availability:
         peers_ahead = 0 if self._budget.is_running else ahead(self._directory)  # only starts go by it
         wait_s = self._budget.wait_s(now, is_paused=rests, peers_ahead=peers_ahead)
         self._rests = wait_s > 0.0
-        return Pause("traffic", self._budget.text, wait_s) if self._rests else None
+        return Pause("traffic", f"{self._budget.text}, more than is due by now", wait_s) if self._rests else None

@@ -143,6 +143,11 @@ def known_runs(base: Path) -> list[KnownRun]:
     return [run for run in run_folders(base) if isinstance(run, KnownRun)]
 
 
+def organisers(base: Path) -> set[str]:
+    """The keys that host the runs below `base`."""
+    return {run.signed.organiser for run in known_runs(base)}
+
+
 def run_with_id(text: str, base: Path) -> KnownRun:
     """The run below `base` whose id begins with `text`. Raises `ConfigurationError` if that is none, or several."""
     return only_one(text, known_runs(base), base)

@@ -57,6 +57,11 @@ class RejoinFile:
         except (OSError, ProtocolError):
             return None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a peer with this key was in the run from this folder."""
+        return (self._directory / self._places_file).exists()
+
     def keep_spec(self, signed: SignedRunSpec) -> None:
         """Remember the signed run spec; a disk that refuses is no reason not to take part."""
         with contextlib.suppress(OSError):
@@ -124,9 +129,7 @@ def check_organiser(signed: SignedRunSpec, identity: Identity) -> None:
     """Raise `ConfigurationError` if the organiser of a run is not `identity`."""
     if signed.organiser != identity.peer_id:
         raise ConfigurationError(
-            f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
-            f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
-            "with --identity, or end the peer that uses it; if not, join by the organiser's link"
+            f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is {identity.peer_id[:10]}"
         )
 
 

@@ -67,7 +67,8 @@ def _of_run(progress: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("step", f"{progress.get('step')}{last}" + (" (paused by the organisers)" if progress.get("paused") else "")),
         ("loss", "none yet" if loss is None else f"{loss:.3f}"),
-        ("peers in rounds", f"{progress.get('members')}, {progress.get('samples_per_second') or 0:.1f} samples/s"),
+        ("peers in rounds", f"{progress.get('members')}"),
+        ("while computing", f"{progress.get('samples_per_second') or 0:.1f} samples/s"),
     ]
 
 

@@ -19,7 +19,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.archive import Archive, target_of
 from minga.keeping.known_runs import OwnSettings, known_run
-from minga.keeping.rejoin import HostLock, check_organiser
+from minga.keeping.rejoin import HostLock
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
 from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
@@ -67,18 +67,19 @@ def host(
     With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine. Nor does a run
     that cannot begin. A monitor of a run with a recipe begins it if the caller `gives_state`, by `Peer.begin_with`.
 
-    Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if it was begun with
-    another key, if a package that the spec names is missing, or if an argument makes no sense.
+    Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if the key that
+    began it is not here or not free, if a package that the spec names is missing, or if an argument makes no sense.
     """
     options = checked_options(options)
     given = None if spec is None else read_spec(spec)
     own = OwnSettings(options.announce).updated(OwnSettings() if given is None else OwnSettings.of(given))
     with contextlib.ExitStack() as held:
-        identity = options.hold_identity(held)
         if resume is not None:
-            run = _resumed(Path(resume), given, files, identity)
+            run = _resumed(Path(resume), given, files)
+            identity = options.hold_organiser(run.signed.organiser, held)
             own = OwnSettings.read(run.directory).updated(own)
         elif given is not None:
+            identity = options.hold_identity(held)
             run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
@@ -126,11 +127,10 @@ def _lay_files(run: _Run, files: Mapping[str, Content]) -> None:
         store(path, files[name])
 
 
-def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:
+def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None) -> _Run:
     known = known_run(directory)
     run = _Run(known.signed, known.spec, directory)
     HostLock.take(directory).release()  # a host that runs holds the organiser's key, too: it is named, not the key
-    check_organiser(run.signed, identity)
     check_plugins(run.spec)
     if given is not None and (wrong := _differences(given, run.spec)):
         raise ConfigurationError(

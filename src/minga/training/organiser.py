@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,13 +114,14 @@ class Organiser:
 
     # ---- barring and handing over
 
-    def whole_id(self, beginning: str) -> str:
-        """The id of the one peer, or invitation, that begins with these digits, as displays show ids.
+    def whole_id(self, beginning: str, former: Iterable[str] = ()) -> str:
+        """The id of the one peer, or invitation, that begins with these digits, as displays show ids; `former` are
+        peers that may have left.
 
         Raises `ConfigurationError` if there is none, or more than one.
         """
         self.hear()
-        known = {*self.ledger.barred(), *self.ledger.proposed()}
+        known = {*former, *self.ledger.barred(), *self.ledger.proposed()}
         for view in self.members():
             known |= {view.peer, *filter(None, [view.invitation])}
         if self._peer is not None:

@@ -12,10 +12,13 @@ import pytest
 from minga.cli.access import members
 from minga.cli.commands import BanCommand
 from minga.core.errors import ConfigurationError
+from minga.core.files import keep
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
+from minga.keeping.rejoin import KnownAddresses
+from minga.network.interface import Address, PeerId
 from minga.training.organiser import MemberView, Organiser
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
@@ -79,6 +82,22 @@ def test_a_ban_takes_the_digits_that_displays_show_of_peers_and_of_invitations(m
     monkeypatch.setattr(Organiser, "members", lambda _: [MemberView(peer, "trainer", None, invitation, False)])
     desk = desk_of_members()
     assert [desk.whole_id(each[:10]) for each in (peer, invitation)] == [peer, invitation]
+
+
+def test_a_peer_that_has_left_is_banned_by_the_digits_that_displays_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that pauses, say: nobody sees it any more, and the host's folder knows where it was."""
+    peer, desk = "ab" * 32, desk_of_members()
+    link = Link("cd" * 32, peer, (EntryPoint(peer, ("127.0.0.1:9",)),))
+    (run := tmp_path / link.run_id[:16]).mkdir()
+    keep(run / f"places-{'ef' * 8}.msgpack", KnownAddresses(others=(Address(PeerId(peer), ("127.0.0.1:9",)),)))
+    monkeypatch.setattr(Organiser, "members", lambda _: [])
+    monkeypatch.setattr(BanCommand, "desk", lambda *_: contextlib.nullcontext(desk))
+    output = SimpleNamespace(say=lambda _: None, summary=lambda **_: None)
+    ban = BanCommand(link=str(link), who=peer[:10], directory=tmp_path)
+    members.run_ban(ban, cast(Any, SimpleNamespace(output=output)))
+    assert list(desk.ledger.barred()) == [peer]
 
 
 def test_a_ban_of_what_is_neither_says_what_it_takes() -> None:

@@ -130,7 +130,7 @@ def test_a_pause_is_said_once_though_others_use_the_budget_meanwhile(
     monkeypatch.setattr(pausing, "time", SimpleNamespace(sleep=others_train))
     assert not pausing.wait_until_available(waits, context)
     by_budget, by_owner = capsys.readouterr().out.splitlines()
-    assert by_budget.startswith("This machine pauses: 600 MB of 1 GB used this day, back in")
+    assert by_budget.startswith("This machine pauses: 600 MB of 1 GB used this day, more than is due by now, back in")
     assert by_owner.startswith("This machine pauses: paused by minga join --pause"), "another rule is told"
 
 

@@ -45,4 +45,5 @@ def test_a_peer_says_what_the_organiser_changed(capsys: pytest.CaptureFixture[st
     (listener,) = listeners
     amended = RunAmended(step=7, changes="optimizer.learning_rate = 0.01")
     listener(Event(0.0, amended.kind, {}, amended))
-    assert capsys.readouterr().out == "Amended by the organiser, at step 7: optimizer.learning_rate = 0.01.\n"
+    said = "Amendments of the organiser, in force here at step 7: optimizer.learning_rate = 0.01.\n"
+    assert capsys.readouterr().out == said, "a peer that comes later does not say from which step on"

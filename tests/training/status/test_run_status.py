@@ -326,6 +326,8 @@ def test_in_a_paused_run_nobody_trains_and_nobody_has_a_speed() -> None:
         (line,) = volunteer_view(own).lines
         assert "you: paused on cpu" in line
         assert "samples/s" not in line
+        (line,) = volunteer_view(own_part(going, {})).lines
+        assert line.count(" samples/s while computing") == 2, "the run's speed and its own, without the time of rounds"
 
     in_loop(check)
 

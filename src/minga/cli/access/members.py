@@ -15,6 +15,8 @@ from minga.core.units import format_duration, parse_duration
 from minga.identity.access.orders import MAX_USES, Amendment, Regroup, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import PREFIX, Link
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
+from minga.keeping.rejoin import RejoinFile
 from minga.training.organiser import Organiser
 
 MAX_VALID_S = 10 * 366 * 86_400.0
@@ -95,7 +97,9 @@ def run_ban(ban: BanCommand, context: Context) -> None:
     if not 60.0 <= valid_s <= MAX_VALID_S:
         raise ConfigurationError(f"--for {ban.valid}: between 1 minute and 10 years")
     with ban.desk(context) as organiser:
-        key = organiser.whole_id(key) if key is not None and is_short else key
+        if key is not None and is_short:
+            run = runs_folder(ban.directory) / Link.parse(ban.link).run_id[:FOLDER_DIGITS]
+            key = organiser.whole_id(key, [place.peer_id for place in RejoinFile.known_here(run)])
         in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
         bars_most = key is not None and organiser.is_half_of_members(key)
         if ban.addresses is not None:

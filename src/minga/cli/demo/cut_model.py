@@ -106,6 +106,13 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
     return DemoOutcome(summary, _words(runs, summary, stage.directory))
 
 
+_MISSED: Final = {
+    "heldout_accuracy": "digits were recognised less often than after so much training",
+    "distance_correlation": "NoPeek hid nothing",
+    "leftover_processes": "processes were left over",
+}
+
+
 def missed(figures: Mapping[str, Any]) -> list[str]:
     """What did not come out as promised; what takes training is promised of demos that have had enough of it."""
     plain, hidden = (figures["distance_correlation"][way] for way in WAYS)
@@ -138,5 +145,5 @@ def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> lis
         f"Results: {directory} ({PICTURE}, terminal.svg, summary.json, logs)",
     ]
     if summary["failed"]:
-        lines.append(f"Not as promised: {', '.join(summary['failed'])}.")
+        lines.append(f"Not as promised: {', '.join(_MISSED[name] for name in summary['failed'])}.")
     return lines

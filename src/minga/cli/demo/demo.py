@@ -17,6 +17,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from minga.cli.commands import DemoCommand
 from minga.cli.demo.cut_model import play_cut_model
 from minga.cli.demo.report import (
@@ -92,7 +94,7 @@ class _Together:
         return DemoOutcome(summary, list(in_words(facts, summary, shown, self.stage.directory)))
 
     def _run(self) -> DemoFacts:
-        stage = self.stage
+        stage, load_before = self.stage, psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
         organiser, link = self._start_organiser()
         trainers = [self._start_trainer(f"trainer {n}", link) for n in range(1, self.options.peers + 1)]
         stage.until(lambda: all(t.first("step.applied") for t in trainers), "the trainers have taken a step together")
@@ -125,6 +127,7 @@ class _Together:
             left_over=left_over,
             seconds=seconds,
             has_base=self._base is not None,
+            load_before=load_before,
         )
 
     def _start_organiser(self) -> tuple[Child, str]:

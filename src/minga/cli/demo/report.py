@@ -38,6 +38,9 @@ LATE_JOIN_S, LATE_JOIN_STEPS, LATE_JOIN_STARTS = 15.0, 30.0, 3.0
 BUSY_SHARE = 0.5
 """Share of the time that steps take at least, if each of them takes as long as is usual."""
 
+BUSY_LOAD: Final = 0.5
+"""The load before a demo, per processor, from which on its speed says little."""
+
 OTHER_BYTES: Final = 1_000_000
 """What a newcomer fetches at most beside the state: the data of the run."""
 
@@ -68,6 +71,8 @@ class DemoFacts:
     seconds: float
     has_base: bool = False
     """Whether the run tunes a base, which its peers have."""
+    load_before: float = 0.0
+    """The machine's load per processor when the demo began."""
 
 
 def normal_step_s(steps: Sequence[tuple[float, int, int]]) -> float:
@@ -227,16 +232,34 @@ def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: Showing | None
     yield f"The model for other programs: minga export {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {'; '.join(_missed(name, summary) for name in summary['failed'])}."
+        if facts.load_before >= BUSY_LOAD:
+            yield (
+                f"Other programs kept this machine busy when the demo began (load {facts.load_before:.1f} per "
+                "processor), which makes it slow."
+            )
+
+
+_MISSED: Final = {
+    "headline_first": "the model was not measured before training",
+    "headline_last": "the model did not become as good as so many steps make it",
+    "killed": "the trainer that was to be killed was not",
+    "recovery_s": "the step after the death took longer by",
+    "late_join_s": "the newcomer had the current state after",
+    "late_join_contributed": "the newcomer contributed nothing",
+    "late_join_bytes": "the newcomer fetched more than the adapters and the data",
+    "digests_equal": "the survivors do not hold the same state",
+    "leftover_processes": "processes were left over",
+}
 
 
 def _missed(name: str, summary: Mapping[str, Any]) -> str:
     """What did not hold, and, where it is a matter of time, by how much."""
     if name == "steps":
-        return f"steps: {summary['steps']}, at least {least_steps(summary):.0f} were promised"
+        return f"{counted(summary['steps'], 'step')}, at least {least_steps(summary):.0f} were promised"
     if (most := _most_seconds(summary).get(name)) is None:
-        return name
-    seconds = "unknown" if summary[name] is None else f"{summary[name]} s"
-    return f"{name}: {seconds}, at most {most:.0f} s were promised"
+        return _MISSED[name]
+    seconds = "an unknown time" if summary[name] is None else f"{summary[name]} s"
+    return f"{_MISSED[name]} {seconds}, at most {round(most, 3):g} s were promised"
 
 
 def compared(first: Mapping[str, float], last: Mapping[str, float], headline: str, showing: Showing) -> Iterator[str]:

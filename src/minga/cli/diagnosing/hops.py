@@ -36,6 +36,7 @@ from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed
+from minga.training.join import key_rank
 from minga.training.own_access import RunAccess
 from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files import fetch_run_spec
@@ -251,11 +252,14 @@ class OwnAccess:
             stored = Identity.stored(identity)
         except IdentityError:  # the check of the key file says why
             stored = []
+        runs = runs_folder(directory)
+        if identity is None:
+            rank = key_rank(runs, link)
+            stored = sorted((key for key in stored if rank(key.peer_id) <= 0), key=lambda key: rank(key.peer_id))
         if not stored:
             return cls(None, None, tuple(endpoints))
-        files = AccessFiles(runs_folder(directory) / link.run_id[:FOLDER_DIGITS])
-        token = RunAccess(files, link, keeps=False).token(stored[0].peer_id, time.time())
-        return cls(stored[0], token, tuple(endpoints))
+        token = RunAccess(AccessFiles(runs / link.run_id[:FOLDER_DIGITS]), link, keeps=False)
+        return cls(stored[0], token.token(stored[0].peer_id, time.time()), tuple(endpoints))
 
     def admission(self, link: Link, doctor: Identity, clock: RunClock) -> Admission:
         """What the doctor's own peer shows to others; it judges them by `clock`."""

@@ -229,7 +229,7 @@ def _work(status: RunStatus) -> list[str]:
     if status.is_complete:
         return ["the run is complete"]
     towards = f"{status.samples}/{status.target_batch_size} samples towards the next step"
-    return [*([] if status.is_verified else [towards]), f"{status.samples_per_second:.1f} samples/s"]
+    return [*([] if status.is_verified else [towards]), f"{status.samples_per_second:.1f} samples/s while computing"]
 
 
 def _members(status: RunStatus) -> str:
@@ -414,7 +414,7 @@ def _trouble(status: RunStatus) -> list[Text]:
 def _own(part: OwnPart) -> str:
     share = f"you computed {part.share:.0%} of the last steps" if part.share is not None else "no step yet"
     doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
-    speed = "" if part.phase == "paused" else f"{part.samples_per_second:.1f} samples/s · "
+    speed = "" if part.phase == "paused" else f"{part.samples_per_second:.1f} samples/s while computing · "
     return (
         f"you: {doing} · {speed}{share} · "
         f"{counted(part.samples, 'sample')} so far · "

@@ -51,7 +51,8 @@ class Context:
 
     def _tell_amendments(self, event: Event) -> None:
         if isinstance(event.data, RunAmended):
-            self.output.say(f"Amended by the organiser, at step {event.data.step}: {event.data.changes}.")
+            at = f"in force here at step {event.data.step}"
+            self.output.say(f"Amendments of the organiser, {at}: {event.data.changes}.")
 
 
 def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports: bool = False) -> Context:

@@ -238,7 +238,9 @@ class AccessOrders(EventData, kind="access.orders"):
 
 
 class RunAmended(EventData, kind="run.amended"):
-    """From the round of `step` on the organisers' `changes` are in force, as far as they differ from the run spec."""
+    """In the round of `step` the organisers' `changes` are in force, as far as they differ from the run spec, and this
+    peer did not go by them before: it may have come later than they began.
+    """
 
     step: int
     changes: str

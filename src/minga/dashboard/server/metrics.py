@@ -31,7 +31,7 @@ class Figure:
 FIGURES: Final[dict[str, Figure]] = {
     "minga_step": Figure(GaugeMetricFamily, "Global step."),
     "minga_loss": Figure(GaugeMetricFamily, "Training loss, smoothed; absent before the first step."),
-    "minga_samples_per_second": Figure(GaugeMetricFamily, "Speed of the swarm."),
+    "minga_samples_per_second": Figure(GaugeMetricFamily, "Speed of the swarm while peers compute."),
     "minga_target_batch_size": Figure(GaugeMetricFamily, "Samples of a step."),
     "minga_samples": Figure(CounterMetricFamily, "Samples of all peers."),
     "minga_look_time_seconds": Figure(GaugeMetricFamily, "Unix time of these figures."),
@@ -41,7 +41,7 @@ FIGURES: Final[dict[str, Figure]] = {
         GaugeMetricFamily, "Phases of the last round: compute, wait, communicate, apply.", ("phase",)
     ),
     "minga_round_members": Figure(GaugeMetricFamily, "Members of the last round."),
-    "minga_peer_samples_per_second": Figure(GaugeMetricFamily, "Speed of a peer.", ("peer", "role")),
+    "minga_peer_samples_per_second": Figure(GaugeMetricFamily, "Speed of a peer while it computes.", ("peer", "role")),
     "minga_peer_samples": Figure(CounterMetricFamily, "Samples of a peer since it joined.", ("peer",)),
     "minga_peer_sent_bytes": Figure(CounterMetricFamily, "Bytes that a peer sent.", ("peer",)),
     "minga_peer_received_bytes": Figure(CounterMetricFamily, "Bytes that a peer received.", ("peer",)),

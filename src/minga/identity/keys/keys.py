@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
 
@@ -115,14 +115,19 @@ class Identity:
         return identity
 
     @classmethod
-    def acquire(cls, path: Path | None = None) -> HeldIdentity:
+    def acquire(cls, path: Path | None = None, rank: Callable[[str], int] | None = None) -> HeldIdentity:
         """Like `load_or_create`, but for this process alone, so that two peers never run with the same key.
 
         While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
-        and made if need be. The end of a process frees its key.
+        and made if need be. The end of a process frees its key. Keys whose ids have a lower `rank` are tried before
+        others; a key that is yet to be made has rank 0.
         """
         path = key_file.default_path() if path is None else Path(path)
-        for candidate in _siblings(path):
+        candidates = list(_siblings(path))
+        if rank is not None:
+            ranks = {candidate: rank(key.peer_id) for candidate, key in zip(candidates, cls.stored(path), strict=False)}
+            candidates.sort(key=lambda candidate: ranks.get(candidate, 0))
+        for candidate in candidates:
             identity = cls.load_or_create(candidate)
             try:
                 lock = FileLock.try_acquire(candidate)

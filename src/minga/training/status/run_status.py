@@ -326,9 +326,10 @@ class SplitMeter:
 class PeerStatus:
     """One living peer. `path` and `round_trip_s` are those of the link from here, None without one.
 
-    `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined, None while
-    its record of them is not here; `age_s` is how long ago its last news came. `status` is None for peers that take no
-    part in steps, such as monitors. `part` is "server" or "client" where the model is cut.
+    `samples` are towards the next step, `samples_per_second` while it computes, `total_samples`, `bytes_sent` and
+    `bytes_received` since it joined, None while its record of them is not here; `age_s` is how long ago its last news
+    came. `status` is None for peers that take no part in steps, such as monitors. `part` is "server" or "client" where
+    the model is cut.
     """
 
     peer_id: str
