@@ -96,10 +96,28 @@ def test_who_aggregates_as_it_should_stays_where_nearly_half_of_the_parts_lie_fa
 def test_a_radius_that_draws_the_aggregate_to_far_parts_raises_a_doubt(factor: float) -> None:
     """All distances grow with it, so that they confirm it; the other parts and past steps do not."""
     step_math = StepMath(SETTINGS)
-    step_math.remember(record_of(*(clipped(list(normal(COUNT, seed))) for seed in range(3))))
+    for _ in range(8):
+        step_math.remember(record_of(*(clipped(list(normal(COUNT, seed))) for seed in range(3))))
     far = [[*normal(COUNT - 4, seed), *(normal(4, seed) + 1000.0)] for seed in range(3)]
     honest = [clipped(rows) for rows in far]
     assert step_math.doubtful(record_of(*honest)) == []
     hostile = record_of(clipped(far[0], factor * honest[0][2]), *honest[1:])
     assert step_math.doubtful(hostile) == [0]
     assert step_math.recheck(hostile, 0) == {MEMBERS[0]: Reason.WRONG_AGGREGATE}
+
+
+def test_parts_that_are_cut_anew_raise_no_doubt_over_a_layer_of_long_gradients() -> None:
+    """It made one part long, of whose length its new part had next to nothing."""
+    step_math = StepMath(SETTINGS)
+    rows = [list(normal(COUNT, seed)) for seed in range(3)]
+    rows[1] = [torch.cat([row[:10] * 1000.0, row[10:]]) for row in rows[1]]
+    for _ in range(8):
+        step_math.remember(record_of(*map(clipped, rows)))
+    elsewhere = record_of(*map(clipped, [rows[0], rows[2], rows[1]]))
+    elsewhere.terms.division.stops = tuple(stop + 1 for stop in elsewhere.terms.division.stops)
+    assert step_math.doubtful(elsewhere) == []
+
+
+def test_parts_that_differ_by_next_to_nothing_are_aggregated_as_they_should_be() -> None:
+    step_math, rows = StepMath(SETTINGS), [torch.full((NUMEL,), 1e-35 * 2.0**rank) for rank in range(COUNT)]
+    assert step_math.recheck(record_of((rows, *step_math.aggregate(rows))), 0) == {}

@@ -177,10 +177,10 @@ def test_limits_have_the_same_bits_on_every_machine() -> None:
     numbers = torch.arange(15 * 70_001).reshape(15, -1)
     rows = ((numbers * numbers % 7919) - 3960).float() / 64
     radius, left = CenteredClip().limits(rows)
-    assert (radius.hex(), left.hex()) == ("0x1.1cbbdf99c8eeap+13", "0x1.0af0586ab5ed3p+2")
+    assert (radius.hex(), left.hex()) == ("0x1.1cbbdf99c8eeap+13", "0x1.301329264432cp+1")
     found = CenteredClip().aggregate(rows)
     assert found.clip_radius == pytest.approx(radius, rel=1e-4)
-    assert found.residual_norm <= left
+    assert found.residual_norm == pytest.approx(left, rel=1e-4)
 
 
 def test_bias_is_what_the_radius_allows() -> None:

@@ -45,7 +45,8 @@ distances from the aggregate, but it is found from the distances from the geomet
 far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
 
 RADIUS_GROWTH = 4.0
-"""A radius that is more times as large as the dispersion that past steps let expect raises a doubt, too."""
+"""A radius that is more times as large as the dispersion that past steps let expect raises a doubt, too, for which
+nobody goes who did as he should: rare words may have some parts looked at."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
 """Residual, in radii, at which an honest aggregator stops; see `Aggregator`."""
@@ -138,15 +139,16 @@ class StepMath:
         parts = record.terms.division.parts
         published = {part: self._published(record, part) for part in parts}
         typical = [_typical_norm(published[part]) for part in parts]
-        references = self.history.references([record.terms.division.stops[part] for part in parts])
-        spread = dispersions(typical, references)
+        stops = [record.terms.division.stops[part] for part in parts]
+        spread, are_known = dispersions(typical, self.history.references(stops)), self.history.are_known(stops)
         doubtful = []
         for part, dispersion, distance in zip(parts, spread, typical, strict=True):
             one, value = published[part], record.values[part]
             if (
                 self._is_off(one, value)
                 or is_far(one, norm_bound(dispersion, one.radius))
-                or not self._is_usual(one.radius, distance, dispersion)
+                or not self._is_usual(one.radius, distance)
+                or (are_known and self._has_grown(one.radius, dispersion))
             ):
                 doubtful.append(part)
         return doubtful
@@ -186,11 +188,11 @@ class StepMath:
         # The length of the aggregate adds little to the limit, and all its bytes have to be read for it.
         return found > limit(0.0) and found > limit(norm(_array(value)))
 
-    def _is_usual(self, radius: float, distance: float, dispersion: float) -> bool:
-        """Whether a radius suits the distances of this step, and those of past ones if there are any."""
-        if self.history.steps and radius > max(self.settings.clip_factor * RADIUS_GROWTH * dispersion, _LEAST_RADIUS):
-            return False
+    def _is_usual(self, radius: float, distance: float) -> bool:
         return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
+
+    def _has_grown(self, radius: float, dispersion: float) -> bool:
+        return radius > max(self.settings.clip_factor * RADIUS_GROWTH * dispersion, _LEAST_RADIUS)
 
     def _published(
         self, record: AttemptRecord, part: int, senders: AbstractSet[PeerId] | None = None
@@ -222,8 +224,9 @@ def _is_near(radius: float, expected: float) -> bool:
     return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
 
 
-_LEAST_RADIUS = 1e-30
-"""Where all parts are equal there is no distance to measure, and nothing to clip."""
+_LEAST_RADIUS = 2.0**-150
+"""Where all parts are equal there is no distance to measure, and nothing to clip; float32 vectors that differ are at
+least twice as far apart."""
 
 
 def _typical_norm(published: PublishedClaims) -> float:

@@ -94,11 +94,14 @@ class CenteredClip(Aggregator[ClippedAggregate]):
         )
 
     def limits(self, rows: RowData) -> tuple[float, float]:
-        """In double precision and with sums in order; `aggregate` may leave `_INEXACTNESS` more."""
+        """By products in double precision and in order; what single precision may have left is allowed for."""
         arranged = Rows(rows)
-        solution = self._solve_in_double(arranged, arranged.weights / len(arranged), in_order=True)
-        left = solution.location.residual_norm + _INEXACTNESS * solution.clip_radius
-        return solution.clip_radius, len(arranged) * left
+        weights, gram = arranged.weights / len(arranged), Gram.double(arranged, in_order=True)
+        solution = self._solve_in_double(arranged, weights, gram, in_order=True)
+        location, radius = solution.location, solution.clip_radius
+        in_single = _residual_error(gram.as_single(arranged), weights, location, radius)
+        left = min(in_single + _rounding(gram, location), _INEXACTNESS * radius)
+        return radius, len(arranged) * (location.residual_norm + left)
 
     def _in_single(self, rows: Rows, weights: Numbers) -> tuple[_Solution, torch.Tensor, float] | None:
         """The solution, its value and a bound of how that is rounded; None if single precision is not enough."""
@@ -106,21 +109,20 @@ class CenteredClip(Aggregator[ClippedAggregate]):
         if not gram.is_finite:
             return None
         solution = self._solve(gram, weights)
-        coefficients = solution.location.coefficients
-        rounding = (len(rows) + 1) * SINGLE_ROUNDING * float(coefficients @ np.sqrt(np.diag(gram.products)))
+        rounding = _rounding(gram, solution.location)
         is_exact = solution.error + rounding <= _INEXACTNESS * solution.clip_radius
         if not is_exact or solution.location.iterations == MOST_ITERATIONS:
             return None
-        return solution, single_sum(rows, coefficients), rounding
+        return solution, single_sum(rows, solution.location.coefficients), rounding
 
     def _in_double(self, rows: Rows, weights: Numbers) -> tuple[_Solution, torch.Tensor, float]:
         """The same."""
-        solution = self._solve_in_double(rows, weights)
+        solution = self._solve_in_double(rows, weights, Gram.double(rows))
         return solution, *double_sum(rows, solution.location.coefficients)
 
-    def _solve_in_double(self, rows: Rows, weights: Numbers, *, in_order: bool = False) -> _Solution:
-        """With the origin moved to the row nearest to the solution until that is near enough."""
-        solution = self._solve(Gram.double(rows, in_order=in_order), weights)
+    def _solve_in_double(self, rows: Rows, weights: Numbers, gram: Gram, *, in_order: bool = False) -> _Solution:
+        """With the origin of `gram` moved to the row nearest to the solution until that is near enough."""
+        solution = self._solve(gram, weights)
         for _ in range(_MOST_MOVES):
             if solution.error <= _INEXACTNESS * solution.clip_radius:
                 break
@@ -151,10 +153,18 @@ def _residual_error(gram: Gram, weights: Numbers, location: Location, radius: fl
     """D_i has the length min(tau, e_i): an error d of e_i^2 shifts it by at most tau d / (2 max(tau, e_i)^2)."""
     if radius == 0.0:  # more than half of the weight lies at one point, if these products can tell
         return math.inf if gram.centre is None else 0.0
-    if radius**2 < gram.smallest_squared:
+    if radius * radius < gram.smallest_squared:
         return math.inf
-    shifts = gram.squared_errors(location.coefficients) * radius / (2 * np.maximum(location.distances, radius) ** 2)
+    shifts = (
+        gram.squared_errors(location.coefficients) * radius / (2 * np.square(np.maximum(location.distances, radius)))
+    )
     return float(ordered_sum(weights * shifts))
+
+
+def _rounding(gram: Gram, location: Location) -> float:
+    """How far v moves if the rows are added up in single precision, at most; of products without a centre."""
+    lengths = location.coefficients * np.sqrt(np.diag(gram.products))
+    return (len(lengths) + 1) * SINGLE_ROUNDING * float(ordered_sum(lengths))
 
 
 def residual(

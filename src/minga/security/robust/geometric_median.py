@@ -61,7 +61,7 @@ def huber_location(
         total = ordered_sum(pulls)
         residual = pulls - total * coefficients
         # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
-        inexactness = gram.error * ordered_sum(np.abs(residual) * norms) ** 2
+        inexactness = gram.error * np.square(ordered_sum(np.abs(residual) * norms))
         squared = ordered_sum(residual * ordered_sum(products * residual))
         residual_norm = float(np.sqrt(np.maximum(squared, 0.0) + inexactness))
         if residual_norm <= tolerance * radius or iteration == MOST_ITERATIONS:

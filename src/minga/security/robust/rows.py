@@ -10,7 +10,7 @@ alone (`lexicographic_order`): the same rows in any order give the same sums.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -231,7 +231,7 @@ class Gram:
         else:
             matrix, places = placed
             products = _products(matrix, _SINGLE_ELEMENTS)[list(places)][:, list(places)]
-        return cls(_symmetric(products), _SINGLE_ERROR, rows.numel * 2.0**-100)
+        return cls(_symmetric(products), 0.0, 0.0).as_single(rows)
 
     @classmethod
     def double(cls, rows: Rows, centre: int | None = None, *, in_order: bool = False) -> Self:
@@ -244,6 +244,10 @@ class Gram:
         if not bool(products.isfinite().all()):
             rows.require_finite()
         return cls(_symmetric(products), _DOUBLE_ERROR, 0.0, centre)
+
+    def as_single(self, rows: Rows) -> Self:
+        """These products of `rows` with the errors that those in float32 may have."""
+        return replace(self, error=_SINGLE_ERROR, smallest_squared=rows.numel * 2.0**-100)
 
     @property
     def is_finite(self) -> bool:

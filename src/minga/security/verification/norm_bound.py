@@ -85,6 +85,12 @@ class DispersionHistory:
             raise ValueError("each part needs a norm, and its end not before that of the part before it")
         self._steps.append((tuple(stops), tuple(typical_norms)))
 
+    def are_known(self, stops: Sequence[int]) -> bool:
+        """Whether a quarter of the steps that can be remembered were cut into these parts: where a step was cut into
+        others, what a layer of long gradients adds to a part is a guess.
+        """
+        return sum(before == tuple(stops) for before, _ in self._steps) >= REMEMBERED_STEPS // 4
+
     def references(self, stops: Sequence[int]) -> tuple[float, ...]:
         """Return the reference of each part that ends at `stops`: the median over the remembered steps.
 
