@@ -12,8 +12,8 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -35,7 +35,7 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
+from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError, draft_revocation
 from minga.identity.access.orders import Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -47,6 +47,7 @@ from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Signe
 from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
+from tests.training import test_organiser_desk as organiser_desk
 from tests.worlds.authority_tools import (
     CODES,
     HOUR_S,
@@ -55,6 +56,7 @@ from tests.worlds.authority_tools import (
     OTHER,
     PEER,
     RUN,
+    Clock,
     Place,
     asynchronously,
     hash_of,
@@ -309,8 +311,9 @@ async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
 ) -> None:
     place = Place(tmp_path, people("alice"))
     await token_of(place, PEER)
-    desk = Mock(is_connected=is_connected, bar=Mock(return_value=False))
-    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(desk))
+    seat = organiser_desk.desk(organiser_desk.FIRST, organiser_desk.ledger_of())
+    seat.is_connected = is_connected
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
     place.write(people("bob"))
     barring = Barring(invitation_link(), PeerOptions(), tmp_path)
     watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, place._tell))
@@ -320,6 +323,23 @@ async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
     assert [record.getMessage() for record in caplog.records] == [f"1 peers could not be barred yet: {why}"]
     assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
     assert [kind for kind, _ in place.told] == ["authority.issued"]
+
+
+def test_a_peer_that_cannot_be_barred_yet_keeps_no_other_from_being_barred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, known = Clock(), organiser_desk.ledger_of()
+    seat = organiser_desk.desk(organiser_desk.FIRST, known)
+    seat.is_connected = True
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
+    monkeypatch.setattr("minga.training.organiser.time", SimpleNamespace(time=clock))
+    barring, two = Barring(invitation_link(), PeerOptions(), tmp_path), [PEER.peer_id, OTHER.peer_id]
+    assert barring.bar(two[:1]) == []
+    clock.now_s += 60.0
+    assert barring.bar(two) == []
+    assert known.proposed() == dict.fromkeys(two, 1)
+    known.take(draft_revocation(known, OTHER.peer_id, "", 2).signed_by(organiser_desk.SECOND))
+    assert barring.bar(two) == two[1:]
 
 
 @asynchronously

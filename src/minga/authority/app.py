@@ -66,14 +66,24 @@ class Barring:
     identity: Path
 
     def bar(self, peers: Sequence[str]) -> list[str]:
-        """Enter the run for a moment to tell the others; the peers for which no other organiser has to do so, too.
+        """Enter the run for a moment to tell the others; those of the peers that are barred then, for which no other
+        organiser has to do so, too. What keeps one of them from being barred keeps no other.
 
         Blocks. Raises `MingaError`.
         """
         with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
             if not desk.is_connected:
                 raise UnreachableError("no member of the run answers")
-            return [peer for peer in peers if desk.bar(peer, REASON)]
+            refusals = dict[str, None]()
+            for peer in peers:
+                try:
+                    if peer not in desk.ledger.barred():
+                        desk.bar(peer, REASON)
+                except ConfigurationError as error:
+                    refusals[str(error)] = None
+            for refusal in refusals:
+                logger.warning("%s", refusal)
+            return [peer for peer in peers if peer in desk.ledger.barred()]
 
 
 class AuthorityServer:
