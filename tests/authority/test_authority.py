@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from minga.access.access_files import AccessFiles
-from minga.authority.allow_list import SETTLE_S, AllowList
+from minga.authority.allow_list import SETTLE_S, AllowFile, AllowList
 from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
@@ -369,6 +369,25 @@ async def test_a_list_that_is_saved_in_place_takes_nobodys_access_meanwhile(
     assert "the list stays as it was" in caplog.text
     place.write(people("alice", more="peers = 0\n"))
     assert len(place.issuer.overdue()) == 2
+
+
+@asynchronously
+async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_access(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    place.path.write_text(people("alice"))  # so far
+    begun = Issuer(invitation_link(), AllowFile(place.path, place.clock), place.roster, place.clock)
+    assert begun.overdue() == []
+    place.clock.now_s += SETTLE_S / 2
+    place.path.write_text(people("alice", "bob"))
+    assert begun.overdue() == []
+    place.clock.now_s += SETTLE_S / 2
+    assert begun.overdue() == []
+    place.write(people("alice"))
+    begun.overdue()
+    place.clock.now_s += SETTLE_S
+    assert begun.overdue() == [(OTHER.peer_id, "bob")]
 
 
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:

@@ -92,9 +92,12 @@ class Issuer:
     def overdue(self) -> list[tuple[str, str]]:
         """The peers, and their people, whose last token still counts though they were taken off the list.
 
-        Whose time is over is not among them: it ended as announced, and they may be given more of it.
+        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is anybody
+        before the list has settled once.
         """
         now_s, allowed = self._wall_time(), self._allowed.current()
+        if not self._allowed.is_whole:
+            return []
         return [
             (peer, issued.name)
             for peer, issued in self._roster.all_issued()
