@@ -26,7 +26,7 @@ from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
 from minga.core.errors import ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_safe_url, reachable_hosts
-from minga.core.web_server import configuration, listen
+from minga.core.web_server import BoundedServer, configuration, listen
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.organiser import organiser_desk
@@ -128,7 +128,7 @@ class AuthorityServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(watch_list(self.issuer, self._roster, self._barring, self._tell))
-                await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
+                await BoundedServer(self._configuration(authority.app)).serve(sockets=[self._socket])
                 watching.cancel()
         finally:
             await provider.close()
