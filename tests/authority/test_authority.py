@@ -379,11 +379,16 @@ async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_
     place.path.write_text(people("alice"))  # so far
     begun = Issuer(invitation_link(), AllowFile(place.path, place.clock), place.roster, place.clock)
     assert begun.overdue() == []
+    with pytest.raises(Refused) as refused:
+        begun.renew(OTHER.peer_id)
+    assert refused.value.code == "busy", "who renews asks again"
     place.clock.now_s += SETTLE_S / 2
     place.path.write_text(people("alice", "bob"))
     assert begun.overdue() == []
     place.clock.now_s += SETTLE_S / 2
     assert begun.overdue() == []
+    place.clock.now_s += SETTLE_S / 2
+    begun.renew(OTHER.peer_id)
     place.write(people("alice"))
     begun.overdue()
     place.clock.now_s += SETTLE_S

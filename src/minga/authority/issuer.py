@@ -72,6 +72,8 @@ class Issuer:
     def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:
         now_s = self._wall_time()
         allowance = allowed.allowance(issued.name, issued.organisation, now_s)
+        if allowance is None and not self._allowed.is_whole:
+            raise Refused("busy", "the authority has just begun, and its list may not be whole yet; wait a little")
         if allowance is None:
             raise Refused(
                 "not_allowed", f"{issued.name} is not on the list of people that may take part; ask the organiser"
