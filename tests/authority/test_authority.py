@@ -12,14 +12,14 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import httpx2
 import pytest
 
 from minga.access.access_files import AccessFiles
-from minga.authority.allow_list import SETTLE_S, AllowList
+from minga.authority.allow_list import SETTLE_S, AllowFile, AllowList
 from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
@@ -35,7 +35,7 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
+from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError, draft_revocation
 from minga.identity.access.orders import Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -47,6 +47,7 @@ from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Signe
 from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
+from tests.training import test_organiser_desk as organiser_desk
 from tests.worlds.authority_tools import (
     CODES,
     HOUR_S,
@@ -55,6 +56,7 @@ from tests.worlds.authority_tools import (
     OTHER,
     PEER,
     RUN,
+    Clock,
     Place,
     asynchronously,
     hash_of,
@@ -309,8 +311,9 @@ async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
 ) -> None:
     place = Place(tmp_path, people("alice"))
     await token_of(place, PEER)
-    desk = Mock(is_connected=is_connected, bar=Mock(return_value=False))
-    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(desk))
+    seat = organiser_desk.desk(organiser_desk.FIRST, organiser_desk.ledger_of())
+    seat.is_connected = is_connected
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
     place.write(people("bob"))
     barring = Barring(invitation_link(), PeerOptions(), tmp_path)
     watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, place._tell))
@@ -320,6 +323,23 @@ async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
     assert [record.getMessage() for record in caplog.records] == [f"1 peers could not be barred yet: {why}"]
     assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
     assert [kind for kind, _ in place.told] == ["authority.issued"]
+
+
+def test_a_peer_that_cannot_be_barred_yet_keeps_no_other_from_being_barred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, known = Clock(), organiser_desk.ledger_of()
+    seat = organiser_desk.desk(organiser_desk.FIRST, known)
+    seat.is_connected = True
+    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
+    monkeypatch.setattr("minga.training.organiser.time", SimpleNamespace(time=clock))
+    barring, two = Barring(invitation_link(), PeerOptions(), tmp_path), [PEER.peer_id, OTHER.peer_id]
+    assert barring.bar(two[:1]) == []
+    clock.now_s += 60.0
+    assert barring.bar(two) == []
+    assert known.proposed() == dict.fromkeys(two, 1)
+    known.take(draft_revocation(known, OTHER.peer_id, "", 2).signed_by(organiser_desk.SECOND))
+    assert barring.bar(two) == two[1:]
 
 
 @asynchronously
@@ -349,6 +369,30 @@ async def test_a_list_that_is_saved_in_place_takes_nobodys_access_meanwhile(
     assert "the list stays as it was" in caplog.text
     place.write(people("alice", more="peers = 0\n"))
     assert len(place.issuer.overdue()) == 2
+
+
+@asynchronously
+async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_access(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    place.path.write_text(people("alice"))  # so far
+    begun = Issuer(invitation_link(), AllowFile(place.path, place.clock), place.roster, place.clock)
+    assert begun.overdue() == []
+    with pytest.raises(Refused) as refused:
+        begun.renew(OTHER.peer_id)
+    assert refused.value.code == "busy", "who renews asks again"
+    place.clock.now_s += SETTLE_S / 2
+    place.path.write_text(people("alice", "bob"))
+    assert begun.overdue() == []
+    place.clock.now_s += SETTLE_S / 2
+    assert begun.overdue() == []
+    place.clock.now_s += SETTLE_S / 2
+    begun.renew(OTHER.peer_id)
+    place.write(people("alice"))
+    begun.overdue()
+    place.clock.now_s += SETTLE_S
+    assert begun.overdue() == [(OTHER.peer_id, "bob")]
 
 
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:

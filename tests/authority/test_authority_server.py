@@ -112,12 +112,15 @@ async def test_a_request_that_dawdles_is_ended(tmp_path: Path, monkeypatch: pyte
         await writer.wait_closed()
 
 
+@pytest.mark.parametrize("has_tls", [False, True])
 @asynchronously
 async def test_a_connection_over_which_nothing_is_asked_takes_no_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tls: bool
 ) -> None:
     monkeypatch.setattr(web_server, "LOOK_S", 0.05)
-    async with serving(tmp_path) as server, asyncio.timeout(20.0):
+    monkeypatch.setattr(web_server, "TLS_S", 0.05)
+    own = dict(zip(("certificate", "key"), certify(tmp_path), strict=True)) if has_tls else {}
+    async with serving(tmp_path, **own) as server, asyncio.timeout(20.0):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.dashboard.model.run_model import RunModel
-from minga.monitor.history import FILE_NAME, Entry, History, read_history
+from minga.monitor.history import FILE_NAME, Entry, History, read_history, samples_in
 from minga.monitor.plot import _by_step, _held_out, _samples_at, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
@@ -100,6 +100,26 @@ def test_rare_entries_outlast_frequent_ones_in_the_file(tmp_path: Path) -> None:
         history.add(2000.0 + step, "evaluation", step=step)
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4200
     assert read_history(path)[-1]["step"] == 399
+
+
+def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> None:
+    path, model = tmp_path / FILE_NAME, RunModel()
+    history = History(path, max_bytes=20_000)
+    for step in range(1, 601):
+        history.add(1000.0 + step, "step", step=step, loss=9.0, samples=10, total_samples=10 * step)
+        if step % 60 == 0:
+            history.add(1000.5 + step, "evaluation", step=step, headline="heldout_loss", heldout_loss=8.0)
+            history.add(1000.7 + step, "banned", peer=A)
+        assert samples_in(path) == (step, 10 * step)
+    entries = read_history(path)
+    for entry in entries:
+        model.take(entry)
+    evaluations = [entry for entry in entries if entry["event"] == "evaluation"]
+    places = [10 * step for step in range(60, 601, 60)]
+    assert model.series["evaluation"].document()["columns"]["samples"] == places
+    assert [mark["samples"] for mark in model.journals["marks"].document()["entries"]] == places
+    assert _by_step([entry for entry in entries if entry["event"] == "step"], evaluations) == places
+    assert _samples_at(entries)([entry["t"] for entry in evaluations]) == places
 
 
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:

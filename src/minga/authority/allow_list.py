@@ -221,9 +221,11 @@ class AllowFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._stamp = self._seen = self._look()
-        self._seen_s = clock()
+        self._stamp: tuple[int, int, int] | None = None
+        self._seen, self._seen_s = self._look(), clock()
         self._list = AllowList.read(path)
+        self.is_whole = False
+        """Whether the list is one that had settled; what is there at the start may be a part."""
 
     def current(self) -> AllowList:
         """The list, read again if the file has changed and settled."""
@@ -237,6 +239,7 @@ class AllowFile:
             except ConfigurationError as error:
                 logger.warning("the list stays as it was: %s", error)
             else:
+                self.is_whole = True
                 logger.info("the list was read again: %d people", len(self._list.people))
         return self._list
 

@@ -26,7 +26,7 @@ from minga.authority.service import Authority, Handout, Tell
 from minga.core.aio import Backoff
 from minga.core.errors import ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_safe_url, reachable_hosts
-from minga.core.web_server import configuration, listen
+from minga.core.web_server import BoundedServer, configuration, listen
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.organiser import organiser_desk
@@ -66,14 +66,24 @@ class Barring:
     identity: Path
 
     def bar(self, peers: Sequence[str]) -> list[str]:
-        """Enter the run for a moment to tell the others; the peers for which no other organiser has to do so, too.
+        """Enter the run for a moment to tell the others; those of the peers that are barred then, for which no other
+        organiser has to do so, too. What keeps one of them from being barred keeps no other.
 
         Blocks. Raises `MingaError`.
         """
         with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
             if not desk.is_connected:
                 raise UnreachableError("no member of the run answers")
-            return [peer for peer in peers if desk.bar(peer, REASON)]
+            refusals = dict[str, None]()
+            for peer in peers:
+                try:
+                    if peer not in desk.ledger.barred():
+                        desk.bar(peer, REASON)
+                except ConfigurationError as error:
+                    refusals[str(error)] = None
+            for refusal in refusals:
+                logger.warning("%s", refusal)
+            return [peer for peer in peers if peer in desk.ledger.barred()]
 
 
 class AuthorityServer:
@@ -118,7 +128,7 @@ class AuthorityServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(watch_list(self.issuer, self._roster, self._barring, self._tell))
-                await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
+                await BoundedServer(self._configuration(authority.app)).serve(sockets=[self._socket])
                 watching.cancel()
         finally:
             await provider.close()

@@ -72,6 +72,8 @@ class Issuer:
     def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:
         now_s = self._wall_time()
         allowance = allowed.allowance(issued.name, issued.organisation, now_s)
+        if allowance is None and not self._allowed.is_whole:
+            raise Refused("busy", "the authority has just begun, and its list may not be whole yet; wait a little")
         if allowance is None:
             raise Refused(
                 "not_allowed", f"{issued.name} is not on the list of people that may take part; ask the organiser"
@@ -92,9 +94,12 @@ class Issuer:
     def overdue(self) -> list[tuple[str, str]]:
         """The peers, and their people, whose last token still counts though they were taken off the list.
 
-        Whose time is over is not among them: it ended as announced, and they may be given more of it.
+        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is anybody
+        before the list has settled once.
         """
         now_s, allowed = self._wall_time(), self._allowed.current()
+        if not self._allowed.is_whole:
+            return []
         return [
             (peer, issued.name)
             for peer, issued in self._roster.all_issued()

@@ -17,6 +17,8 @@ MOST_OPEN: Final = 450
 LOOK_S: Final = 10.0
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
+TLS_S: Final = 5.0
+"""How long the other side may take to agree on TLS; before that no `BoundedConnection` knows of it."""
 SEND_BUFFER_BYTES: Final = 256 << 10
 """What the system holds for each reader: with its usual megabytes a slow one seems not to read for a long time."""
 GOODBYE_S: Final = 1
@@ -49,6 +51,23 @@ def configuration(app: ASGIApp, **more: Any) -> uvicorn.Config:
         timeout_graceful_shutdown=GOODBYE_S,
         **more,
     )
+
+
+class BoundedServer(uvicorn.Server):
+    """Serves at sockets that listen already, and waits for TLS only for some seconds, where uvicorn waits a minute."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup([])
+        for each in sockets or ():
+            tls = self.config.ssl
+            serving = await asyncio.get_running_loop().create_server(
+                self._connection, sock=each, ssl=tls, ssl_handshake_timeout=None if tls is None else TLS_S
+            )
+            self.servers.append(serving)
+
+    def _connection(self) -> BoundedConnection:
+        return BoundedConnection(self.config, self.server_state, self.lifespan.state)
 
 
 class BoundedConnection(H11Protocol):

@@ -7,8 +7,8 @@ The file has JSON lines:
     {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
 
 `t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
-one is begun with the rare entries of that, such as bans and held-out figures. Readers skip lines that they do not
-understand, such as a last line that was cut off.
+one is begun with the rare entries of that, such as bans and held-out figures, and the last step before each, which
+tells where in the run it was. Readers skip lines that they do not understand, such as a last line that was cut off.
 """
 
 from __future__ import annotations
@@ -103,17 +103,19 @@ class History:
             self._is_refused = True
 
     def _begin_anew(self, path: Path) -> None:
-        rare: list[bytes] = []
+        carried, step = list[tuple[bytes, bytes]](), b""
         with contextlib.suppress(OSError), _older(path).open("rb") as lines:
-            rare = [
-                line.strip() + b"\n"
-                for line in lines
-                if (entry := parse_entry(line)) is not None and entry["event"] not in FREQUENT
-            ]
-        sizes = itertools.accumulate(len(line) for line in reversed(rare))
+            for line in lines:
+                entry, whole = parse_entry(line), line.strip() + b"\n"
+                if entry is not None and samples_of(entry) is not None:
+                    step = whole
+                elif entry is not None and entry["event"] not in FREQUENT:
+                    carried.append((step, whole))
+        sizes = itertools.accumulate(len(step) + len(line) for step, line in reversed(carried))
         fitting = sum(size <= self._max_bytes // 8 for size in sizes)
         path.replace(_older(path))
-        path.write_bytes(b"".join(rare[len(rare) - fitting :]))
+        # Of several rare entries after one step the first one brings it.
+        path.write_bytes(b"".join(dict.fromkeys(itertools.chain(*carried[len(carried) - fitting :]))))
 
 
 def read_history(path: Path) -> list[Entry]:
@@ -136,12 +138,16 @@ def read_history(path: Path) -> list[Entry]:
 
 def samples_in(path: Path) -> tuple[int, int] | None:
     """The step and the count of samples with which the history in `path` ends; None if it tells of none."""
-    for file in (path, _older(path)):
-        with contextlib.suppress(OSError), file.open("rb") as lines:
-            lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
-            for line in reversed(lines.read().split(b"\n")):
-                if (entry := parse_entry(line)) is not None and (known := samples_of(entry)) is not None:
-                    return known
+    newest = [entry for file in (path, _older(path)) if (entry := _last_step(file)) is not None]
+    return samples_of(max(newest, key=lambda entry: float(entry["t"]))) if newest else None
+
+
+def _last_step(file: Path) -> Entry | None:
+    with contextlib.suppress(OSError), file.open("rb") as lines:
+        lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
+        for line in reversed(lines.read().split(b"\n")):
+            if (entry := parse_entry(line)) is not None and samples_of(entry) is not None:
+                return entry
     return None
 
 

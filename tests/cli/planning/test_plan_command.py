@@ -107,6 +107,35 @@ def test_paths_between_the_regions_of_a_scenario_are_planned_with_their_rates(tm
     assert len(swarm.rates.pairs) == 2 * 4 * 2 + 2
 
 
+def test_lines_whose_rate_is_left_out_are_without_limit(tmp_path: Path) -> None:
+    text = HEAD + HOME.replace('down = "100Mbit"\n', "") + '[[peers]]\nname = "rack"\nsamples_per_second = 10\n'
+    swarm = _simulated(str(written(tmp_path, text)))
+    found = explain(swarm.rates, swarm.work)
+    assert found.tasks[swarm.names.index("rack-1")].reduces == pytest.approx(1.0, rel=0.01)
+    upload_s = 35.7e6 / 2.5e6
+    assert found.round_s == pytest.approx(upload_s, rel=0.01)
+    assert alternatives(swarm.rates, swarm.work).bound_s == pytest.approx(upload_s, rel=0.01)
+    bare = _simulated(str(written(tmp_path, text.replace('up = "20Mbit"\n', ""))))
+    assert explain(bare.rates, bare.work).round_s < 0.001
+
+
+def test_means_of_a_scenario_travel_by_their_own_codec(tmp_path: Path) -> None:
+    swarm = _simulated(str(written(tmp_path, HEAD + 'download_codec = "int4"\n' + HOME)))
+    assert swarm.work.sizes is not None
+    up, down = swarm.work.sizes
+    assert up == 35_700_000.0
+    assert down < up / 3
+
+
+def test_a_scenario_whose_peers_share_a_relay_has_no_plan(tmp_path: Path) -> None:
+    text = HEAD + HOME + 'nat = "symmetric"\n[[relays]]\nname = "rented"\n'
+    assert len(_simulated(str(written(tmp_path, text))).names) == 8, "a relay without limit is as good as no relay"
+    with pytest.raises(ConfigurationError, match="home-1 and home-2 have no direct path"):
+        _simulated(str(written(tmp_path, text + 'rate = "8Mbit"\n')))
+    text = HEAD + HOME + 'nat = "port-restricted"\n[[relays]]\nname = "rented"\nrate = "8Mbit"\n'
+    assert len(_simulated(str(written(tmp_path, text))).names) == 8, "these get a direct path in the end"
+
+
 def test_a_scenario_in_which_nobody_has_the_memory_has_no_plan(tmp_path: Path) -> None:
     alone = HOME.replace("count = 8", 'memory = "choice 16GB 1MB 1MB 1MB 1MB 1MB 1MB"')
     with pytest.raises(ConfigurationError, match="enough memory"):

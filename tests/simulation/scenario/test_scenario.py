@@ -122,6 +122,11 @@ def test_all_scenarios_are_shipped() -> None:
             HOME + 'region = "x"\n[[paths]]\nbetween = ["x"]\nlatency = "3s"\nrate = "uniform 1Mbit 2Mbit"',
             "[[paths]] number 1: rate = 'uniform 1Mbit 2Mbit': it must be one rate, not a distribution",
         ),
+        (
+            HOME + 'region = "x"\n[[relays]]\nname = "r"\nregion = "y"\n'
+            '[[paths]]\nbetween = ["x", "y"]\nlatency = "3s"\nrate = "1Mbit"',
+            "[[paths]] number 1: rate: only relays are in 'y', and what they carry is limited by their own rate",
+        ),
         (HOME + '[[paths]]\nbetween = ["mars"]\nlatency = "3s"', "'mars' is no region of [[peers]]; there are: none"),
         (
             HOME + 'region = "x"\n' + '[[paths]]\nbetween = ["x"]\nlatency = "3s"\n' * 2,

@@ -7,13 +7,13 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 
 from rich.table import Table
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.planning.contributor_choice import StepWork
-from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.solver.division import FASTEST_RATE, PeerRates, SwarmRates
 from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context, tell_cautions
@@ -21,14 +21,19 @@ from minga.cli.terminal.output import Display, plain_table
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
+from minga.network.virtual.paths import punches
 from minga.planner.explanation import Explanation, PeerTask, alternatives, explain, plan_json, plan_text
-from minga.simulation.lifecycle import population
+from minga.simulation.lifecycle import ScheduledPeer, population
 from minga.simulation.scenario.scenario import Scenario, read_scenario
 from minga.training.status.run_status import live_work
 
 LOOK_S = 5.0
 POLL_S = 0.2
 MAX_ROWS = 40
+LIMITLESS = 1000.0
+"""How many times faster than all that have a limit lines are that have none; for the planner None is unknown, and far
+more is more than its arithmetic bears.
+"""
 NOT_PLANNED = "members do not trust each other, so all reduce equal parts and there is no plan to explain"
 
 
@@ -70,21 +75,29 @@ def _simulated(source: str) -> _PlannedPeers:
     peers = [each for each in population(scenario) if each.fits]
     if not peers:
         raise ConfigurationError(f"{source}: none of the peers drew enough memory for this model")
+    if (apart := _kept_apart(scenario, peers)) is not None:
+        raise ConfigurationError(
+            f"{source}: {apart[0]} and {apart[1]} have no direct path. What all send through a relay shares its rate, "
+            "which no plan takes into account"
+        )
+    limits = {frozenset(path.between): path.rate.values[0] for path in scenario.paths if path.rate is not None}
+    known = (rate for each in peers for rate in (each.host.up_bytes_per_s, each.host.down_bytes_per_s) if rate)
+    limitless = min(FASTEST_RATE, max([*known, *limits.values()], default=FASTEST_RATE) * LIMITLESS)
     rates = tuple(
         PeerRates(
-            each.host.up_bytes_per_s,
-            each.host.down_bytes_per_s,
+            each.host.up_bytes_per_s or limitless,
+            each.host.down_bytes_per_s or limitless,
             0.0 if each.trainer is None else each.trainer.samples_per_second,
             sends=each.trainer is not None,
             aggregates=each.host.dialable,
         )
         for each in peers
     )
-    limits = {frozenset(path.between): path.rate.values[0] for path in scenario.paths if path.rate is not None}
     regions = [each.host.region for each in peers]
     ends = ((pair, frozenset(regions[index] for index in pair)) for pair in permutations(range(len(peers)), 2))
     pairs = {pair: limits[path] for pair, path in ends if path in limits}
-    layout, spec = VectorLayout((scenario.parameters,), scenario.averaging.codec), scenario.run_spec().at(0)
+    spec, averaging = scenario.run_spec().at(0), scenario.averaging
+    layout = VectorLayout((scenario.parameters,), averaging.codec, averaging.download_codec)
     sizes = float(layout.upload_bytes(0, layout.total)), float(layout.download_bytes(0, layout.total))
     (batch, _), facts = round_batch_range(spec), facts_of(spec)
     work = StepWork(
@@ -95,6 +108,17 @@ def _simulated(source: str) -> _PlannedPeers:
         facts.contributors == "best",
     )
     return _PlannedPeers(tuple(each.name for each in peers), SwarmRates(rates, pairs), work)
+
+
+def _kept_apart(scenario: Scenario, peers: Sequence[ScheduledPeer]) -> tuple[str, str] | None:
+    """Two peers that talk through a relay with a limit, if at all."""
+    if scenario.relays and all(relay.rate is None for relay in scenario.relays):
+        return None
+    behind = [each for each in peers if not each.host.nat.lets_in]
+    for one, other in combinations(behind, 2):
+        if (one.host.dialable or other.host.dialable) and not punches(one.host.nat, other.host.nat):
+            return one.name, other.name
+    return None
 
 
 def _live(link: str, options: PlanCommand, context: Context) -> _PlannedPeers:

@@ -243,14 +243,17 @@ NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "
 def wrong_names(scenario: Scenario) -> Iterator[str]:
     """A line for each name that leads nowhere, and for each that is there twice."""
     classes = [each.name for each in scenario.peers]
-    regions = list(dict.fromkeys(each.region for each in scenario.peers if each.region is not None))
+    of_peers = dict.fromkeys(each.region for each in scenario.peers if each.region is not None)
+    regions = [*(of_peers | dict.fromkeys(each.region for each in scenario.relays if each.region is not None))]
     seen: set[frozenset[str]] = set()
-    regions = list(dict.fromkeys([*regions, *(each.region for each in scenario.relays if each.region is not None)]))
     yield from _wrong_relays(scenario)
     for number, path in enumerate(scenario.paths, 1):
         for name in path.between:
             if name not in regions:
                 yield f"[[paths]] number {number}: between: {_unknown(name, 'region', regions)}"
+            elif path.rate is not None and name not in of_peers:
+                why = f"only relays are in {name!r}, and what they carry is limited by their own rate; leave it out"
+                yield f"[[paths]] number {number}: rate: {why}"
         if frozenset(path.between) in seen:
             yield f"[[paths]] number {number}: between = {list(path.between)}: there is one for these already"
         seen.add(frozenset(path.between))
