@@ -292,25 +292,6 @@ def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
     assert SignedRunSpec.decode((folder / SPEC_FILE).read_bytes()).organiser == own
 
 
-def test_each_run_of_a_machine_finds_its_key_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash of all of them, in whatever order they come back, and whatever was begun or joined meanwhile."""
-    monkeypatch.setattr("minga.identity.keys.key_file.default_path", lambda: tmp_path / "identity.json")
-    spec = {"name": "one of many", "model": {"recipe": "custom"}}
-    options = minga.PeerOptions(directory=tmp_path / "runs", host="127.0.0.1")
-    with minga.host(spec, options) as first, minga.host(spec, options) as second:
-        assert (first.peer_id, second.peer_id) == tuple(
-            key.peer_id for key in Identity.stored(tmp_path / "identity.json")
-        )
-        with minga.join(second.link, options) as joined:
-            kept = joined.directory / f"places-{joined.peer_id[:16]}.msgpack"
-            while not kept.exists():
-                time.sleep(0.01)
-    with minga.host(resume=second.directory, options=options) as again, minga.join(again.link, options) as returned:
-        assert (again.peer_id, returned.peer_id) == (second.peer_id, joined.peer_id)
-        with minga.host(spec, options) as third, minga.join(third.link, options):
-            minga.host(resume=first.directory, options=options).close()
-
-
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_host_that_comes_back_says_that_the_run_goes_on(
     others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
