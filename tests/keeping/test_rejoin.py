@@ -26,6 +26,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import (
+    MAX_PEERS,
     MAX_PLACES,
     SPEC_FILE,
     HostLock,
@@ -95,6 +96,19 @@ def test_the_newest_addresses_are_kept(tmp_path: Path) -> None:
     assert RejoinFile(tmp_path, ME).places() == KnownAddresses(), "nothing is written before there is time for it"
 
 
+def test_peers_that_have_left_are_known_by_their_ids_however_many_took_part(tmp_path: Path) -> None:
+    """Also in a run of more peers than addresses are kept of."""
+    rejoin_file = RejoinFile(tmp_path, ME)
+    living = [PeerId(f"{number:064x}") for number in range(MAX_PEERS)]
+    for present in (living[:20], living[1:20]):
+        rejoin_file._keep_places(rejoin_file.now(KnownAddresses(1, (), tuple(present))))
+    assert RejoinFile.peers_known_here(tmp_path) == set(living[:20])
+    rejoin_file = RejoinFile(tmp_path, ME)
+    for present in (living[1:], living[2:]):
+        rejoin_file._keep_places(rejoin_file.now(KnownAddresses(1, (), (PeerId("ab" * 32), *present))))
+    assert RejoinFile.peers_known_here(tmp_path) == {PeerId("ab" * 32), *living[1:]}, "the first to leave are forgotten"
+
+
 @pytest.mark.parametrize(
     "options", [{"role": "boss"}, {"max_upload": -5.0}, {"max_upload": 0.0}, {"max_download": math.nan}]
 )
@@ -157,6 +171,7 @@ def test_links_and_places_name_who_leads_into_the_run_and_not_who_only_looks_on(
             assert {entry.peer_id for entry in each.link.entries} == {host.peer_id, trainer.peer_id}
             places = each.on_loop(lambda each=each: _places_of(each.session, host.peer_id))  # type: ignore[misc]
             assert [address.peer_id for address in places.others] == [other.peer_id]
+            assert {host.peer_id, other.peer_id} <= set(places.peers)
 
 
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:

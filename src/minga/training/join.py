@@ -21,7 +21,7 @@ from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.choice_of_key import to_join
 from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
-from minga.keeping.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
+from minga.keeping.rejoin import MAX_PEERS, MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.login.credentials import Credentials, LoginUser
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
@@ -376,4 +376,6 @@ async def _open_network(identity: Identity, settings: NetworkSettings, last_port
 def _places_of(session: Session, organiser: str) -> KnownAddresses:
     living_first = reversed(session.board.addresses())
     others = [address for address in living_first if session.leads_in(address.peer_id, organiser)]
-    return KnownAddresses(own_port(session.node.address), tuple(others[:MAX_PLACES]))
+    return KnownAddresses(
+        own_port(session.node.address), tuple(others[:MAX_PLACES]), tuple(session.board.owners()[:MAX_PEERS])
+    )
