@@ -26,6 +26,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.known_runs import run_folders
 from minga.keeping.rejoin import (
+    MAX_PEERS,
     MAX_PLACES,
     SPEC_FILE,
     HostLock,
@@ -95,6 +96,19 @@ def test_the_newest_addresses_are_kept(tmp_path: Path) -> None:
     assert RejoinFile(tmp_path, ME).places() == KnownAddresses(), "nothing is written before there is time for it"
 
 
+def test_peers_that_have_left_are_known_by_their_ids_however_many_took_part(tmp_path: Path) -> None:
+    """Also in a run of more peers than addresses are kept of."""
+    rejoin_file = RejoinFile(tmp_path, ME)
+    living = [PeerId(f"{number:064x}") for number in range(MAX_PEERS)]
+    for present in (living[:20], living[1:20]):
+        rejoin_file._keep_places(rejoin_file.now(KnownAddresses(1, (), tuple(present))))
+    assert RejoinFile.peers_known_here(tmp_path) == set(living[:20])
+    rejoin_file = RejoinFile(tmp_path, ME)
+    for present in (living[1:], living[2:]):
+        rejoin_file._keep_places(rejoin_file.now(KnownAddresses(1, (), (PeerId("ab" * 32), *present))))
+    assert RejoinFile.peers_known_here(tmp_path) == {PeerId("ab" * 32), *living[1:]}, "the first to leave are forgotten"
+
+
 @pytest.mark.parametrize(
     "options", [{"role": "boss"}, {"max_upload": -5.0}, {"max_upload": 0.0}, {"max_download": math.nan}]
 )
@@ -157,6 +171,7 @@ def test_links_and_places_name_who_leads_into_the_run_and_not_who_only_looks_on(
             assert {entry.peer_id for entry in each.link.entries} == {host.peer_id, trainer.peer_id}
             places = each.on_loop(lambda each=each: _places_of(each.session, host.peer_id))  # type: ignore[misc]
             assert [address.peer_id for address in places.others] == [other.peer_id]
+            assert {host.peer_id, other.peer_id} <= set(places.peers)
 
 
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
@@ -290,25 +305,6 @@ def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
         ):
             minga.host(spec, dataclasses.replace(options, **other), resume=folder)
     assert SignedRunSpec.decode((folder / SPEC_FILE).read_bytes()).organiser == own
-
-
-def test_each_run_of_a_machine_finds_its_key_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash of all of them, in whatever order they come back, and whatever was begun or joined meanwhile."""
-    monkeypatch.setattr("minga.identity.keys.key_file.default_path", lambda: tmp_path / "identity.json")
-    spec = {"name": "one of many", "model": {"recipe": "custom"}}
-    options = minga.PeerOptions(directory=tmp_path / "runs", host="127.0.0.1")
-    with minga.host(spec, options) as first, minga.host(spec, options) as second:
-        assert (first.peer_id, second.peer_id) == tuple(
-            key.peer_id for key in Identity.stored(tmp_path / "identity.json")
-        )
-        with minga.join(second.link, options) as joined:
-            kept = joined.directory / f"places-{joined.peer_id[:16]}.msgpack"
-            while not kept.exists():
-                time.sleep(0.01)
-    with minga.host(resume=second.directory, options=options) as again, minga.join(again.link, options) as returned:
-        assert (again.peer_id, returned.peer_id) == (second.peer_id, joined.peer_id)
-        with minga.host(spec, options) as third, minga.join(third.link, options):
-            minga.host(resume=first.directory, options=options).close()
 
 
 @pytest.mark.parametrize("others", [0, 2])

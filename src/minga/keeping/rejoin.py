@@ -28,16 +28,18 @@ from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
 
 SPEC_FILE = "run-spec.signed"
 MAX_PLACES = 16
+MAX_PEERS = 500
 MAX_FILES = 8
 MAX_PLACES_BYTES = 1 << 16
 KEEP_PERIOD_S = 5.0
 
 
 class KnownAddresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where this peer was, and where others were, when it last looked."""
+    """Where this peer was, and where others were, when it last looked; and who took part, the latest first."""
 
     own_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     others: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_PLACES)] = ()
+    peers: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=MAX_PEERS)] = ()
 
 
 class RejoinFile:
@@ -80,6 +82,11 @@ class RejoinFile:
         found = [_read_places(path).others for path in files]
         return tuple(dict.fromkeys(address for others in found for address in others))[:MAX_PLACES]
 
+    @staticmethod
+    def peers_known_here(directory: Path) -> set[PeerId]:
+        """The peers that those of this machine saw in one run, also such as have left."""
+        return {peer for path in directory.glob("places-*.msgpack") for peer in _read_places(path).peers}
+
     def now(self, seen: KnownAddresses) -> KnownAddresses:
         """The addresses to remember if these are seen at present.
 
@@ -89,7 +96,9 @@ class RejoinFile:
         known = self.places() if self._kept is None else self._kept
         others = {address.peer_id: address for address in known.others}
         fresh = {address.peer_id: address for address in seen.others}
-        self._kept = KnownAddresses(seen.own_port, tuple({**fresh, **others, **fresh}.values())[:MAX_PLACES])
+        peers = dict.fromkeys((*seen.peers, *known.peers))
+        addresses = tuple({**fresh, **others, **fresh}.values())
+        self._kept = KnownAddresses(seen.own_port, addresses[:MAX_PLACES], tuple(peers)[:MAX_PEERS])
         return self._kept
 
     async def keep_places(self, look: Callable[[], KnownAddresses]) -> None:

@@ -18,6 +18,7 @@ from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.archive import Archive, target_of
+from minga.keeping.choice_of_key import to_begin
 from minga.keeping.known_runs import OwnSettings, known_run
 from minga.keeping.rejoin import HostLock
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
@@ -79,7 +80,7 @@ def host(
             identity = options.hold_organiser(run.signed.organiser, held)
             own = OwnSettings.read(run.directory).updated(own)
         elif given is not None:
-            identity = options.hold_identity(held)
+            identity = options.hold_identity(held, to_begin(given.security.organisers))
             run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")

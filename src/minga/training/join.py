@@ -16,12 +16,12 @@ from minga.core.errors import ConfigurationError, IdentityError, LinkError, Stor
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback
-from minga.identity.access.token import Token
-from minga.identity.keys.keys import Identity
+from minga.identity.keys.keys import Identity, Rank
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, organisers, runs_folder
-from minga.keeping.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
+from minga.keeping.choice_of_key import to_join
+from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
+from minga.keeping.rejoin import MAX_PEERS, MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.login.credentials import Credentials, LoginUser
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
@@ -82,29 +82,29 @@ class PeerOptions:
         upload, download = (None if value is None else RateCap.parse(value, name) for name, value in named)
         return upload, download
 
-    def hold_identity(self, held: contextlib.ExitStack, link: Link | None = None) -> Identity:
-        """This peer's key, to join by `link` or to begin a run; a key file is held for this process alone, as long as
-        `held` is open.
+    def hold_identity(self, held: contextlib.ExitStack, rank: Rank) -> Identity:
+        """This peer's key, of those of this machine by `rank` where no file is named; a key file is held for this
+        process alone, as long as `held` is open.
         """
         if self.ephemeral:
             return Identity.generate()
-        rank = key_rank(self.runs_directory, link) if self.identity is None else None
-        return held.enter_context(Identity.acquire(_path(self.identity), rank)).identity
+        path = _path(self.identity)
+        return held.enter_context(Identity.acquire(path, rank if path is None else None)).identity
 
     def hold_organiser(self, organiser: str, held: contextlib.ExitStack) -> Identity:
-        """The key that hosts a run, wherever it lies beside this peer's. Raises `ConfigurationError`."""
-        path = _path(self.identity)
-        if self.ephemeral or all(key.peer_id != organiser for key in Identity.stored(path)):
-            raise ConfigurationError(
-                f"the key that hosts this run, {organiser[:10]}, is not among those of this machine: name its file, by "
-                "--identity FILE or PeerOptions(identity=FILE); if it is not yours, join by the organiser's link"
-            )
-        identity = held.enter_context(Identity.acquire(path, lambda peer: -(peer == organiser))).identity
-        if identity.peer_id != organiser:
+        """The key that hosts a run, wherever it lies beside this peer's. Raises `LocalError`s."""
+        files = {} if self.ephemeral else Identity.stored(_path(self.identity), {organiser})
+        for file in files:
+            if (key := Identity.hold(file)) is not None:
+                return held.enter_context(key).identity
+        if files:
             raise ConfigurationError(
                 f"another peer on this machine uses the key that hosts this run, {organiser[:10]}: end that peer"
             )
-        return identity
+        raise ConfigurationError(
+            f"the key that hosts this run, {organiser[:10]}, is not among those of this machine: name its file, by "
+            "--identity FILE or PeerOptions(identity=FILE); if it is not yours, join by the organiser's link"
+        )
 
     @property
     def keeps_files(self) -> bool:
@@ -137,25 +137,6 @@ class PeerOptions:
                 f"no folder can be made for this peer: {reason_of(error)}. Name one that can be written, by "
                 "--directory DIR or PeerOptions(directory=...)"
             ) from error
-
-
-def key_rank(runs: Path, link: Link | None) -> Callable[[str], int]:
-    """In which order a peer takes the keys of this machine, by their ids: lower ranks first, and a new key has rank 0.
-
-    First come keys that the link admits, or that were in the run before; last, those that host a run from the folder
-    `runs`, which nobody can host while another peer has its key.
-    """
-    hosting = organisers(runs)
-
-    def rank(peer: str) -> int:
-        if link is not None:
-            is_admitted = link.access is not None and Token(link.access.grant).is_bound_to(peer)
-            was_here = RejoinFile(runs / link.run_id[:FOLDER_DIGITS], PeerId(peer)).is_there
-            if is_admitted or (was_here and peer != link.organiser):
-                return -1
-        return int(peer in hosting)
-
-    return rank
 
 
 def join(
@@ -223,7 +204,7 @@ def join(
         may_be_alone = (
             known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
         )
-        identity = options.hold_identity(held, link)
+        identity = options.hold_identity(held, to_join(options.runs_directory, link))
         door = Door(find, fetch, consider)
         return enter(
             link.run_id,
@@ -284,7 +265,7 @@ def _path(path: Path | str | None) -> Path | None:
 
 def _stored(path: Path | None) -> list[Identity]:
     try:
-        return Identity.stored(path)
+        return list(Identity.stored(path).values())
     except IdentityError:
         if path is not None:
             raise
@@ -395,4 +376,6 @@ async def _open_network(identity: Identity, settings: NetworkSettings, last_port
 def _places_of(session: Session, organiser: str) -> KnownAddresses:
     living_first = reversed(session.board.addresses())
     others = [address for address in living_first if session.leads_in(address.peer_id, organiser)]
-    return KnownAddresses(own_port(session.node.address), tuple(others[:MAX_PLACES]))
+    return KnownAddresses(
+        own_port(session.node.address), tuple(others[:MAX_PLACES]), tuple(session.board.owners()[:MAX_PEERS])
+    )

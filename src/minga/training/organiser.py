@@ -433,10 +433,9 @@ def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> N
 
 
 def _key_of(ledger: AccessLedger, identity: Path | None) -> Identity:
-    keys = Identity.stored(identity)
-    found = next((key for key in keys if key.peer_id in ledger.organisers.keys), None)
+    found = next(iter(Identity.stored(identity, ledger.organisers.keys).values()), None)
     if found is None:
-        here = ", ".join(key.peer_id[:10] for key in keys) or "no key"
+        here = ", ".join(key.peer_id[:10] for key in Identity.stored(identity).values()) or "no key"
         organisers = ", ".join(sorted(key[:10] for key in ledger.organisers.keys))
         raise IdentityError(
             f"only an organiser can do that: {organisers}; here is {here}. Name the right key file with --identity"

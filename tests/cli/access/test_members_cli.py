@@ -18,7 +18,7 @@ from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.rejoin import KnownAddresses
-from minga.network.interface import Address, PeerId
+from minga.network.interface import PeerId
 from minga.training.organiser import MemberView, Organiser
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
@@ -91,7 +91,7 @@ def test_a_peer_that_has_left_is_banned_by_the_digits_that_displays_showed(
     peer, desk = "ab" * 32, desk_of_members()
     link = Link("cd" * 32, peer, (EntryPoint(peer, ("127.0.0.1:9",)),))
     (run := tmp_path / link.run_id[:16]).mkdir()
-    keep(run / f"places-{'ef' * 8}.msgpack", KnownAddresses(others=(Address(PeerId(peer), ("127.0.0.1:9",)),)))
+    keep(run / f"places-{'ef' * 8}.msgpack", KnownAddresses(peers=(PeerId(peer),)))
     monkeypatch.setattr(Organiser, "members", lambda _: [])
     monkeypatch.setattr(BanCommand, "desk", lambda *_: contextlib.nullcontext(desk))
     output = SimpleNamespace(say=lambda _: None, summary=lambda **_: None)

@@ -291,6 +291,31 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         Identity.acquire(tmp_path / "identity.json")
 
 
+def test_a_gap_or_a_damaged_file_hides_no_key(tmp_path: Path) -> None:
+    third, fifth = (Identity.load_or_create(tmp_path / f"identity-{number}.json").peer_id for number in (3, 5))
+    (tmp_path / "identity-2.json").write_text("{}")
+    assert [key.peer_id for key in Identity.stored(tmp_path / "identity.json").values()] == [third, fifth]
+    found = Identity.stored(tmp_path / "identity.json", {fifth, "ab" * 32})
+    assert [path.name for path in found] == ["identity-5.json"]
+    with Identity.acquire(tmp_path / "identity.json", lambda peer: (peer != fifth,)) as held:
+        assert held.identity.peer_id == fifth
+
+
+def test_a_file_that_may_hold_the_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "identity.json"
+    assert Identity.stored(path) == {}
+    Identity.load_or_create(path)
+    assert Identity.stored(path, {"ab" * 32}) == {}
+    (tmp_path / "identity-2.json").write_text("{}")
+    with pytest.raises(IdentityError, match=r"identity-2\.json"):
+        Identity.stored(path, {"ab" * 32})
+    path.unlink()
+    with pytest.raises(IdentityError, match=r"identity-2\.json"):
+        Identity.stored(path)
+    with Identity.acquire(path) as held:
+        assert held.path == path, "made, as no file that cannot be read is to be used"
+
+
 @posix_only
 def test_a_read_only_key_can_be_held(tmp_path: Path) -> None:
     path = tmp_path / "identity.json"

@@ -99,7 +99,7 @@ def run_ban(ban: BanCommand, context: Context) -> None:
     with ban.desk(context) as organiser:
         if key is not None and is_short:
             run = runs_folder(ban.directory) / Link.parse(ban.link).run_id[:FOLDER_DIGITS]
-            key = organiser.whole_id(key, [place.peer_id for place in RejoinFile.known_here(run)])
+            key = organiser.whole_id(key, RejoinFile.peers_known_here(run))
         in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
         bars_most = key is not None and organiser.is_half_of_members(key)
         if ban.addresses is not None:

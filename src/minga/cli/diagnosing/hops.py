@@ -21,7 +21,7 @@ from minga.access.access_files import AccessFiles
 from minga.access.admission import Admission
 from minga.access.standing_orders import OrderExchange
 from minga.cli.diagnosing.machine import Check, Finding, room_for
-from minga.core.errors import ConfigurationError, IdentityError, MingaError, RejectedError, RemoteError
+from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -30,13 +30,13 @@ from minga.identity.access.ledger import AccessBannedError, AccessLedger, NoAcce
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
+from minga.keeping.choice_of_key import to_join
 from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed
-from minga.training.join import key_rank
 from minga.training.own_access import RunAccess
 from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files import fetch_run_spec
@@ -248,18 +248,12 @@ class OwnAccess:
         cls, link: Link, identity: Path | None, directory: Path | None, endpoints: Sequence[str]
     ) -> OwnAccess:
         """Read key and token as `minga join` does. Raises `LinkError` if the link admits another peer."""
-        try:
-            stored = Identity.stored(identity)
-        except IdentityError:  # the check of the key file says why
-            stored = []
         runs = runs_folder(directory)
-        if identity is None:
-            rank = key_rank(runs, link)
-            stored = sorted((key for key in stored if rank(key.peer_id) <= 0), key=lambda key: rank(key.peer_id))
-        if not stored:
+        own = Identity.expected(identity, to_join(runs, link) if identity is None else None)
+        if own is None:  # if it cannot be read, the check of the key file says why
             return cls(None, None, tuple(endpoints))
-        token = RunAccess(AccessFiles(runs / link.run_id[:FOLDER_DIGITS]), link, keeps=False)
-        return cls(stored[0], token.token(stored[0].peer_id, time.time()), tuple(endpoints))
+        access = RunAccess(AccessFiles(runs / link.run_id[:FOLDER_DIGITS]), link, keeps=False)
+        return cls(own, access.token(own.peer_id, time.time()), tuple(endpoints))
 
     def admission(self, link: Link, doctor: Identity, clock: RunClock) -> Admission:
         """What the doctor's own peer shows to others; it judges them by `clock`."""

@@ -115,7 +115,7 @@ def run_backup(options: RunsBackupCommand, context: Context) -> None:
 
     run, out = Path(own_run(options.run)), options.out
     signed = known_run(run).signed
-    keys = [key for key in Identity.stored(options.identity) if key.peer_id == signed.organiser]
+    keys = list(Identity.stored(options.identity, {signed.organiser}).values())
     if not keys:
         raise ConfigurationError(
             f"the key of the organiser of this run, {signed.organiser[:10]}, is not on this machine: name its "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import final
 
@@ -29,6 +29,9 @@ SEED_BYTES = 32
 SIGNATURE_BYTES = 64
 MAX_IDENTITIES_PER_FILE = 64
 """How many peers with sibling key files may run at once on one machine."""
+
+Rank = Callable[[str | None], tuple[bool, ...]]
+"""Which keys are taken first, by their ids: those of lower rank. None is a key that is yet to be made."""
 
 _DIGEST_CONTEXT = "minga v1 signed message"
 _SIGNED_LABEL = b"minga-signature-1:"
@@ -99,61 +102,67 @@ class Identity:
         Raises `IdentityError` if the file is damaged, open to other users (POSIX), or cannot be read or written.
         """
         path = key_file.default_path() if path is None else Path(path)
-        stored = key_file.read(path)
+        stored = _read(path)
         if stored is None:
             fresh = cls.generate()
             key_file.create(path, fresh.seed, fresh.peer_id)
-            stored = key_file.read(path)
+            stored = _read(path)
         if stored is None:
             raise IdentityError(f"the key file {path} vanished while it was being made; try again")
-        seed, peer_id = stored
-        identity = cls(seed)
-        if identity.peer_id != peer_id:
-            raise IdentityError(
-                f"the key file {path} is damaged: its two keys do not belong together. {key_file.ADVICE}"
-            )
-        return identity
+        return stored
 
     @classmethod
-    def acquire(cls, path: Path | None = None, rank: Callable[[str], int] | None = None) -> HeldIdentity:
+    def acquire(cls, path: Path | None = None, rank: Rank | None = None) -> HeldIdentity:
         """Like `load_or_create`, but for this process alone, so that two peers never run with the same key.
 
         While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
-        and made if need be. The end of a process frees its key. Keys whose ids have a lower `rank` are tried before
-        others; a key that is yet to be made has rank 0.
+        and made if need be. The end of a process frees its key. With a `rank`, that says which of them are tried first.
         """
         path = key_file.default_path() if path is None else Path(path)
-        candidates = list(_siblings(path))
-        if rank is not None:
-            ranks = {candidate: rank(key.peer_id) for candidate, key in zip(candidates, cls.stored(path), strict=False)}
-            candidates.sort(key=lambda candidate: ranks.get(candidate, 0))
-        for candidate in candidates:
-            identity = cls.load_or_create(candidate)
-            try:
-                lock = FileLock.try_acquire(candidate)
-            except OSError as error:
-                raise IdentityError(
-                    f"the key file {candidate} cannot be locked ({reason_of(error)}); "
-                    "use --identity with a file on a local disk, or --ephemeral"
-                ) from error
-            if lock is not None:
-                return HeldIdentity(identity, candidate, lock)
+        for candidate in _in_order(path, rank):
+            if (held := cls.hold(candidate)) is not None:
+                return held
         raise IdentityError(
             f"{MAX_IDENTITIES_PER_FILE} running peers use the keys beside {path}; use --ephemeral for more"
         )
 
     @classmethod
-    def stored(cls, path: Path | None = None) -> list[Identity]:
-        """The keys in the file at `path` (default: in the user's data folder) and its numbered siblings, if there are
-        any, whether a process holds them or not. Raises `IdentityError` for a damaged file.
+    def hold(cls, path: Path) -> HeldIdentity | None:
+        """Like `acquire`, but the key in this very file, or None while a living process holds it."""
+        identity = cls.load_or_create(path)
+        try:
+            lock = FileLock.try_acquire(path)
+        except OSError as error:
+            raise IdentityError(
+                f"the key file {path} cannot be locked ({reason_of(error)}); "
+                "use --identity with a file on a local disk, or --ephemeral"
+            ) from error
+        return None if lock is None else HeldIdentity(identity, path, lock)
+
+    @classmethod
+    def expected(cls, path: Path | None = None, rank: Rank | None = None) -> Identity | None:
+        """The key that `acquire` takes if no process holds it; None if that is yet to be made, or cannot be read."""
+        path = key_file.default_path() if path is None else Path(path)
+        found = _look(_in_order(path, rank)[0])
+        return None if isinstance(found, IdentityError) else found
+
+    @classmethod
+    def stored(cls, path: Path | None = None, one_of: Container[str] | None = None) -> dict[Path, Identity]:
+        """The keys in the file at `path` (default: in the user's data folder) and its numbered siblings, whether a
+        process holds them or not: all, or those whose ids are in `one_of`. Files that cannot be read are left out.
+
+        Raises `IdentityError` if there is no such key, but a file that cannot be read and could hold one.
         """
         path = key_file.default_path() if path is None else Path(path)
-        found = []
-        for candidate in _siblings(path):
-            stored = key_file.read(candidate)
-            if stored is None:
-                break
-            found.append(cls(stored[0]))
+        looks = {candidate: _look(candidate) for candidate in _siblings(path)}
+        found = {
+            file: key
+            for file, key in looks.items()
+            if isinstance(key, Identity) and (one_of is None or key.peer_id in one_of)
+        }
+        for unread in looks.values():
+            if not found and isinstance(unread, IdentityError):
+                raise unread
         return found
 
     @property
@@ -205,6 +214,34 @@ def _siblings(path: Path) -> Iterator[Path]:
     yield path
     for number in range(2, MAX_IDENTITIES_PER_FILE + 1):
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _read(path: Path) -> Identity | None:
+    stored = key_file.read(path)
+    if stored is None:
+        return None
+    seed, peer_id = stored
+    identity = Identity(seed)
+    if identity.peer_id != peer_id:
+        raise IdentityError(f"the key file {path} is damaged: its two keys do not belong together. {key_file.ADVICE}")
+    return identity
+
+
+def _look(path: Path) -> Identity | IdentityError | None:
+    """The key in a file, or why it cannot be read; None if there is no such file."""
+    try:
+        return _read(path)
+    except IdentityError as error:
+        return error
+
+
+def _in_order(path: Path, rank: Rank | None) -> list[Path]:
+    """A key file and its siblings; one that cannot be read ranks like one that is missing."""
+    if rank is None:
+        return list(_siblings(path))
+    looks = {candidate: _look(candidate) for candidate in _siblings(path)}
+    ranks = {file: rank(key.peer_id if isinstance(key, Identity) else None) for file, key in looks.items()}
+    return sorted(looks, key=ranks.__getitem__)
 
 
 def _digest(message: bytes, context: bytes) -> bytes:
