@@ -73,6 +73,10 @@ class AccessBannedError(NoAccessError):
     """The organisers banned the peer: its key, its invitation or its addresses."""
 
 
+class UnknownTermError(NoAccessError):
+    """The token is of organisers to whom the role was handed over, as far as nothing is known of it here."""
+
+
 class InvalidOrderError(Exception):
     """Why an order is none: it was not signed by organisers, or not by enough of them."""
 
@@ -370,6 +374,8 @@ class AccessLedger:
             raise InvalidOrderError(f"{len(signers)} of the {needed} organisers that it takes signed it")
 
     def _check_signatures(self, grant: Grant) -> None:
+        if grant.term > self.term:
+            raise UnknownTermError(f"the access token is of term {grant.term}, of which nothing is known here")
         try:
             self._check_enough(grant)
         except InvalidOrderError as error:
