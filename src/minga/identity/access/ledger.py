@@ -169,6 +169,11 @@ class AccessLedger:
         """Whether `signer` may bar this key, too."""
         return self._barred_by[signer] < MAX_BARRED or signer in self._revocations.get(key, {})
 
+    def bars(self, signer: str, key: str, version: int) -> bool:
+        """Whether the word of `signer` stands that this key be barred, at this version or a higher one."""
+        order = self._revocations.get(key, {}).get(signer)
+        return order is not None and order.version >= version
+
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
         return tuple(Barred(bytes.fromhex(key), version) for key, version in sorted(self._barred.items()))
