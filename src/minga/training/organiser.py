@@ -163,7 +163,10 @@ class Organiser:
         order = draft_range_ban(self.ledger, addresses, now + int(valid_s), reason, now)
         network = parse_range(order.range)
         if not self.ledger.ranges.may_ban(self._key.peer_id, network, now):
-            raise ConfigurationError(f"one organiser bans at most {MAX_RANGES} ranges at a time; another one has to")
+            raise ConfigurationError(
+                f"one organiser bans at most {MAX_RANGES} ranges at a time, and the one that it banned first still "
+                "lasts; ban that one anew, or another organiser has to ban this one"
+            )
         self._issue(order.signed_by(self._key))
         return order.range, order.expires, network in self.ranges()
 
