@@ -222,6 +222,7 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
     ends_s = _ends_s(session.admission.token)
     if math.isinf(ends_s):
         return
+    was_same = False
     while True:
         now_s = session.node.clock.now()
         await _sleep_until(session, ends_s - LEFT_OF_LIFE * max(0.0, ends_s - now_s))
@@ -230,9 +231,10 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
             return
         session.show_token(token)
         session.events.emit(AccessRenewed(expires=token.expires))
-        if _ends_s(token) == ends_s:
-            return  # the person's time, or the invitation, ends then; earlier is no end: tokens may last less by now
-        ends_s = _ends_s(token)
+        is_same = _ends_s(token) == ends_s
+        if is_same and was_same:  # the person's time, or the invitation, ends then
+            return  # once may be chance, and earlier is no end: tokens may last less by now
+        was_same, ends_s = is_same, _ends_s(token)
 
 
 async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
