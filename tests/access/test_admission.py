@@ -91,8 +91,17 @@ def test_one_peer_at_a_time_of_an_unknown_term_is_heard_before_it_is_judged() ->
     clock = RunClock(lambda: now_s[0], lambda: now_s[0])
     admission = Admission(PeerId(own.peer_id), clock, token(own, heir))
     admission.enforce(ledger)
+    entry = PeerId(heir.peer_id)
+    admission.entries = frozenset({entry})
+    assert admission.end_entering() == []
     assert admission.ended() == {}, "nobody told yet who gave it this peer's access"
     stalling, liar, member = (PeerId(each.peer_id) for each in others)
+    with pytest.raises(RejectedError):
+        admission.meet(liar, b"")
+    admission.meet(entry, b"")
+    assert admission.hears(entry)
+    with pytest.raises(RejectedError):
+        admission.confirm(entry)
     admission.meet(stalling, token(others[0], heir).encode())
     with pytest.raises(RejectedError):
         admission.meet(liar, token(others[1], organiser).encode())

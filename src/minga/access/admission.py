@@ -7,8 +7,8 @@ have to go again. The link verifies the spec itself, whichever peer sends it.
 
 A newcomer may know nothing yet of the organisers by whose word its entries are members. So until it has entered, an
 entry that it cannot admit is provisional: it may tell the orders, and nothing else, and `confirm` judges it by these.
-The same goes later for one peer at a time with a token of a term that is not known here: the role may have been handed
-over while this peer was cut off. More of them at once could outvote it on the run's time.
+The same goes later for one peer at a time with a token of a term that is not known here, or an entry without a token:
+the role may have been handed over while this peer was cut off. More at once could outvote it on the run's time.
 
 This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
 that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
@@ -101,10 +101,10 @@ class Admission:
         self.address_of: Callable[[PeerId], Address | None] = lambda _: None
         """Where a peer says that it can be dialled: address ranges are banned by that."""
         self.entries: frozenset[PeerId] = frozenset()
-        """The peers by which this one enters, until it has."""
+        """The peers by which this one enters."""
         self.events: EventBus | None = None
         """Where to tell of what is worth knowing."""
-        self._own_id = own_id
+        self._own_id, self._has_entered = own_id, False
         self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
         self._heard: tuple[PeerId, float] | None = None
         """The provisional peer that is no entry, and since when."""
@@ -154,7 +154,7 @@ class Admission:
 
     def end_entering(self) -> list[PeerId]:
         """From now on entries are judged as all others are; returns those among them that the orders keep out."""
-        self.entries = frozenset()
+        self._has_entered = True
         return self._judge_provisional() if self.is_decided else []
 
     @property
@@ -186,7 +186,7 @@ class Admission:
             try:
                 self._admit(self.ledger, peer, credential)
             except RejectedError as error:
-                if not self._may_enter_by(peer, error) and not self._begin_hearing(peer, error):
+                if not self._may_enter_by(peer, error) and not self._begin_hearing(peer, credential, error):
                     raise
                 self._provisional[peer] = credential
 
@@ -314,14 +314,15 @@ class Admission:
         return refused
 
     def _may_enter_by(self, peer: PeerId, refusal: RejectedError) -> bool:
-        return peer in self.entries and refusal.code is not RefusalCode.BANNED
+        return not self._has_entered and peer in self.entries and refusal.code is not RefusalCode.BANNED
 
-    def _begin_hearing(self, peer: PeerId, refusal: RejectedError) -> bool:
-        """Hear a peer of a term that is not known here, unless another one is heard; whether it is.
+    def _begin_hearing(self, peer: PeerId, credential: bytes, refusal: RejectedError) -> bool:
+        """Hear a peer that may be of a term that is not known here, unless another one is heard; whether it is.
 
         The handshake takes time, too, and may yet fail.
         """
-        if not isinstance(refusal.__cause__, UnknownTermError):
+        may_be_organiser = not credential and peer in self.entries and refusal.code is not RefusalCode.BANNED
+        if not may_be_organiser and not isinstance(refusal.__cause__, UnknownTermError):
             return False
         now_s = self.clock.now()
         if self._heard is None or abs(now_s - self._heard[1]) > 2.0 * HEARING_S:
