@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from minga.access.admission import Admission
+from minga.access.admission import HEARING_S, Admission
 from minga.core.errors import RejectedError
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban
 from minga.identity.access.orders import Grant, Transfer
@@ -73,6 +73,48 @@ def test_until_a_newcomer_has_entered_an_entry_may_tell_of_later_organisers_and_
     assert admission.take([transfer]) == []
     admission.confirm(of_heir)
     assert admission.end_entering() == [by_nobody]
+    assert not admission.hears(by_nobody)
     assert {peer for peer in shown if admission.permits(peer, "board.exchange")} == {by_heir, of_heir}
     with pytest.raises(RejectedError):
         admission.meet(by_nobody, shown[by_nobody])
+
+
+def test_one_peer_at_a_time_of_an_unknown_term_is_heard_before_it_is_judged() -> None:
+    organiser, heir, own, *others = (Identity.from_seed(bytes([60 + i]) * 32) for i in range(6))
+    run, now_s = bytes.fromhex(RUN), [float(NOW)]
+
+    def token(peer: Identity, signer: Identity) -> Token:
+        return Token(Grant(run, 1, NOW, (), bytes.fromhex(peer.peer_id), 0, 1, 2 * NOW).signed_by(signer))
+
+    ledger = AccessLedger(RUN, Organisers(frozenset({organiser.peer_id}), 1), organiser.peer_id)
+    transfer = Transfer(run, 0, NOW, (), (bytes.fromhex(heir.peer_id),), 1).signed_by(organiser)
+    clock = RunClock(lambda: now_s[0], lambda: now_s[0])
+    admission = Admission(PeerId(own.peer_id), clock, token(own, heir))
+    admission.enforce(ledger)
+    entry = PeerId(heir.peer_id)
+    admission.entries = frozenset({entry})
+    assert admission.end_entering() == []
+    assert admission.ended() == {}, "nobody told yet who gave it this peer's access"
+    stalling, liar, member = (PeerId(each.peer_id) for each in others)
+    with pytest.raises(RejectedError):
+        admission.meet(liar, b"")
+    admission.meet(entry, b"")
+    assert admission.hears(entry)
+    with pytest.raises(RejectedError):
+        admission.confirm(entry)
+    admission.meet(stalling, token(others[0], heir).encode())
+    with pytest.raises(RejectedError):
+        admission.meet(liar, token(others[1], organiser).encode())
+    now_s[0] += 2.0 * HEARING_S + 1.0
+    admission.meet(liar, token(others[1], organiser).encode())
+    assert [admission.hears(peer) for peer in (stalling, liar)] == [False, True]
+    assert admission.permits(liar, "access.orders")
+    assert not admission.permits(liar, "board.exchange")
+    with pytest.raises(RejectedError):
+        admission.confirm(liar)
+    admission.meet(member, token(others[2], heir).encode())
+    assert admission.take([transfer]) == []
+    admission.confirm(member)
+    assert {peer for peer in (stalling, liar, member) if admission.permits(peer, "board.exchange")} == {member}
+    assert not admission.hears(member)
+    assert admission.ended() == {}

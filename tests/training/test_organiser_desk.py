@@ -85,3 +85,11 @@ def test_an_order_that_waited_for_signatures_while_later_ones_overruled_it_is_no
     assert second.put_in_force(regroups[1])[1]
     with pytest.raises(ConfigurationError, match="who goes on"):
         second.put_in_force(regroups[0])
+
+
+def test_to_bar_again_whom_the_others_have_not_barred_yet_is_no_error() -> None:
+    ledger = ledger_of(FIRST)
+    stands = list(ledger.orders())
+    assert not desk(FIRST, ledger).bar(PEER, "")
+    assert list(ledger.orders()) == stands
+    assert desk(SECOND, ledger).bar(PEER, "")

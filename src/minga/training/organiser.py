@@ -141,12 +141,16 @@ class Organiser:
         return 2 * len(barred) >= len(present) > 0 and self._spec.security.verification != "byzantine"
 
     def bar(self, key: str, reason: str) -> bool:
-        """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
+        """Bar a peer's key or an invitation's, unless this organiser's word for that stands; False if more organisers
+        have to do so until it takes effect.
+        """
         if {key} == self.ledger.organisers.keys:
             raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
         if not self.ledger.may_bar(self._key.peer_id, key):
             raise ConfigurationError(f"one organiser bars at most {MAX_BARRED} keys; another one has to bar this one")
-        self._issue(draft_revocation(self.ledger, key, reason, int(time.time())).signed_by(self._key))
+        order = draft_revocation(self.ledger, key, reason, int(time.time()))
+        if not self.ledger.bars(self._key.peer_id, key, order.version):
+            self._issue(order.signed_by(self._key))
         return key in self.ledger.barred()
 
     def bar_range(self, addresses: str, valid_s: float, reason: str) -> tuple[str, int, bool]:
@@ -159,7 +163,10 @@ class Organiser:
         order = draft_range_ban(self.ledger, addresses, now + int(valid_s), reason, now)
         network = parse_range(order.range)
         if not self.ledger.ranges.may_ban(self._key.peer_id, network, now):
-            raise ConfigurationError(f"one organiser bans at most {MAX_RANGES} ranges at a time; another one has to")
+            raise ConfigurationError(
+                f"one organiser bans at most {MAX_RANGES} ranges at a time, and the one that it banned first still "
+                "lasts; ban that one anew, or another organiser has to ban this one"
+            )
         self._issue(order.signed_by(self._key))
         return order.range, order.expires, network in self.ranges()
 

@@ -21,7 +21,7 @@ from minga.core.aio import Backoff
 from minga.core.errors import LinkError, LocalError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError, NoAccessError, UnknownTermError
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -102,14 +102,19 @@ class RunAccess:
 
     def _organisers(self, link: Link) -> frozenset[str]:
         """The keys that need no token, as far as they are known here."""
+        ledger = self._ledger()
+        return frozenset({link.organiser}) | (frozenset() if ledger is None else ledger.organisers.keys)
+
+    def _ledger(self) -> AccessLedger | None:
+        """The orders that this machine keeps; None if it does not know the run."""
         if self.known is None:
-            return frozenset({link.organiser})
+            return None
         signed, spec = self.known
         ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
         for order in self._of_before.orders:
             with contextlib.suppress(InvalidOrderError):  # a damaged file costs a login at most
                 ledger.take(order)
-        return ledger.organisers.keys | {link.organiser}
+        return ledger
 
     def _login(self, *, is_waited_for: bool) -> LogIn | None:
         """A way to log in, whose person hears of pauses if it `is_waited_for`; None where nobody logs in."""
@@ -120,12 +125,13 @@ class RunAccess:
         return LogIn(client, person, asyncio.sleep)
 
     def token(self, peer_id: str, now_s: float) -> Token | None:
-        """The credential of this peer: that of the link or the one that it showed before, whichever was issued later;
-        otherwise a statement of one of the vouchers. `now_s` is in Unix seconds.
+        """The credential of this peer: that of the link or the one that it showed before, whichever was issued later,
+        but a grant to its own key before an invitation: that lifts no ban. Otherwise a statement of one of the
+        vouchers. `now_s` is in Unix seconds.
 
         Raises `LinkError` if the link admits another peer.
         """
-        return self._vouched(peer_id, now_s) or self._own(peer_id)
+        return self._vouched(peer_id, now_s) or self._own(peer_id, now_s)
 
     def _vouched(self, peer_id: str, now_s: float) -> Token | None:
         """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on.
@@ -145,7 +151,7 @@ class RunAccess:
             return None
         return Token.for_watcher(run_id, self._vouchers[0], None, peer_id, expires)
 
-    def _own(self, peer_id: str) -> Token | None:
+    def _own(self, peer_id: str, now_s: float) -> Token | None:
         if self._issued is not None:
             return self._issued
         kept = self._files.token(peer_id)
@@ -158,7 +164,19 @@ class RunAccess:
                 raise
             return kept
         tokens = [given] if kept is None else [kept, given]
-        return max(tokens, key=_age)
+        return max(tokens, key=lambda token: (self._names_key(token, peer_id, now_s), *_age(token)))
+
+    def _names_key(self, token: Token, peer_id: str, now_s: float) -> bool:
+        """Whether it is a grant to the peer's own key that is good, as far as is known here."""
+        if token.invitation is not None or (token.expires or 0) <= now_s:
+            return False
+        ledger = self._ledger()
+        try:
+            if ledger is not None:
+                ledger.check(token, peer_id, now_s)
+        except NoAccessError as error:
+            return isinstance(error, UnknownTermError)
+        return True
 
     def keep_token(self, session: Session) -> None:
         """Remember what is shown, so that the link is not needed again."""
@@ -222,6 +240,7 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
     ends_s = _ends_s(session.admission.token)
     if math.isinf(ends_s):
         return
+    was_same = False
     while True:
         now_s = session.node.clock.now()
         await _sleep_until(session, ends_s - LEFT_OF_LIFE * max(0.0, ends_s - now_s))
@@ -230,9 +249,10 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
             return
         session.show_token(token)
         session.events.emit(AccessRenewed(expires=token.expires))
-        if _ends_s(token) == ends_s:
-            return  # the person's time, or the invitation, ends then; earlier is no end: tokens may last less by now
-        ends_s = _ends_s(token)
+        is_same = _ends_s(token) == ends_s
+        if is_same and was_same:  # the person's time, or the invitation, ends then
+            return  # once may be chance, and earlier is no end: tokens may last less by now
+        was_same, ends_s = is_same, _ends_s(token)
 
 
 async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:

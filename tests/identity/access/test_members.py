@@ -310,6 +310,28 @@ async def test_the_role_is_handed_over_in_mid_run() -> None:
 
 
 @virtually
+async def test_who_was_cut_off_while_the_role_was_handed_over_finds_the_run_again() -> None:
+    spec = members_spec()
+    swarm = make_swarm(spec)
+    old, away = (swarm.peers[name] for name in await grow(swarm, invitation(spec), 2))
+    swarm.internet.cut(old.network, away.network)
+    unsigned = Transfer(bytes.fromhex(spec.run_id), 0, NOW, (), (bytes.fromhex(SECOND.peer_id),), 1)
+    order(swarm, old.name, unsigned.signed_by(ORGANISER))
+    new = swarm.add(access=invitation(spec, SECOND, seed=81, term=1), entries=[old.network.address])
+    swarm.internet.cut(new.network, away.network)
+    while new.network.peer_id not in old.session.board.store.owners:
+        await asyncio.sleep(1.0)
+    await old.session.close()
+    swarm.internet.restore(new.network, away.network)
+    while away.session.board.get(new.network.peer_id, AddressInfo) is None:
+        await asyncio.sleep(1.0)
+    assert away.session.node.is_connected(new.network.peer_id)
+    assert away.session.admission.permits(new.network.peer_id, "board.exchange")
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
 async def test_an_invitation_is_used_up() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)

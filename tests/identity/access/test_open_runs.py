@@ -165,14 +165,29 @@ def test_orders_about_ranges_are_checked_and_counted() -> None:
         barred = ledger.ranges.ban_of([endpoint], 2, now_s) is not None
         assert barred == is_barred, endpoint
     ledger.check_address(ORGANISER.peer_id, ["203.0.113.9:1"], NOW)  # organisers cannot shut themselves out
-    orders = [range_ban(spec, f"198.51.100.{i}/32", expires=NOW + 1000 + i) for i in range(MAX_RANGES + 1)]
+    orders = [
+        range_ban(spec, f"198.51.100.{i}/32", issued=NOW + i, expires=NOW + 1000 - i) for i in range(MAX_RANGES + 1)
+    ]
     ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
     for each in orders[:0:-1]:
         ledger.take(each)
-    assert not ledger.ranges.may_ban(ORGANISER.peer_id, parse_range("192.0.2.0/24"), NOW)
-    assert ledger.ranges.may_ban(ORGANISER.peer_id, parse_range("192.0.2.0/24"), NOW + 1002)
-    assert not ledger.take(orders[0]), "of too many those count that end last"
+    assert not ledger.ranges.may_ban(ORGANISER.peer_id, parse_range("192.0.2.0/24"), NOW + 998)
+    assert ledger.ranges.may_ban(ORGANISER.peer_id, parse_range(orders[1].range), NOW + 998)
+    assert ledger.ranges.may_ban(ORGANISER.peer_id, parse_range("192.0.2.0/24"), NOW + 999)
+    assert not ledger.take(orders[0]), "of too many those count that were signed last"
     other = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
     for each in orders:
         other.take(each)
     assert set(other.ranges.orders()) == set(orders[1:]) == set(ledger.ranges.orders())
+
+
+def test_a_range_ban_that_was_lifted_does_not_come_back_when_the_list_is_full() -> None:
+    spec = make_spec(16)
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    ban = range_ban(spec, "203.0.113.0/24", expires=NOW + 9999)
+    assert ledger.take(ban)
+    assert ledger.take(range_ban(spec, ban.range, issued=NOW + 1, expires=NOW + 61))
+    later = [range_ban(spec, f"198.51.100.{i}/32", issued=NOW + 2) for i in range(MAX_RANGES)]
+    assert all(map(ledger.take, later))
+    assert not ledger.take(ban), "a member that slept still knows the ban, and nobody the end of it"
+    assert set(ledger.ranges.orders()) == set(later)

@@ -73,6 +73,10 @@ class AccessBannedError(NoAccessError):
     """The organisers banned the peer: its key, its invitation or its addresses."""
 
 
+class UnknownTermError(NoAccessError):
+    """The token is of organisers to whom the role was handed over, as far as nothing is known of it here."""
+
+
 class InvalidOrderError(Exception):
     """Why an order is none: it was not signed by organisers, or not by enough of them."""
 
@@ -164,6 +168,11 @@ class AccessLedger:
     def may_bar(self, signer: str, key: str) -> bool:
         """Whether `signer` may bar this key, too."""
         return self._barred_by[signer] < MAX_BARRED or signer in self._revocations.get(key, {})
+
+    def bars(self, signer: str, key: str, version: int) -> bool:
+        """Whether the word of `signer` stands that this key be barred, at this version or a higher one."""
+        order = self._revocations.get(key, {}).get(signer)
+        return order is not None and order.version >= version
 
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
@@ -370,6 +379,8 @@ class AccessLedger:
             raise InvalidOrderError(f"{len(signers)} of the {needed} organisers that it takes signed it")
 
     def _check_signatures(self, grant: Grant) -> None:
+        if grant.term > self.term:
+            raise UnknownTermError(f"the access token is of term {grant.term}, of which nothing is known here")
         try:
             self._check_enough(grant)
         except InvalidOrderError as error:

@@ -150,7 +150,8 @@ def _logged_in(run: bytes, peer_id: str, login: Login) -> bytes:
 # A range has at most 65,536 addresses of IPv4, or is a block of IPv6 such as a provider hands out (/32) at most: so
 # one order cannot shut the run to all. Each organiser bans for itself. A range is banned while as many organisers as
 # have to sign say so. The bans end with their dates, or with the term of the organisers that signed them. Of too many
-# of one organiser those count that end last, in whatever order they came: so all peers come to the same ones.
+# of one organiser those count that it signed last, in whatever order they came: so all peers come to the same ones, and
+# what a later one overruled, as one that ends sooner does, stays so when that is forgotten.
 
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -201,21 +202,28 @@ class RangeBans:
 
     def may_ban(self, signer: str, network: IpNetwork, now_s: float) -> bool:
         """Whether `signer` may ban this range, too, and no ban of its own that lasts gives way."""
-        others = (bans[signer] for each, bans in self._bans.items() if signer in bans and each != network)
-        return sum(ban.expires > now_s for ban in others) < MAX_RANGES
+        if signer in self._bans.get(network, {}):
+            return True
+        first = self._first_to_go(signer)
+        return first is None or first.expires <= now_s
 
     def _has_room(self, signer: str, ban: RangeBan) -> bool:
         """Whether one more ban of `signer` counts."""
-        own = [(bans[signer].expires, network) for network, bans in self._bans.items() if signer in bans]
-        if len(own) < MAX_RANGES:
+        first = self._first_to_go(signer)
+        if first is None:
             return True
-        ends, first = min(own, key=lambda each: (each[0], str(each[1])))
-        if (ban.expires, ban.range) < (ends, str(first)):
+        if (ban.issued, ban.range) < (first.issued, first.range):
             return False
-        del self._bans[first][signer]
-        if not self._bans[first]:
-            del self._bans[first]
+        network = parse_range(first.range)
+        del self._bans[network][signer]
+        if not self._bans[network]:
+            del self._bans[network]
         return True
+
+    def _first_to_go(self, signer: str) -> RangeBan | None:
+        """The ban of `signer` that gives way to one of another range; None while there is room."""
+        own = [bans[signer] for bans in self._bans.values() if signer in bans]
+        return min(own, key=lambda ban: (ban.issued, ban.range)) if len(own) >= MAX_RANGES else None
 
     def in_force(self, needed: int, now_s: float) -> dict[IpNetwork, RangeBan]:
         """The ranges that at least `needed` organisers ban now, each with the ban that ends first of those needed."""
