@@ -1,8 +1,7 @@
-"""What one optimizer call stands for, and the sizes of batches of all shapes."""
+"""What one optimizer call stands for."""
 
 from __future__ import annotations
 
-from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,7 @@ from minga.core.events.training import MemberDiverged
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import DivergenceWarning, JoinedOptimizer
 from minga.integrations.place import enter
-from minga.integrations.tally import Tally, batch_size_of
-
-THREE = torch.zeros(3, 2)
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (THREE, 3),
-        ([THREE, torch.zeros(4)], 3),
-        ((torch.tensor(7.0), {"a": THREE}), 3),
-        ({"name": "text", "nothing": None, "x": THREE}, 3),
-        (UserDict({"x": THREE}), 3),
-        (torch.tensor(1.0), 0),
-        (["a", "b"], 0),
-        ({}, 0),
-        (None, 0),
-        (7, 0),
-        (((THREE, torch.zeros(3, 5)), (torch.zeros(3), torch.zeros(3, 1))), 3),  # of two inputs and two targets
-        (({"a": THREE}, {"a": torch.zeros(3, 5)}), 3),  # of pairs of texts
-        (({"a": THREE}, {"a": torch.zeros(15, 5)}), 3),  # of texts with five others for each
-    ],
-)
-def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch: Any, size: int) -> None:
-    assert batch_size_of(batch) == size
-
-
-PICTURES = [(torch.zeros(3, 8 + place, 8), {"boxes": torch.zeros(2 + place, 4)}) for place in range(4)]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_samples_that_are_not_stacked_are_counted(count: int) -> None:
-    samples = PICTURES[:count]
-    pictures, targets = zip(*samples, strict=True)
-    numbers, named = list(range(count)), [{"picture": picture, **target} for picture, target in samples]
-    for batch in (samples, (pictures, targets), [list(pictures), numbers], named):
-        assert batch_size_of(batch) == count
+from minga.integrations.tally import Tally
 
 
 def test_a_call_with_fewer_parts_than_it_is_divided_by_is_scaled() -> None:

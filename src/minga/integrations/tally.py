@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
 import torch
 
 
@@ -71,50 +68,3 @@ class Tally:
     def loss(self) -> float | None:
         """The loss of the call, a mean over its samples; None if nothing told it."""
         return None if self._loss is None else float(self._loss) * self.scale
-
-
-_HOLDERS = (torch.Tensor, Mapping, list, tuple)
-
-
-def batch_size_of(batch: Any) -> int:
-    """The samples of a batch: the length of the first tensor in it, looked for in mappings and sequences.
-
-    A loader that does not stack its samples, as they are of unequal sizes, lists them: as they are, or in a list for
-    each of their parts. There it is the length of such a list. 0 for a batch without a tensor that has a length.
-    """
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 0
-    if isinstance(batch, str | bytes):
-        return 0
-    if isinstance(batch, list | tuple) and _is_mixed(batch) and (listed := _listed(batch)):
-        return listed
-    parts: Iterable[Any] = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Iterable) else ()
-    )
-    return next((size for part in parts if (size := batch_size_of(part))), 0)
-
-
-def _is_mixed(part: Any) -> bool:
-    """Whether its tensors, and lists of anything else, such as numbers, have several lengths: none is of a batch."""
-    return len(set(_lengths(part))) > 1
-
-
-def _lengths(part: Any) -> Iterator[int]:
-    if isinstance(part, torch.Tensor):
-        yield from [len(part)] if part.ndim else []
-    elif isinstance(part, Mapping | list | tuple):
-        inner = list(part.values() if isinstance(part, Mapping) else part)
-        if isinstance(part, list | tuple) and not any(isinstance(each, _HOLDERS) for each in inner):
-            yield len(inner)
-        for each in inner:
-            yield from _lengths(each)
-
-
-def _listed(batch: Sequence[Any]) -> int:
-    """The samples of a batch that lists them, or their parts; 0 if neither is seen."""
-    if all(isinstance(part, Mapping) for part in batch):
-        return len(batch) if any(map(_is_mixed, batch)) else 0
-    if not all(isinstance(part, list | tuple) for part in batch) or len(set(map(len, batch))) != 1:
-        return 0
-    is_by_part = all(len(set(map(type, part))) == 1 for part in batch)
-    return len(batch[0]) if is_by_part else len(batch)
