@@ -367,7 +367,7 @@ def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
 def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:
     """The value of an expression about `case` (and its `files` in `folder`) in a process with other seeds."""
     words = (json.dumps([case.name, dict(case.settings), case.seed]), str(folder) if folder else None)
-    return said_elsewhere(f"{_ELSEWHERE}print({expression})", *words, violation=RecipeViolation)[-1]
+    return said_elsewhere(f"{_ELSEWHERE}say({expression})", *words, violation=RecipeViolation)[-1]
 
 
 _ELSEWHERE: Final = """
