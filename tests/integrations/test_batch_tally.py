@@ -62,6 +62,35 @@ def test_of_batches_that_a_program_gets_before_it_computes_each_loss_counts_one(
         tally.clear()
 
 
+@pytest.mark.parametrize(
+    ("batches", "losses", "is_told"),
+    [(0, 4, False), (1, 4, False), (4, 1, False), (4, 4, False), (2, 4, True), (6, 4, True)],
+)
+def test_batches_left_out_before_others_are_cut_in_pieces_are_suspected_once(
+    batches: int, losses: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = Tally()
+    for _ in range(2):
+        for _ in range(batches):
+            tally.begin(8)
+        for _ in range(losses):
+            tally.add_loss(0.25)
+        tally.clear()
+        tally.clear()
+    assert [f"{batches} batches came before {losses} losses" in each.message for each in caplog.records] == [
+        True
+    ] * is_told
+
+
+def test_a_framework_that_gets_no_batch_ahead_counts_the_one_at_hand_whatever_losses_it_has() -> None:
+    tally = Tally()
+    for samples in (3, 4):  # the first has no loss
+        tally.begin(samples, alone=True)
+    for _ in range(2):
+        tally.add_loss(0.25)
+    assert tally.samples == 4
+
+
 def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
     model = nn.Linear(2, 1)
     earlier = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)

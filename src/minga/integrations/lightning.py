@@ -164,7 +164,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         super().on_train_batch_start(batch, batch_idx)
         self._batch_size = self._weigh(batch)
         for optimizer in self._joined:
-            optimizer.tally.begin(self._batch_size)
+            optimizer.tally.begin(self._batch_size, alone=True)
             optimizer.tally.begin_part()
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:

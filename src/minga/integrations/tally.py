@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 class Tally:
@@ -23,12 +27,15 @@ class Tally:
         self._loss: torch.Tensor | float | None = None
         self._at_hand: list[int] = []  # the samples of the batches that came since the last loss, or before it
         self._uncounted = 0  # how many of these are to be counted yet
-        self._is_used = False
+        self._losses = 0  # of the call
+        self._is_used = self._is_told = False
         self._is_part_counted = True
 
-    def begin(self, samples: int) -> None:
-        """A batch of so many samples is at hand; it counts as soon as there is a loss of it."""
-        if self._is_used:
+    def begin(self, samples: int, *, alone: bool = False) -> None:
+        """A batch of so many samples is at hand; it counts as soon as there is a loss of it. It is alone where the
+        framework gets none ahead, so that those before it were left out.
+        """
+        if self._is_used or alone:
             self._at_hand, self._is_used = [], False
         self._at_hand.append(samples)
         self._uncounted = len(self._at_hand)
@@ -41,6 +48,7 @@ class Tally:
         """A part of the loss goes through backward; the sum of these is the mean loss over the samples of the call."""
         own = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._loss = own if self._loss is None else self._loss + own
+        self._losses += 1
         self._is_used = True
         # Of several batches at hand each loss counts one, the latest first: a program may get those of a call before
         # it computes, or leave batches out, as when it goes on in the middle of an epoch.
@@ -53,7 +61,17 @@ class Tally:
 
     def clear(self) -> None:
         """The gradients are gone; what is at hand counts again if another loss of it comes."""
-        self.samples, self.parts, self._loss, self._uncounted = 0, 0, None, len(self._at_hand)
+        batches = len(self._at_hand)
+        if not self._is_told and min(batches, self._losses) > 1 and batches != self._losses:
+            self._is_told = True
+            logger.warning(
+                "%d batches came before %d losses of an optimizer call, and each loss counts one of them. If some were "
+                "left out and another was cut in pieces, this is too many: leave batches out by "
+                "accelerator.skip_first_batches",
+                batches,
+                self._losses,
+            )
+        self.samples, self.parts, self._losses, self._loss, self._uncounted = 0, 0, 0, None, batches
 
     @property
     def scale(self) -> float:
