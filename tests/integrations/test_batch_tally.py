@@ -1,8 +1,7 @@
-"""What one optimizer call stands for, and the sizes of batches of all shapes."""
+"""What one optimizer call stands for."""
 
 from __future__ import annotations
 
-from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,7 @@ from minga.core.events.training import MemberDiverged
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import DivergenceWarning, JoinedOptimizer
 from minga.integrations.place import enter
-from minga.integrations.tally import Tally, batch_size_of
-
-THREE = torch.zeros(3, 2)
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (THREE, 3),
-        ([THREE, torch.zeros(4)], 3),
-        ((torch.tensor(7.0), {"a": THREE}), 3),
-        ({"name": "text", "nothing": None, "x": THREE}, 3),
-        (UserDict({"x": THREE}), 3),
-        (torch.tensor(1.0), 0),
-        (["a", "b"], 0),
-        ({}, 0),
-        (None, 0),
-        (7, 0),
-        (((THREE, torch.zeros(3, 5)), (torch.zeros(3), torch.zeros(3, 1))), 3),  # of two inputs and two targets
-        (({"a": THREE}, {"a": torch.zeros(3, 5)}), 3),  # of pairs of texts
-        (({"a": THREE}, {"a": torch.zeros(15, 5)}), 3),  # of texts with five others for each
-    ],
-)
-def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch: Any, size: int) -> None:
-    assert batch_size_of(batch) == size
-
-
-PICTURES = [(torch.zeros(3, 8 + place, 8), {"boxes": torch.zeros(2 + place, 4)}) for place in range(4)]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_samples_that_are_not_stacked_are_counted(count: int) -> None:
-    samples = PICTURES[:count]
-    pictures, targets = zip(*samples, strict=True)
-    numbers, named = list(range(count)), [{"picture": picture, **target} for picture, target in samples]
-    for batch in (samples, (pictures, targets), [list(pictures), numbers], named):
-        assert batch_size_of(batch) == count
+from minga.integrations.tally import Tally
 
 
 def test_a_call_with_fewer_parts_than_it_is_divided_by_is_scaled() -> None:
@@ -99,6 +62,35 @@ def test_of_batches_that_a_program_gets_before_it_computes_each_loss_counts_one(
         tally.clear()
 
 
+@pytest.mark.parametrize(
+    ("batches", "losses", "is_told"),
+    [(0, 4, False), (1, 4, False), (4, 1, False), (4, 4, False), (2, 4, True), (6, 4, True)],
+)
+def test_batches_left_out_before_others_are_cut_in_pieces_are_suspected_once(
+    batches: int, losses: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = Tally()
+    for _ in range(2):
+        for _ in range(batches):
+            tally.begin(8)
+        for _ in range(losses):
+            tally.add_loss(0.25)
+        tally.clear()
+        tally.clear()
+    assert [f"{batches} batches came before {losses} losses" in each.message for each in caplog.records] == [
+        True
+    ] * is_told
+
+
+def test_a_framework_that_gets_no_batch_ahead_counts_the_one_at_hand_whatever_losses_it_has() -> None:
+    tally = Tally()
+    for samples in (3, 4):  # the first has no loss
+        tally.begin(samples, alone=True)
+    for _ in range(2):
+        tally.add_loss(0.25)
+    assert tally.samples == 4
+
+
 def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
     model = nn.Linear(2, 1)
     earlier = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -130,6 +122,19 @@ def test_after_a_call_the_rates_that_it_was_made_by_are_shown_until_the_framewor
         step()
         shown.append(schedule.get_last_lr())
     assert shown == [[0.5], [0.5], [0.25]]
+
+
+def test_a_loop_that_does_not_step_its_schedule_is_shown_the_present_rates() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)
+    optimizer.register_step_post_hook(
+        lambda *_: optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 2)
+    )
+    schedule = GlobalSchedule(optimizer)
+    shown = []
+    for step in (optimizer.step, optimizer.step, optimizer.step, schedule.step, optimizer.step):
+        step()
+        shown.append(schedule.get_last_lr())
+    assert shown == [[1.0], [0.25], [0.125], [0.125], [0.125]]
 
 
 def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import importlib
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
@@ -246,3 +249,30 @@ def test_strings_hash_otherwise_in_the_other_process_of_the_suite() -> None:
     for _ in range(2):
         other, seed = forked.run_otherwise("-c", code).stdout.split()
         assert (int(other) != fresh, seed) == (True, forked.OTHER_HASHES)
+
+
+class Long:
+    """A recipe of 20,000 samples that knows how many elements of its batches are in memory at once."""
+
+    def __init__(self) -> None:
+        self.batch_sizes: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self.most = 0
+
+    def batches(self, _: Any, position: Any, size: int) -> Iterator[dict[str, torch.Tensor]]:
+        for place in range(20_000):
+            x = torch.full((size,), hash(position) % 99991 + place)
+            self.batch_sizes[place] = x
+            self.most = max(self.most, sum(map(len, self.batch_sizes.values())))
+            yield {"x": x}
+
+    def samples(self, batch: dict[str, torch.Tensor]) -> int:
+        return len(batch["x"])
+
+    def public_batch(self, _: Any, batch: Any) -> None:
+        batch.indices(20_000)
+
+
+def test_a_pass_over_the_data_is_not_kept_in_memory(tmp_path: Path) -> None:
+    recipe = Long()
+    check_batches(SimpleNamespace(recipe=lambda: recipe, files=lambda _: {}), tmp_path)  # type: ignore[arg-type]
+    assert recipe.most <= 1000

@@ -20,11 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.units import counted
 from minga.identity.links.links import Link
+from minga.integrations.batch_size import batch_size_of
 from minga.integrations.data_order import order_loaders, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
-from minga.integrations.tally import Tally, batch_size_of
+from minga.integrations.tally import Tally
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.replica.schedule import can_be_stretched, stretch

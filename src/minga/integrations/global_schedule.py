@@ -17,17 +17,19 @@ class GlobalSchedule:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._used: list[float] | None = None
+        self._is_stepped = True  # since the last call; a loop may leave it out
         optimizer.register_step_pre_hook(self._note)
 
     def _note(self, *_: Any) -> None:
-        self._used = self._present()
+        self._used = self._present() if self._is_stepped else None
+        self._is_stepped = False
 
     def _present(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, *_: Any, **__: Any) -> None:
         """Show the present rates from now on. The schedule advances with the global step."""
-        self._used = None
+        self._used, self._is_stepped = None, True
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each parameter group."""

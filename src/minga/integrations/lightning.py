@@ -22,11 +22,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
+from minga.integrations.batch_size import batch_size_of
 from minga.integrations.data_order import order_loaders
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
-from minga.integrations.tally import Tally, batch_size_of
+from minga.integrations.tally import Tally
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 
@@ -163,7 +164,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         super().on_train_batch_start(batch, batch_idx)
         self._batch_size = self._weigh(batch)
         for optimizer in self._joined:
-            optimizer.tally.begin(self._batch_size)
+            optimizer.tally.begin(self._batch_size, alone=True)
             optimizer.tally.begin_part()
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:

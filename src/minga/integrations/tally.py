@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import logging
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 class Tally:
@@ -26,12 +27,15 @@ class Tally:
         self._loss: torch.Tensor | float | None = None
         self._at_hand: list[int] = []  # the samples of the batches that came since the last loss, or before it
         self._uncounted = 0  # how many of these are to be counted yet
-        self._is_used = False
+        self._losses = 0  # of the call
+        self._is_used = self._is_told = False
         self._is_part_counted = True
 
-    def begin(self, samples: int) -> None:
-        """A batch of so many samples is at hand; it counts as soon as there is a loss of it."""
-        if self._is_used:
+    def begin(self, samples: int, *, alone: bool = False) -> None:
+        """A batch of so many samples is at hand; it counts as soon as there is a loss of it. It is alone where the
+        framework gets none ahead, so that those before it were left out.
+        """
+        if self._is_used or alone:
             self._at_hand, self._is_used = [], False
         self._at_hand.append(samples)
         self._uncounted = len(self._at_hand)
@@ -44,6 +48,7 @@ class Tally:
         """A part of the loss goes through backward; the sum of these is the mean loss over the samples of the call."""
         own = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._loss = own if self._loss is None else self._loss + own
+        self._losses += 1
         self._is_used = True
         # Of several batches at hand each loss counts one, the latest first: a program may get those of a call before
         # it computes, or leave batches out, as when it goes on in the middle of an epoch.
@@ -56,7 +61,17 @@ class Tally:
 
     def clear(self) -> None:
         """The gradients are gone; what is at hand counts again if another loss of it comes."""
-        self.samples, self.parts, self._loss, self._uncounted = 0, 0, None, len(self._at_hand)
+        batches = len(self._at_hand)
+        if not self._is_told and min(batches, self._losses) > 1 and batches != self._losses:
+            self._is_told = True
+            logger.warning(
+                "%d batches came before %d losses of an optimizer call, and each loss counts one of them. If some were "
+                "left out and another was cut in pieces, this is too many: leave batches out by "
+                "accelerator.skip_first_batches",
+                batches,
+                self._losses,
+            )
+        self.samples, self.parts, self._losses, self._loss, self._uncounted = 0, 0, 0, None, batches
 
     @property
     def scale(self) -> float:
@@ -71,50 +86,3 @@ class Tally:
     def loss(self) -> float | None:
         """The loss of the call, a mean over its samples; None if nothing told it."""
         return None if self._loss is None else float(self._loss) * self.scale
-
-
-_HOLDERS = (torch.Tensor, Mapping, list, tuple)
-
-
-def batch_size_of(batch: Any) -> int:
-    """The samples of a batch: the length of the first tensor in it, looked for in mappings and sequences.
-
-    A loader that does not stack its samples, as they are of unequal sizes, lists them: as they are, or in a list for
-    each of their parts. There it is the length of such a list. 0 for a batch without a tensor that has a length.
-    """
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 0
-    if isinstance(batch, str | bytes):
-        return 0
-    if isinstance(batch, list | tuple) and _is_mixed(batch) and (listed := _listed(batch)):
-        return listed
-    parts: Iterable[Any] = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Iterable) else ()
-    )
-    return next((size for part in parts if (size := batch_size_of(part))), 0)
-
-
-def _is_mixed(part: Any) -> bool:
-    """Whether its tensors, and lists of anything else, such as numbers, have several lengths: none is of a batch."""
-    return len(set(_lengths(part))) > 1
-
-
-def _lengths(part: Any) -> Iterator[int]:
-    if isinstance(part, torch.Tensor):
-        yield from [len(part)] if part.ndim else []
-    elif isinstance(part, Mapping | list | tuple):
-        inner = list(part.values() if isinstance(part, Mapping) else part)
-        if isinstance(part, list | tuple) and not any(isinstance(each, _HOLDERS) for each in inner):
-            yield len(inner)
-        for each in inner:
-            yield from _lengths(each)
-
-
-def _listed(batch: Sequence[Any]) -> int:
-    """The samples of a batch that lists them, or their parts; 0 if neither is seen."""
-    if all(isinstance(part, Mapping) for part in batch):
-        return len(batch) if any(map(_is_mixed, batch)) else 0
-    if not all(isinstance(part, list | tuple) for part in batch) or len(set(map(len, batch))) != 1:
-        return 0
-    is_by_part = all(len(set(map(type, part))) == 1 for part in batch)
-    return len(batch[0]) if is_by_part else len(batch)

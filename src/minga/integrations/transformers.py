@@ -24,11 +24,12 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
+from minga.integrations.batch_size import batch_size_of
 from minga.integrations.data_order import order_sampler, shuffled_by, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
-from minga.integrations.tally import Tally, batch_size_of
+from minga.integrations.tally import Tally
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.replica.trained_record import SAMPLES, TOKENS

@@ -12,21 +12,31 @@ import torch
 
 _HASHES: Final = "99"
 _LIMIT_S: Final = 300.0
+_MARK: Final = "said: "
+"""Before each word, as modules may print, too."""
 _BEGINNING: Final = """
 import json, sys
-threads, sys.path[:], *words = json.loads(sys.argv[1])
+from importlib import import_module
+from operator import attrgetter
+mark, threads, sys.path[:], *words = json.loads(sys.argv[1])
+sys.path.append("")  # pytest may import modules of the working directory without it
 import torch
 torch.set_num_threads(threads); torch.manual_seed(99)
+def find(module, name):
+    return attrgetter(name)(import_module(module))
+def say(word):
+    print()
+    print(mark + word)
 """
 
 
 def said_elsewhere(code: str, *words: str | None, violation: type[AssertionError]) -> list[str]:
-    """The words that Python `code`, to which these are known as `words`, prints in a process with another number of
-    threads and other seeds, of torch and of hashes. Raises `violation` if it fails.
+    """The words that Python `code` says, by `say`, in a process with another number of threads and other seeds, of
+    torch and of hashes. It knows `words`, and `find`s things by module and name. Raises `violation` if it fails.
     """
     threads = 2 if torch.get_num_threads() == 1 else 1
     ran = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", _BEGINNING + code, json.dumps([threads, sys.path, *words])],
+        [sys.executable, "-c", _BEGINNING + code, json.dumps([_MARK, threads, sys.path, *words])],
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
@@ -35,7 +45,7 @@ def said_elsewhere(code: str, *words: str | None, violation: type[AssertionError
     )
     if ran.returncode:
         raise violation(f"another process failed: {ran.stderr.strip()[-500:]}")
-    return ran.stdout.split()
+    return [line.removeprefix(_MARK) for line in ran.stdout.splitlines() if line.startswith(_MARK)]
 
 
 def can_be_imported(thing: Any) -> bool:

@@ -316,10 +316,9 @@ def check_processes(make: MakeSketch, *others: MakeSketch) -> None:
 
 
 _ELSEWHERE: Final = """
-from importlib import import_module
 from minga.testing.sketch_suite import digest_of_rounds
 for module, name in zip(*[iter(words)] * 2):
-    print(digest_of_rounds(getattr(import_module(module), name)))
+    say(digest_of_rounds(find(module, name)))
 """
 
 

@@ -389,7 +389,7 @@ def test_a_state_without_groups_is_malformed() -> None:
     ("name", "more"),
     [("linear", {}), ("warmup_stable_decay", {"num_decay_steps": 10, "min_lr_ratio": 0.1})],
 )
-@pytest.mark.parametrize("steps", [20, 60])
+@pytest.mark.parametrize("steps", [8, 20, 60])  # the first is shorter than warm-up and decay
 def test_a_schedule_of_transformers_goes_over_as_many_steps_as_it_is_told(
     name: str, more: dict[str, Any], steps: int
 ) -> None:

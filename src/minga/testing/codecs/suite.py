@@ -241,13 +241,12 @@ def check_processes(codec: Codec, *others: Codec) -> None:
 
 
 _ELSEWHERE: Final = """
-from importlib import import_module
 from minga.averaging.codecs.dense import codec
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, settings_of
 from minga.testing.codecs.cases import digest_of_samples
 for module, name, choice in zip(*[iter(words)] * 3):
-    kind = getattr(import_module(module), name)
+    kind = find(module, name)
     try:
         made = codec(choice)
     except ConfigurationError:  # no installed package brings it
@@ -255,7 +254,7 @@ for module, name, choice in zip(*[iter(words)] * 3):
         made = kind(settings) if kind.Settings.model_fields else kind()
     if type(made) is not kind:
         made = kind()
-    print(digest_of_samples(made))
+    say(digest_of_samples(made))
 """
 
 

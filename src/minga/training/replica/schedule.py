@@ -319,7 +319,7 @@ def can_be_stretched(scheduler: LRScheduler) -> bool:
 
 def stretch(scheduler: LRScheduler, steps: int) -> None:
     """Have a schedule that can be go over so many steps: scripts make it for those of their own loop. A stable phase
-    takes what warm-up and decay leave.
+    takes what warm-up and decay leave: less than nothing where these are longer, as transformers makes it itself.
     """
     functions = getattr(scheduler, "lr_lambdas", None)
     if not isinstance(functions, list):
@@ -328,7 +328,7 @@ def stretch(scheduler: LRScheduler, steps: int) -> None:
         if isinstance(function, partial) and _steps_in(function.keywords) not in (None, steps):
             logger.info("the learning-rate schedule goes over the %d global steps of the run", steps)
             kept, around = function.keywords, sum(function.keywords.get(name, 0) for name in _PHASES[1:])
-            longer = {_PHASES[0]: max(0, steps - around)} if kept.keys() >= set(_PHASES) else {_LENGTH: steps}
+            longer = {_PHASES[0]: steps - around} if kept.keys() >= set(_PHASES) else {_LENGTH: steps}
             functions[place] = partial(function.func, *function.args, **{**kept, **longer})
 
 
