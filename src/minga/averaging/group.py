@@ -136,7 +136,9 @@ class SwarmView(Protocol):
         """Other living members that take part in rounds at present, at whatever step."""
 
     def through(self, step: int) -> Collection[PeerId]:
-        """Other living members that take part in no round any more: for them the run was over at `step` or before."""
+        """Others whose newest word is that they take part in no round any more, since for them the run was over at
+        `step` or before; also if they have died since.
+        """
 
     def at(self, step: int) -> Collection[PeerId]:
         """Other living members, not syncing, that are at `step`."""

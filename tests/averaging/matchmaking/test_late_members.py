@@ -121,8 +121,8 @@ def test_who_gave_its_state_and_was_through_then_is_not_waited_for() -> None:
 
     @virtually
     async def main() -> None:
-        through = set[PeerId]()
-        attempt = attempt_after([me, given, both], Position(me).come_back({given: 0, both: 0}, 0.0), through)
+        through, alive = set[PeerId](), [me, given, both]
+        attempt = attempt_after(alive, Position(me).come_back({given: 0, both: 0}, 0.0), through)
         attempt.position = replace(attempt.position, seen=(me, given, both))
         alone = {me: Vote(0)}
         assert not attempt.may_close(alone, [])
@@ -130,5 +130,35 @@ def test_who_gave_its_state_and_was_through_then_is_not_waited_for() -> None:
         assert attempt.may_close(alone | {both: Vote(0)}, [])
         through.add(both)
         assert attempt.may_close(alone, [])
+        alive.clear()  # both died as they were
+        assert attempt.may_close(alone, [])
+        assert attempt.may_join(PeerId("d" * 64))
+        through.clear()  # both were started again: they may be anywhere
+        assert not attempt.may_close(alone, [])
+        assert not attempt.may_join(PeerId("d" * 64))
+
+    main()
+
+
+def test_who_was_through_and_comes_back_is_one_of_those_that_decide() -> None:
+    """All members of its first round have to count it, also those that saw it through before."""
+    me, *others, back = (PeerId(each * 64) for each in "abcd")
+
+    @virtually
+    async def main() -> None:
+        before = replace(Position(me, others[1]), step=20, view=(me, *others), has_vote=True)
+        attempt = attempt_after([me, back], before, {back})
+        assert not attempt.may_close({me: Vote(1)}, [me])  # the others are out of sight for a moment
+        members = tuple(GroupMember(Address(peer), True) for peer in (me, *others, back))
+        plan = Plan("0" * 32, 20, members, (Part(10, 0),), 1 << 16, 1, voters=(0, 1, 2), electorate=3)
+        attempt.position = attempt.position.promising(me)
+        attempt.enter(plan)
+        for step in (21, 22):
+            attempt.position = attempt.position.after(plan).at(step)
+            assert set(attempt.position.electorate()) == {me, *others, back}
+        # The record of its former process may still be the newest that is seen of it.
+        stale = attempt_after([me, *others, back], attempt.position, {back})
+        half = dict.fromkeys((me, others[0]), Vote(1))
+        assert not stale.may_close(half, half.keys()), "the other half has the tie-breaker, and may go on"
 
     main()

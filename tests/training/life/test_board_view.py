@@ -59,7 +59,8 @@ def assert_equal(view: BoardView, step: int) -> None:
     assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}
     assert view.alive() == expected_alive(view)
     finished = {peer: p.step for peer, p in settled.items() if p.status == "finished" and not reached[peer][0]}
-    assert view.through(step) == {peer for peer, each in finished.items() if each <= step}
+    assert view.through(step) & settled.keys() == {peer for peer, each in finished.items() if each <= step}
+    assert view.through(step).isdisjoint(active)
     assert view.distances(step).keys() == settled.keys() - view.through(step)
 
 
@@ -108,6 +109,37 @@ def test_conclusions_follow_every_change(seed: int) -> None:
         await swarm.close()
 
     main()
+
+
+@virtually
+async def test_who_was_through_stays_so_when_it_dies_until_it_is_started_again() -> None:
+    swarm = Swarm(seed=3)
+    await swarm.grow(3)
+    me, _, other = swarm.peers
+    view = BoardView(me.board, me.node)
+    view.last_step = 100
+    other.board.put(Progress(4, 0, 0.0, "finished"))
+    await swarm.until(lambda: me.board.get(other.peer_id, Progress) is not None)
+    later = BoardView(me.board, me.node)
+    assert later.through(4) == {other.peer_id}
+    swarm.internet.kill(other.network)  # nobody looked at the view since
+    await swarm.until(lambda: not me.board.is_alive(other.peer_id))
+    assert view.through(4) == {other.peer_id}
+    assert not view.through(3), "it may know what came of that step"
+    view.lineage = Lineage(solo=1)
+    assert not view.through(4), "more rounds that peers took together led to its state"
+    view.lineage = Lineage()
+    me.board.forget(other.peer_id)  # as when what it said expires
+    assert me.board.get(other.peer_id, Progress) is None
+    assert view.through(4) == {other.peer_id}
+    again = await swarm.add(private_key=other.network.private_key)
+    await swarm.until(lambda: me.board.is_alive(other.peer_id))
+    assert not view.through(4)
+    again.board.put(Progress(4, 0, 0.0, "finished"))
+    await swarm.until(lambda: view.through(4) == {other.peer_id})
+    again.board.put(Progress(4, 0, 0.0, "training"))
+    await swarm.until(lambda: not view.through(4))
+    await swarm.close()
 
 
 def test_who_came_in_while_another_entered_is_not_waited_for() -> None:

@@ -218,7 +218,8 @@ class GroupAttempt:
 
     def may_join(self, peer: PeerId) -> bool:
         """Whether this peer itself may go to that leader, as far as it is a newcomer."""
-        return bool(self.position.view) or self.position.may_begin_with(peer, set(self.swarm_view.alive()))
+        position = self._position_at_present()
+        return bool(position.view) or position.may_begin_with(peer, set(self.swarm_view.alive()))
 
     def successor(self) -> Address | None:
         """Who leads instead of this peer, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
@@ -294,8 +295,7 @@ class GroupAttempt:
         Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the view's majority is out of sight
         and the run spec says to stop then.
         """
-        # Who is through with the run is in sight, but votes no more than one that said goodbye.
-        self.position = position = self.position.without(*self.swarm_view.through(self.step))
+        position = self._position_at_present()
         if position.view:
             return self._may_go_on(position, votes, voters)
         if set(voters) - self.viewless - {self.me}:
@@ -305,6 +305,16 @@ class GroupAttempt:
             decide = (replace(position, view=peers) for peers in (position.origin, position.seen))
             return all(self._may_go_on(each, present, present.keys()) for each in decide)
         return self._may_found(votes.keys())
+
+    def _position_at_present(self) -> Position:
+        """Where this peer stands; to a newcomer, who is through with the run is like one that said goodbye.
+
+        Its position does not keep that: who is through may be started again at any time. And members of the last round
+        do not go by it: they have to agree about who decides, and do not all see the same.
+        """
+        if self.position.view:
+            return self.position
+        return replace(self.position, departed=self.position.departed.union(self.swarm_view.through(self.step)))
 
     def _may_go_on(self, position: Position, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
         if self.swarm_view.is_behind(self.step):  # the others took it meanwhile, so none of them is at it any more
@@ -363,7 +373,8 @@ class GroupAttempt:
         if not self.position.everyone:
             return False
         alive = set(self.swarm_view.alive())
-        electorate = replace(self.position, view=self.position.everyone).electorate()
+        position = self._position_at_present()
+        electorate = replace(position, view=position.everyone).electorate()
         is_quorum = has_quorum(alive, electorate) and (self.settings.aggregates or alive != {self.me})
         return not is_quorum and not self.is_behind()
 

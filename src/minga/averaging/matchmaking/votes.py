@@ -177,9 +177,9 @@ class Position:
         """A member of the last round, at the same step, told who else was in that."""
         return replace(self, view=self.view or tuple(map(PeerId, view)))
 
-    def without(self, *peers: PeerId) -> Position:
-        """These said goodbye, or are through with the run while it goes on."""
-        return replace(self, departed=self.departed.union(peers), departed_before=self.departed_before.union(peers))
+    def without(self, peer: PeerId) -> Position:
+        """A peer said goodbye."""
+        return replace(self, departed=self.departed | {peer}, departed_before=self.departed_before | {peer})
 
     def with_again(self, peer: PeerId) -> Position:
         """A peer is back."""

@@ -14,6 +14,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board, Change, Observer
 from minga.network.gossip.record_kinds import AddressInfo, Left
+from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.lineage import Lineage, Standing
@@ -138,6 +139,7 @@ class BoardView:
         self._lineage = Lineage()
         self._last_step: int | None = None
         self._ended: tuple[Standing, str] | None = None  # the highest that was seen to finish the run, and its rounds
+        self._finished: dict[PeerId, Progress] = {}  # those whose newest word was that; they may have died since
         self._random = random.Random(f"minga donors {node.peer_id}")
         board.observe(self._note)
 
@@ -195,14 +197,16 @@ class BoardView:
         return self._settled.in_order()
 
     def through(self, step: int) -> set[PeerId]:
-        """Other living members that finished the run at `step` or before, though it goes on by the orders that this
-        peer knows: as they are, they take part in no further round.
+        """Others whose newest word is that they finished the run at `step` or before, with no higher standing than this
+        peer's, though it goes on by the orders that this peer knows: as they are, or were when they died, they take
+        part in no further round.
         """
-        settled, active = self.settled(), self.active()
-        if len(settled) == len(active):  # as a rule
+        self._progress()
+        finished = {peer: p for peer, p in self._finished.items() if p.step <= step and self._is_kin(p.lineage)}
+        if not finished:  # as a rule
             return set()
-        finished = {peer: progress for peer, progress in settled.items() if peer not in active}
-        return {peer for peer, p in finished.items() if p.step <= step and not self._standing_of(p).final}
+        standings, own = {peer: self._standing_of(p) for peer, p in finished.items()}, self.standing(step)
+        return {peer for peer, standing in standings.items() if standing <= own and not standing.final}
 
     def distances(self, step: int) -> dict[PeerId, int]:
         """How far each other living member is from the last round that has a state and may be in that of `step`."""
@@ -322,6 +326,19 @@ class BoardView:
         """Something about one peer changed on the board."""
         if self._changed is not None:
             self._changed[peer] = None
+        self._note_finished(peer)
+
+    def _note_finished(self, peer: PeerId) -> None:
+        """Its owner may die before anybody asks. What a process said before counts no more once the next one is here,
+        and has said nothing yet.
+        """
+        progress = self._board.get(peer, Progress)
+        if progress is not None and progress.status == "finished" and peer != self._node.peer_id:
+            self._finished[peer] = progress
+            if len(self._finished) > MAX_OWNERS:
+                del self._finished[next(iter(self._finished))]
+        elif progress is not None or self._board.is_alive(peer):
+            self._finished.pop(peer, None)
 
     def _progress(self) -> dict[PeerId, Progress]:
         """The records of all other living members, monitors excepted, in order of their ids."""
@@ -330,6 +347,8 @@ class BoardView:
             self._known, self._settled, self._active = _Roster(), _Roster(), _Roster()
             self._present, self._alive, self._standings = set(), None, None
             self._changed = dict.fromkeys([*self._board.payloads(AddressInfo), *self._board.payloads(Progress)])
+            for peer in self._changed:
+                self._note_finished(peer)
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)

@@ -66,7 +66,8 @@ class Companions:
         half of those of the last round, as far as they are here, have not told theirs. Who finished the run at an
         earlier step, before the organisers let it go on, never will.
         """
-        settled, through = self._swarm_view.settled(), self._swarm_view.through(step)
+        settled = self._swarm_view.settled()
+        through = self._swarm_view.through(step) & settled.keys()  # who died may have been started again elsewhere
         here = [peer for peer in self._together - through if peer in settled]
         if 2 * sum(not self._states.has_told(peer, step) for peer in here) >= max(1, len(here)):
             return True
