@@ -29,6 +29,7 @@ from minga.averaging.planning.contributor_choice import StepWork, resting, with_
 from minga.averaging.solver.division import Binding, Division, SwarmRates, usable
 from minga.averaging.solver.flat import Prediction, predict
 from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.gossip.rumours import TELLS_ALL
@@ -151,23 +152,24 @@ def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = No
     return layout.upload_bytes(0, layout.total), layout.download_bytes(0, layout.total)
 
 
+def step_work(facts: StrategyFacts, sizes: tuple[int, int], batch: int) -> StepWork:
+    """What a step of a strategy carries: `sizes` as `encoded_bytes` has them, `batch` samples of all peers together."""
+    up, down = (math.ceil(size / facts.fragments) for size in sizes)
+    unequal = (up, down) if up != down else None
+    return StepWork(max(up, down), batch, facts.max_in_flight > 0, unequal, facts.contributors == "best")
+
+
 def forecast(setting: PlannedRun) -> Forecast:
     """What comes of `setting`; takes a second or two for large swarms.
 
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
     """
     given = _checked(setting)
-    fragments = setting.strategy.facts.fragments
     sizes = encoded_bytes(setting.model, setting.codec, setting.download_codec)
-    up, down = (math.ceil(size / fragments) for size in sizes)
-    vector_bytes = max(up, down)
-    overlapped = setting.strategy.facts.max_in_flight > 0
-    takes_best = setting.strategy.facts.contributors == "best"
-    unequal = (up, down) if up != down else None
-    work = StepWork(vector_bytes, setting.round_batch_size, overlapped, unequal, takes_best)
-    rests = () if takes_best else resting(given, work)
+    work = step_work(setting.strategy.facts, sizes, setting.round_batch_size)
+    rests = () if work.takes_best else resting(given, work)
     rates = giving(with_resting(given, rests), work)
-    division = divide(rates, vector_bytes)
+    division = divide(rates, work.vector_bytes)
     foreseen = foresee(division, rates, work)
     rested = _count_by_class(setting, rests)
     paces = _paces(setting, rested)
@@ -176,12 +178,12 @@ def forecast(setting: PlannedRun) -> Forecast:
     update_s = max(each.update_s for each in setting.volunteers)
     communication_s = forming_s + foreseen.seconds + update_s
     computing_s, batch = _computing(setting, paces, filling)
-    step_s = max(computing_s, communication_s) if overlapped else computing_s + communication_s
+    step_s = max(computing_s, communication_s) if work.overlapped else computing_s + communication_s
     able = sum(peer.samples_per_second for peer in given.peers)
     used = batch / able / step_s if step_s < math.inf else 0.0
     return Forecast(
         setting=setting,
-        vector_bytes=vector_bytes,
+        vector_bytes=int(work.vector_bytes),
         filling_s=computing_s,
         forming_s=forming_s,
         round_s=foreseen.seconds,

@@ -94,6 +94,12 @@ def test_a_scenario_has_the_rounds_of_a_forecast(strategy: str, codec: str, tmp_
     assert (others.bound_s is None) is ((strategy, codec) != ("synchronous", "float16"))
 
 
+def test_a_scenario_whose_rounds_carry_a_fragment_has_these(tmp_path: Path) -> None:
+    local = HEAD.replace("[training]\n", '[strategy.local]\nfragments = 4\n[training]\nstrategy = "local"\n')
+    whole, part = (_simulated(str(written(tmp_path, head + HOME))).work for head in (HEAD, local))
+    assert (part.vector_bytes, part.batch) == (whole.vector_bytes / 4, whole.batch / 4)
+
+
 def test_paths_between_the_regions_of_a_scenario_are_planned_with_their_rates(tmp_path: Path) -> None:
     text = HEAD
     for name, region in (("a", "north"), ("b", "north"), ("c", "south")):

@@ -23,6 +23,7 @@ from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
 from minga.network.virtual.paths import punches
 from minga.planner.explanation import Explanation, PeerTask, alternatives, explain, plan_json, plan_text
+from minga.planner.forecast import step_work
 from minga.simulation.lifecycle import ScheduledPeer, population
 from minga.simulation.scenario.scenario import Scenario, read_scenario
 from minga.training.status.run_status import live_work
@@ -98,15 +99,8 @@ def _simulated(source: str) -> _PlannedPeers:
     pairs = {pair: limits[path] for pair, path in ends if path in limits}
     spec, averaging = scenario.run_spec().at(0), scenario.averaging
     layout = VectorLayout((scenario.parameters,), averaging.codec, averaging.download_codec)
-    sizes = float(layout.upload_bytes(0, layout.total)), float(layout.download_bytes(0, layout.total))
-    (batch, _), facts = round_batch_range(spec), facts_of(spec)
-    work = StepWork(
-        max(sizes),
-        batch,
-        facts.max_in_flight > 0,
-        sizes if sizes[0] != sizes[1] else None,
-        facts.contributors == "best",
-    )
+    sizes = layout.upload_bytes(0, layout.total), layout.download_bytes(0, layout.total)
+    work = step_work(facts_of(spec), sizes, round_batch_range(spec)[0])
     return _PlannedPeers(tuple(each.name for each in peers), SwarmRates(rates, pairs), work)
 
 

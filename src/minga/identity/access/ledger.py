@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minga.core.errors import ConfigurationError
+from minga.core.printable import is_printable
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.orders import (
     MAX_BARRED,
@@ -452,5 +453,5 @@ def _run(ledger: AccessLedger) -> bytes:
 
 
 def _check_reason(reason: str) -> None:
-    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+    if len(reason) > MAX_REASON_CHARACTERS or not is_printable(reason):
         raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
