@@ -222,21 +222,6 @@ def test_muon_and_a_learning_rate_stand_after_any_name() -> None:
             method_of(name)
 
 
-def test_a_warm_start_is_synchronous_and_then_local(tiny: None, tmp_path: Path) -> None:
-    """As the engine has it: a third of the samples in synchronous steps, then rounds of local ones."""
-    run = SwarmRun(Cell("tiny", method_of("local-2-float32-warm33"), 1, EIGHT, 384, evaluations=1), tmp_path)
-    sizes, payloads = [], []
-    for each in run.rounds():
-        run.samples += each["samples"]
-        sizes.append(each["samples"])
-        payloads.append({peer.strategy.facts.payload for peer in run.peers})
-        values = [peer.replica.read_values() for peer in run.peers]
-        assert all(torch.equal(values[0], other) for other in values[1:])
-    assert sizes == [32] * 4 + [64] * 4
-    assert payloads == [{"gradient"}] * 4 + [{"pseudo-gradient"}] * 4
-    assert {peer.round for peer in run.peers} == {run.cell.rounds}
-
-
 def test_fast_peers_compute_more(tiny: None, tmp_path: Path) -> None:
     run = SwarmRun(Cell("tiny", method_of("int8"), 1, speeds_of("mixed", 8), 32, evaluations=1), tmp_path)
     assert run.clock.quotas(32, run.sizes).samples == (2, 2, 2, 2, 4, 4, 8, 8)

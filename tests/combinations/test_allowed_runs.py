@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 import pytest
@@ -37,15 +37,40 @@ FIRSTS = list(dict.fromkeys(words(each).partition(",")[0] for each in SINGLE))
 """What may stand first in the words of a run; in those of the usual one nothing does."""
 
 
+def parts(settings: Settings) -> Iterator[str]:
+    """The words of each setting, and of each two of them."""
+    for count in range(3):
+        yield from (words(dict(some)) for some in itertools.combinations(sorted(settings.items()), count))
+
+
 @cache
 def runs() -> dict[str, dict[str, Settings]]:
-    """By the first setting of the pair: the allowed settings, each with what it needs besides, as a dense download
-    codec, by their words. Not made while tests are collected, which each process does.
+    """By the first setting: allowed settings, by their words. Each allowed pair, with what it needs besides, as a dense
+    download codec, is part of one of them at least; a run has more than two settings where it tries further pairs by
+    these. Not made while tests are collected, which each process does.
     """
+    allowed = (arithmetic(settings) for pair in pairs() if (settings := with_company(pair)) is not None)
+    left = {words(dict(sorted(wanted.items()))): wanted for wanted in allowed}
     found: defaultdict[str, dict[str, Settings]] = defaultdict(dict)
-    for wanted in (arithmetic(settings) for pair in pairs() if (settings := with_company(pair)) is not None):
-        found[words(wanted).partition(",")[0]][words(wanted)] = wanted
+    while left:
+        run = dict(next(iter(left.values())))
+        while (further := most_of(left, run)) is not None:
+            run = further
+        found[words(run).partition(",")[0]][words(run)] = run
+        for part in (words(dict(sorted(run.items()))), *parts(run)):
+            left.pop(part, None)
     return found
+
+
+def most_of(left: Collection[str], run: Settings) -> Settings | None:
+    """The run with one setting more, by which it tries most of the pairs that are left."""
+    best, most = None, 0
+    for key, value in ((key, value) for key, values in choices().items() for value in values if key not in run):
+        new = [words(dict(sorted([(key, value), each]))) for each in run.items()] if arithmetic({key: value}) else []
+        count = sum(pair in left for pair in new)
+        if count > most and with_company(more := {**run, key: value}) is not None:
+            best, most = more, count
+    return best
 
 
 def test_each_allowed_pair_has_its_place_in_a_test() -> None:

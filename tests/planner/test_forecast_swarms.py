@@ -19,7 +19,7 @@ from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica
 
-NUMEL = 250_000
+NUMEL = 100_000
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Kind:
 
 
 QUICK, BRISK = TrainerSettings(4, 0.4), TrainerSettings(4, 0.2)
-AUXILIARY = Kind(1, 12.5e6, 12.5e6, None, "auxiliary")
-MIXED = [Kind(2, 1.25e6, 1.25e6, BRISK), Kind(2, 1.25e6, 1.25e6, TrainerSettings(16, 3.0))]
+AUXILIARY = Kind(1, 5e6, 5e6, None, "auxiliary")
+MIXED = [Kind(2, 0.5e6, 0.5e6, BRISK), Kind(2, 0.5e6, 0.5e6, TrainerSettings(16, 3.0))]
 SWARMS: dict[str, tuple[list[Kind], int, str]] = {
-    "alike": ([Kind(4, 1.25e6, 1.25e6, QUICK)], 100, "synchronous"),
-    "long micro-batches": ([Kind(4, 5e6, 5e6, TrainerSettings(32, 3.2))], 200, "synchronous"),
-    "homes and an auxiliary": ([Kind(3, 0.5e6, 2.5e6, QUICK), AUXILIARY], 240, "synchronous"),
-    "clients": ([Kind(1, 3e6, 3e6, BRISK), Kind(3, 0.5e6, 2.5e6, QUICK, "client")], 80, "synchronous"),
+    "alike": ([Kind(4, 0.5e6, 0.5e6, QUICK)], 100, "synchronous"),
+    "long micro-batches": ([Kind(4, 2e6, 2e6, TrainerSettings(32, 3.2))], 200, "synchronous"),
+    "homes and an auxiliary": ([Kind(3, 0.2e6, 1e6, QUICK), AUXILIARY], 240, "synchronous"),
+    "clients": ([Kind(1, 1.2e6, 1.2e6, BRISK), Kind(3, 0.2e6, 1e6, QUICK, "client")], 80, "synchronous"),
     "mixed speeds": (MIXED, 150, "synchronous"),
     "mixed speeds, delayed": (MIXED, 150, "delayed"),
-    "rounds longer than computing": ([Kind(4, 0.6e6, 0.6e6, BRISK)], 48, "delayed"),
+    "rounds longer than computing": ([Kind(4, 0.24e6, 0.24e6, BRISK)], 48, "delayed"),
 }
 EASIER = ("alike", "long micro-batches", "mixed speeds")
 """What the others have in them."""

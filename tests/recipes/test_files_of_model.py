@@ -121,15 +121,15 @@ def test_another_tokenizer_in_the_same_place_is_not_that_of_the_cache(tmp_path: 
     assert content_of(prepared_files(spec, tmp_path / "cache")[TOKENS_FILE]) != before
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_pictures_become_codes_by_the_tokenizers_that_the_parameters_belong_to(place: str, tmp_path: Path) -> None:
+def test_pictures_become_codes_by_the_tokenizers_that_the_parameters_belong_to(tmp_path: Path) -> None:
     source = begun("text-to-image", SMALL_PICTURES, tmp_path)
     other = {**SMALL_PICTURES, "tokenizer_steps": 2, "data": {**SMALL_PICTURES["data"], "colours": 4}}
-    spec = spec_of("text-to-image", other, source[place])
-    files = prepared_files(spec, tmp_path / "cache")
-    kept = {name: store(tmp_path / "new" / name, content_of(each)) for name, each in files.items()}
-    for name in (TOKENIZER_FILE, PARAMETERS_FILE):
-        assert content_of(kept[name]) == content_of(source["run"] / "files" / name), name
+    for place in PLACES:
+        spec = spec_of("text-to-image", other, source[place])
+        files = prepared_files(spec, tmp_path / f"cache of {place}")
+        kept = {name: store(tmp_path / place / "new" / name, content_of(each)) for name, each in files.items()}
+        for name in (TOKENIZER_FILE, PARAMETERS_FILE):
+            assert content_of(kept[name]) == content_of(source["run"] / "files" / name), (place, name)
     tokenizer, pictures = (
         read_image_tokenizer(kept),
         picture_sets(load_recipe(spec).settings.data, 32, spec.training.seed)[0],

@@ -113,12 +113,6 @@ def test_wrong_orders_are_named(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_an_order_that_is_not_possible_then_is_told() -> None:
-    text = SHORT.replace('at = "7s"\norder = "backup"', 'at = "30s"\norder = "backup"')
-    summary = Simulation(Scenario.from_mapping(tomllib.loads(text))).run().summary()
-    assert summary["incidents"]["order.failed"] == 1
-
-
 BACK = (("3s", "backup"), ("6s", "restore"))
 MOVES = ("peer.arrived", "peer.left")
 HOME = """
@@ -139,8 +133,9 @@ samples_per_second = 20
     [
         ('steps = 6\ntime = "20s"', "", 'at = "0s"\norder = "stop"'),
         ('time = "9s"', 'session = "3s"\naway = "3s"', 'at = "4s"\norder = "pause"'),
+        ('time = "5s"', "", 'at = "3s"\norder = "restore"\npeer = "home-1"'),
     ],
-    ids=["a stop that fails", "nobody is there"],
+    ids=["a stop that fails", "nobody is there", "a restore without a backup"],
 )
 def test_an_order_that_failed_is_told_and_does_nothing(stop: str, peers: str, order: str) -> None:
     text = f"{HOME}{peers}\n[stop]\n{stop}\n[[orders]]\n{order}\n"

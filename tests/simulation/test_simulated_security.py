@@ -46,18 +46,6 @@ def simulate(text: str = SECURE, *changes: str) -> Outcome:
     return Simulation(scenario(text, *changes)).run()
 
 
-def test_honest_members_train_and_ban_nobody() -> None:
-    outcome = simulate()
-    assert (outcome.ended_by, outcome.summary()["steps"]) == ("steps", 4)
-    assert outcome.losses()[-1][1] < outcome.losses()[0][1]
-    assert not outcome.timeline.counts
-    for step in outcome.steps[1:]:
-        assert (step.members, step.samples, step.measured) == (5, 80, 5)
-        assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
-    computed_s = outcome.steps[-1].mean_phases_s["compute"]
-    assert computed_s > 0.5  # 16 samples at 8 to 20 a second
-
-
 ATTACKED = (
     SECURE
     + """
@@ -91,6 +79,11 @@ def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> Non
         ("evil-1", "evil-2"), (3, "EQUIVOCATED")
     )
     assert [step.members for step in attacked.steps] == [7, 7, 5, 5]
+    assert attacked.losses()[-1][1] < attacked.losses()[0][1]
+    honest = attacked.steps[1]
+    assert (honest.samples, honest.measured) == (112, 7)
+    assert sum(honest.mean_phases_s.values()) == pytest.approx(honest.took_s, rel=0.1)
+    assert honest.mean_phases_s["compute"] > 0.5  # 16 samples at 8 to 20 a second
     left = [entry for step in attacked.steps for entry in step.incidents if entry["kind"] == "peer.left"]
     # once each: with a key that was banned nobody comes back
     assert sorted((entry["peer"], entry["how"]) for entry in left) == [("evil-1", "banned"), ("evil-2", "banned")]
@@ -114,18 +107,14 @@ def test_bans_are_told_and_drawn(attacked: Outcome, tmp_path: Path) -> None:
     assert (tmp_path / "attack.png") in draw(attacked, tmp_path)
 
 
-def test_equal_seeds_give_equal_logs(attacked: Outcome) -> None:
-    assert simulate(ATTACKED, *SEVEN).log_digest == attacked.log_digest
-
-
 def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
     labels = '[[attackers]]\npeers = "home"\nbehaviour = "label-flip"\nfrom_step = 1\n'
-    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=12")
+    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=8")
     timeline = simulate(ATTACKED + labels, *SEVEN, *often).timeline
     assert timeline.bans  # how many are drawn by then is chance
     assert timeline.bans.keys() <= {"evil-1", "evil-2", "home-1"}
     assert {ban.reason for ban in timeline.bans.values()} == {"WRONG_GRADIENT"}
-    heard = sum(ban.step < 12 for ban in timeline.bans.values())  # of a ban in the last step, if there is time
+    heard = sum(ban.step < 8 for ban in timeline.bans.values())  # of a ban in the last step, if there is time
     assert heard <= timeline.counts.pop("member.failed", 0) <= len(timeline.bans)
     assert not timeline.counts, "nothing else went wrong"
 

@@ -167,32 +167,6 @@ def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
     main()
 
 
-def test_a_run_outlives_all_its_peers() -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(24), seed=6, checkpoint_every=2)
-        grow(swarm, 4, random.Random(6))
-        try:
-            await swarm.run_until_step(5, limit_s=60)
-            for peer in swarm.alive():
-                swarm.internet.kill(peer.name)
-            await asyncio.sleep(20.0)
-            first = swarm.restart("peer-2", entries=[])
-            assert first.replica.step == 4
-            await swarm.run_until_step(6, limit_s=60)
-            for name in ("peer-0", "peer-3"):
-                swarm.restart(name)
-            await asyncio.sleep(5.0)
-            await swarm.run_until_step(first.replica.step + 3, limit_s=60)
-            await assert_equal_states(swarm)
-            last = rounds(swarm)[max(rounds(swarm, "round.reduced"))]
-            assert [len(members) for members in last.values()] == [3]
-        finally:
-            await swarm.close()
-
-    main()
-
-
 def test_scripted_faults_find_the_peers_by_their_roles() -> None:
     @virtually
     async def main() -> None:

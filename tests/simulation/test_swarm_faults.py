@@ -99,7 +99,7 @@ class Scene:
         try:
             await self.swarm.run_until_step(STEP + 1, limit_s=60)
             await asyncio.sleep(self.lasts_s + 1.5)
-            target = max(peer.replica.step for peer in self.swarm.alive()) + 3  # those that were late are back by then
+            target = max(peer.replica.step for peer in self.swarm.alive()) + 2  # those that were late are back by then
             await self.swarm.run_until_step(target, limit_s=60)
             await assert_equal_states(self.swarm)
             last = rounds(self.swarm)[target - 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -15,7 +14,7 @@ from minga.network.gossip.record_kinds import AddressInfo, RecordKinds
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import RunClock
-from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
+from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.training.record_kinds import RUN_KINDS
 
 RUN = "run-1"
@@ -75,12 +74,8 @@ class Peer:
 
 class Swarm:
     def __init__(self, seed: int = 0, **options: float) -> None:
-        self.bytes_from: Counter[str] = Counter()
-        self.internet = VirtualInternet(seed, on_delivery=self._count, **options)  # type: ignore[arg-type]
+        self.internet = VirtualInternet(seed, **options)  # type: ignore[arg-type]
         self.peers: list[Peer] = []
-
-    def _count(self, delivery: Delivery) -> None:
-        self.bytes_from[delivery.source] += delivery.size
 
     async def add(
         self,

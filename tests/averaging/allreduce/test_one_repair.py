@@ -11,6 +11,8 @@ from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
+pytestmark = pytest.mark.promise("any-peer-may-die")
+
 SILENCE_S, QUICK_S = 1.75, 0.5
 """Until a peer counts as gone: by its silence, and by the end of its process."""
 REPAIR_S = 1.3
@@ -36,6 +38,10 @@ def test_the_death_of_any_member_is_mended_at_once(victim: int, when_s: float, i
         whole = [outcome for i, outcome in enumerate(outcomes) if i in kept and isinstance(outcome, RoundOutcome)]
         assert len(whole) == len(kept), outcomes
         assert all(torch.equal(results[i], results[kept[0]]) for i in kept)
+        fits = torch.isclose(results[kept[0]], torch.stack(vectors_of(6)).mean(0), atol=1e-5)
+        fits |= torch.isclose(results[kept[0]], torch.stack([vectors_of(6)[i] for i in kept]).mean(0), atol=1e-5)
+        assert fits.all(), "every element is the mean over all, or over all but the one that died"
+        assert all(world.parties[i].offences() == [] for i in kept)
         kinds = [event.kind for i in kept for event in world.parties[i].log]
         assert kinds.count("round.repaired") <= 1
         assert "round.work_taken_over" not in kinds

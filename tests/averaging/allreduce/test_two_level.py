@@ -142,31 +142,6 @@ def test_between_the_sites_each_part_goes_once_in_each_direction() -> None:
     main()
 
 
-@pytest.mark.parametrize("victim", range(6))
-@pytest.mark.parametrize("when_s", [0.02, 0.3, 0.6])
-def test_whoever_dies_the_others_finish(victim: int, when_s: float) -> None:
-    @virtually
-    async def main() -> None:
-        world = World(6, seed=victim, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
-        await connect_all(world)
-        vectors = vectors_of(6)
-        later(when_s, lambda: world.internet.kill(world.parties[victim].network))
-        results, outcomes = await world.reduce(
-            world.divide(LAYOUT, two_sites([0, 1, 2], [3, 4, 5])), LAYOUT, list(vectors), [1] * 6
-        )
-        await world.close()
-        kept = [i for i in range(6) if i != victim]
-        assert all(isinstance(outcomes[i], RoundOutcome) for i in kept), outcomes
-        assert all(torch.equal(results[i], results[kept[0]]) for i in kept)
-        others = [vectors[i] for i in kept]
-        fits = torch.isclose(results[kept[0]], torch.stack(vectors).mean(0), atol=1e-5)
-        fits |= torch.isclose(results[kept[0]], torch.stack(others).mean(0), atol=1e-5)
-        assert fits.all(), "every element is the mean over all, or over all but the one that died"
-        assert all(world.parties[i].offences() == [] for i in kept)
-
-    main()
-
-
 @settings(deadline=None, max_examples=12)
 @given(seed=st.integers(0, 10_000))
 def test_two_of_seven_die_at_random_times(seed: int) -> None:

@@ -66,8 +66,8 @@ def _with_slow_times(seconds: dict[int, float], steps: int) -> list[int]:
 
     @virtually
     async def main() -> Swarm:
-        swarm = Swarm(make_spec(128), seed=5)
-        for _ in range(3):
+        swarm = Swarm(make_spec(96), seed=5)
+        for _ in range(2):
             swarm.add(NEAR, TrainerSettings(4, 0.25))
         odd = swarm.add(NEAR, TrainerSettings(4, 0.25), name="odd")
         done, compute = 0, odd.compute

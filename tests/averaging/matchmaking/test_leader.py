@@ -286,17 +286,6 @@ async def test_a_large_group_collects_its_newcomers_and_is_closed_at_once_when_f
 
 
 @virtually
-async def test_newcomers_are_held_for_until_they_have_joined() -> None:
-    scene = Scene(100, stopped(120))
-    newcomer = join_of(1, Report())[0]
-    scene.syncing = {newcomer: 0.2}
-    later(1.0, scene.syncing.clear)  # it has the state; its join is on the way
-    later(1.4, lambda: scene.sit(1, stopped(0)))
-    await scene.gathering.run()
-    assert set(scene.gathering.everyone()) == {ME, newcomer}
-
-
-@virtually
 async def test_a_newcomer_that_never_joins_is_given_up() -> None:
     scene = Scene(100, stopped(120))
     scene.syncing = {join_of(1, Report())[0]: 0.0}
@@ -429,15 +418,6 @@ async def test_a_leader_with_another_past_than_most_steps_back() -> None:
         scene.sit(number, stopped(30), "a" * 32)
     with pytest.raises(OutOfSyncError):
         await scene.gathering.run()
-
-
-@virtually
-async def test_who_breaks_off_loses_the_seat() -> None:
-    scene = Scene(100, Report(0, 1.0))
-    scene.sit(1, Report(1, 1.0)).say(UnreachableError("gone"))
-    await asyncio.sleep(0.1)
-    assert set(scene.gathering.everyone()) == {ME}
-    assert isinstance(scene.tasks[0].exception(), UnreachableError)
 
 
 @virtually

@@ -161,15 +161,14 @@ def test_a_stopped_peer_is_dropped_accuses_nobody_and_comes_back() -> None:
     assert {peer for _, peer in losses(swarm)} == {swarm.peers[1].peer_id}
 
 
-@pytest.mark.parametrize("length_s", [10.0, 200.0])
-def test_a_split_heals_even_after_all_records_ran_out(length_s: float) -> None:
+def test_a_split_heals_even_after_all_records_ran_out() -> None:
     async def scenario(swarm: Swarm) -> None:
         left, right = swarm.peers[:2], swarm.peers[2:]
         for one in left:
             for other in right:
                 swarm.internet.cut(one.network, other.network)
         await swarm.until(lambda: everyone_sees(left, left) and everyone_sees(right, right), 20.0)
-        await asyncio.sleep(length_s)
+        await asyncio.sleep(200.0)
         for one in left:
             for other in right:
                 swarm.internet.restore(one.network, other.network)
@@ -380,16 +379,6 @@ def test_a_flood_of_made_up_owners_keeps_no_newcomer_out() -> None:
     in_swarm(1, scenario)
 
 
-def test_traffic_stays_within_what_the_documentation_says() -> None:
-    async def scenario(swarm: Swarm) -> None:
-        await asyncio.sleep(5.0)
-        swarm.bytes_from.clear()
-        await asyncio.sleep(10.0)
-        assert max(swarm.bytes_from.values()) / 10.0 < 1200 * len(swarm.peers)
-
-    in_swarm(10, scenario)
-
-
 def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: list[tuple[PeerId, PeerId]] = []
     links = Links(1000, 1000, rows=(LinkRow(bytes(8), 1, 1, 1, 1, 1),))
@@ -409,7 +398,7 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
         assert len(pushed) == min(neighbours, rumours.FANOUT)
         assert {sender for sender, _ in pushed} == {writer.peer_id}
 
-    in_swarm(16, scenario)
+    in_swarm(10, scenario)
 
 
 def _holds(owners: Mapping[PeerId, PeerRecords], record: Record) -> bool:
@@ -470,9 +459,9 @@ def test_who_has_connections_enough_dials_nobody_at_random(monkeypatch: pytest.M
     async def scenario(swarm: Swarm) -> None:
         await asyncio.sleep(30.0)
         # Nobody dials more than two others; everybody would know all eleven by now.
-        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 12 * 2 * 2
+        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 9 * 2 * 2
 
-    in_swarm(12, scenario)
+    in_swarm(9, scenario)
 
 
 def test_who_entered_asks_no_living_peer_that_it_dials_for_what_rumours_bring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,25 +272,6 @@ async def test_a_peer_whose_process_ended_is_not_waited_for_until_a_new_one_come
     await world.close()
 
 
-@virtually
-async def test_who_was_stalled_accuses_nobody() -> None:
-    world, first, second = await two()
-
-    async def think(peer: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Number)
-        await asyncio.sleep(9.0)
-        await stream.send(Number(7))
-
-    second.node.serve("think", think)
-    call = first.network.process.run(first.node.call(second.peer_id, "think", Number(1), Number))
-    await asyncio.sleep(2.0)
-    world.internet.stall(first.network)
-    await asyncio.sleep(6.0)
-    world.internet.resume(first.network)
-    assert await call == Number(7)
-    await world.close()
-
-
 async def never(peer: PeerId, stream: MessageStream) -> None:
     await stream.receive(Number)
     await asyncio.sleep(1e6)

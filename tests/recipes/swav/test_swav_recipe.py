@@ -145,7 +145,7 @@ def test_without_labels_the_loss_alone_is_told(tmp_path: Path) -> None:
     assert set(recipe.evaluate(new_model(recipe), files)) == {"heldout_swav_loss"}
 
 
-@pytest.mark.parametrize("settings", [{}, {"crops": [[2, 72, 0.3, 1.0]], "micro_batch_size": 4}])
+@pytest.mark.parametrize("settings", [{}, {"crops": [[2, 24, 0.3, 1.0]], "micro_batch_size": 4}])
 def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
     settings: dict[str, object], tmp_path: Path
 ) -> None:

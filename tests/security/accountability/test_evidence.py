@@ -169,7 +169,7 @@ class Played:
     def __init__(self, attack: str) -> None:
         hostile, expected = ATTACKS[attack]
         makers: dict[str, MakeBehaviour] = {
-            name: lambda allies, kind=kind: kind(2, allies)
+            name: lambda allies, kind=kind: kind(2 if attack in STEPS else 1, allies)
             for name, kind in hostile.items()  # type: ignore[misc]
         }
 
@@ -179,7 +179,7 @@ class Played:
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
-            await swarm.run(STEPS.get(attack, 4))
+            await swarm.run(STEPS.get(attack, 4 if attack in DEATHS_S else 3))
             assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 

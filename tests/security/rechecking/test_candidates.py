@@ -17,7 +17,6 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Handler
 from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
-from minga.security.messaging.gradient_samples import SUBMISSION
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour
@@ -105,32 +104,6 @@ def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
             assert verify_log(RUN_ID, swarm.founders, member.evidence.entries).members == member.membership.members
         assert swarm.peers[name].member.membership.digest == first.member.membership.digest
         assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
-
-
-@virtually
-async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
-    swarm = make_swarm()
-    later(1.0, lambda: swarm.join("new"))
-    ends = await swarm.run(12)
-    assert set(ends.values()) == {None}
-    new, old = swarm.peers["new"], swarm.peers["p0"]
-    assert new.member.is_member
-    admitted = steps_of(old, "secure.admitted")[new.peer_id]
-    welcomed = steps_of(old, "secure.candidate")[new.peer_id]
-    assert admitted - welcomed >= SETTINGS.probation
-    assert_alike(swarm, 12, [*swarm.peers])
-    assert not attempts(old)
-    assert not swarm.bans(old)
-    assert_admission_cannot_be_doctored(old)
-    entered = new.member.evidence.entries[0].proof
-    assert isinstance(entered, Entered)
-    for doctored in (entered.places[: len(entered.places) // 2], (entered.places[0],) * len(entered.places)):
-        with pytest.raises(EvidenceError):
-            Evidence.of(
-                msgspec.structs.replace(entered, places=doctored),
-                Identity.from_seed(new.network.private_key),
-                RUN_ID,
-            ).verify(RUN_ID)
 
 
 def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
@@ -230,8 +203,22 @@ async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
     later(1.0, lambda: swarm.join("new"))
     ends = await swarm.run(14)
     assert set(ends.values()) == {None}
-    assert swarm.peers["new"].member.is_member
+    new, old = swarm.peers["new"], swarm.peers["p0"]
+    assert new.member.is_member
+    admitted = steps_of(old, "secure.admitted")[new.peer_id]
+    assert admitted - steps_of(old, "secure.candidate")[new.peer_id] >= SETTINGS.probation
     assert_alike(swarm, 14, [*swarm.peers])
+    assert not swarm.bans(old)
+    assert_admission_cannot_be_doctored(old)
+    entered = new.member.evidence.entries[0].proof
+    assert isinstance(entered, Entered)
+    for doctored in (entered.places[: len(entered.places) // 2], (entered.places[0],) * len(entered.places)):
+        with pytest.raises(EvidenceError):
+            Evidence.of(
+                msgspec.structs.replace(entered, places=doctored),
+                Identity.from_seed(new.network.private_key),
+                RUN_ID,
+            ).verify(RUN_ID)
 
 
 # With seed 2 it was away; with the others it had committed itself when it died, and was suspended.
@@ -292,9 +279,9 @@ def test_a_newcomer_enters_while_members_die(seed: int) -> None:
     @virtually
     async def run() -> None:
         generator = random.Random(f"joins while others die {seed}")
-        swarm = make_swarm(7, seed=seed)
+        swarm = make_swarm(5, seed=seed)
         later(generator.uniform(0.5, 3.0), lambda: swarm.join("new"))
-        dead = generator.sample([f"p{index}" for index in range(7)], 2)
+        dead = generator.sample([f"p{index}" for index in range(5)], 2)
         for name in dead:
             later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
         ends = await swarm.run(18)
@@ -309,24 +296,6 @@ def test_a_newcomer_enters_while_members_die(seed: int) -> None:
 async def hang(peer: PeerId, stream: MessageStream) -> None:
     """Serve a call without ever answering."""
     await asyncio.Event().wait()
-
-
-@virtually
-async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_place() -> None:
-    swarm = make_swarm(settings=SecureSettings(probation_steps=14, peers_per_validator=2))
-
-    def join() -> None:
-        peer = swarm.join("new", Sybil(Machine()))
-        peer.behaviour._machine.is_free = lambda *_: False
-        serve = peer.node.serve
-        peer.node.serve = lambda method, handler: serve(method, hang if method == SUBMISSION else handler)
-
-    later(1.0, join)
-    ends = await swarm.run(26)
-    assert set(ends.values()) == {None}
-    assert not swarm.peers["new"].member.is_member
-    assert_alike(swarm, 26, [peer.name for peer in swarm.honest])
-    assert len(swarm.peers["p0"].member.membership.members) == 4
 
 
 @virtually

@@ -131,7 +131,7 @@ async def test_who_complains_of_half_of_the_members_costs_one_other_its_place() 
 
 
 WRONG = [name for name in attacks() if attack_of(name).changes == "gradient"]
-ELSEWHERE = ("sign-flip", "random-direction", "ipm-0.6", "alie", "label-flip")
+ELSEWHERE = ("sign-flip", "random-direction", "ipm-0.6", "alie", "label-flip", "delayed")
 """Robust aggregation takes hundreds of iterations for the second, which `make test` plays where most contributors are
 hostile; of the third it plays the weaker one. To those who compute again the others are gradients as wrong as any;
 `simulation/test_simulated_security.py` has them in whole swarms.

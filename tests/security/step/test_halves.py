@@ -89,7 +89,7 @@ def test_halves_that_the_last_step_parts_end_in_one_state() -> None:
     run()
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CLAIMS])
+@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.CLAIMS])
 def test_the_half_that_waits_in_vain_follows_the_other_one_soon(phase: Phase) -> None:
     @virtually
     async def run() -> None:

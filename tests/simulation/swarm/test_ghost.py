@@ -115,7 +115,7 @@ def test_large_ghosts_take_steps_and_agree() -> None:
 
 def test_a_newcomer_takes_the_time_that_its_line_explains() -> None:
     async def main() -> None:
-        swarm = ghost_swarm(make_spec(32), 1_000_000, moments=2)
+        swarm = ghost_swarm(make_spec(320), 1_000_000, moments=2)
         populate(swarm, 4, 12.5e6, 12.5e6)
         await swarm.run_until_step(2, limit_s=300)
         late = swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=UP, down_bytes_per_s=1e6))

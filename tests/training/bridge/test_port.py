@@ -225,22 +225,6 @@ async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
 
 
 @virtually
-async def test_work_at_a_boundary_is_no_micro_batch() -> None:
-    p = port()
-    assert p.poll() is None
-    assert p.add(4)
-    done = p.request("apply", lambda: end_round(p))
-    work = p.poll()
-    assert isinstance(work, ThreadTask)
-    await asyncio.sleep(5.0)
-    assert p.report().micro_batch == 0
-    p.finish(work)
-    await done
-    assert p.poll() is None
-    assert (p.report().micro_batch, p.report().busy_s) == (4, 0.0)
-
-
-@virtually
 async def test_a_thread_that_began_a_step_in_its_work_is_about_to_compute() -> None:
     """A leader that took it for idle would tell it to stop with what it has, for some tenths of the step."""
     p = port()

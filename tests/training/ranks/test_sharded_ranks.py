@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +89,6 @@ inner = optimizer_of(kind, model)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
 optimizer = minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=0.5)
 begun = optimizer.global_step
-if kind == "dead" and rank == 1:
-    (folder / "joined").touch()
-while kind == "dead":
-    optimizer.follow(0.05)
 beside = None if peer is None else SideBySide(folder, role, ["sharded", "plain"], peer)
 number = 0
 while not optimizer.finished:
@@ -223,24 +217,6 @@ def test_three_ranks_of_a_sharded_model_train_as_one_process_does(tmp_path: Path
     named = {name.removeprefix("model/"): value for name, value in found.tensors().items()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(named[name], parameter.detach(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_rank_that_dies_ends_the_sharded_peer_with_words(tmp_path: Path) -> None:
-    spec_of(tmp_path, stop_after_steps=100_000)
-    leader, follower = (start(PEER, tmp_path, "sharded", "dead", rank=rank, size=2) for rank in (0, 1))
-    try:
-        while not (tmp_path / "joined").exists():
-            assert leader.poll() is None, leader.communicate()[1]
-            time.sleep(0.02)
-        follower.send_signal(signal.SIGKILL)
-        follower.communicate()
-        _, errors = leader.communicate(timeout=60)
-        assert leader.returncode == 1
-        assert "another process of this peer has ended" in errors
-    finally:
-        for process in (leader, follower):
-            process.kill()
-            process.communicate()
 
 
 def test_what_rank_0_cannot_do_ends_the_other_ranks_with_the_reason(tmp_path: Path) -> None:

@@ -398,9 +398,8 @@ async def test_with_a_round_in_flight_each_micro_batch_counts_once_whether_the_r
 # ---- two peers, one of them on the device
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed", "local"])
-def test_a_peer_on_a_device_and_one_in_ram_end_with_equal_bits(strategy: str, tmp_path: Path) -> None:
-    training = {"target_batch_size": 16, "stop_after_steps": 8, "buffers": "average", "strategy": strategy}
+def test_a_peer_on_a_device_and_one_in_ram_end_with_equal_bits(tmp_path: Path) -> None:
+    training = {"target_batch_size": 16, "stop_after_steps": 8, "buffers": "average", "strategy": "delayed"}
     spec = RunSpec.from_mapping(
         {"name": "two", "model": {"recipe": "custom"}, "training": training, "checkpoints": {"every_steps": 0}}
     )

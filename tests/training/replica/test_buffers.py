@@ -172,8 +172,6 @@ class Codebook(nn.Linear):
     [
         {"codec": "topk"},
         {"codec": "topk", "download_codec": "gtopk"},
-        {"codec": "sign"},
-        {"codec": "randomk"},
         {"codec": "float16", "sketch": "powersgd(rank=1,start=0)"},
         {"codec": "topk", "sketch": "dct64"},
     ],
