@@ -220,6 +220,8 @@ class TrainingSection(Section):
 
     def at(self, step: int) -> TrainingSection:
         """These settings as they hold in the round of `step`, without changes."""
+        if not self.strategy_changes:
+            return self
         due = [each for each in self.strategy_changes if each.from_step <= step]
         batches = [each.target_batch_size for each in due if each.target_batch_size is not None]
         changes: dict[str, Any] = {"strategy": due[-1].strategy} if due else {}
