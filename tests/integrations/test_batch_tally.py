@@ -11,10 +11,8 @@ from torch import nn
 
 import minga
 from minga import ConfigurationError
-from minga.core.events.bus import EventBus
-from minga.core.events.training import MemberDiverged
 from minga.integrations.global_schedule import GlobalSchedule
-from minga.integrations.joined_optimizer import DivergenceWarning, JoinedOptimizer
+from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import enter
 from minga.integrations.tally import Tally
 
@@ -158,17 +156,3 @@ def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -
         tally.add_loss(float("nan"))
         optimizer.step()  # without a target there is nothing to count
     assert scaler.get_scale() == 512.0
-
-
-def test_a_script_whose_state_differs_again_and_again_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
-    warning = DivergenceWarning(digest_every=10)
-    bus = EventBus(lambda: 0.0)
-    bus.subscribe(warning.on_event)
-    for step in (20, 200):  # each of them alone, as after a missed step
-        bus.emit(MemberDiverged(step=step))
-    assert not caplog.records
-    for step in (210, 220):
-        bus.emit(MemberDiverged(step=step))
-    assert len(caplog.records) == 1
-    assert "at step 210" in caplog.text
-    assert "schedule have to be the same" in caplog.text
