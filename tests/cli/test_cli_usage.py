@@ -60,6 +60,15 @@ def test_help_is_one_screen_that_names_all_commands_and_exit_codes_and_imports_n
     assert re.findall("╭─ ([A-Z][a-z ]+) ─", text) == ["Options", *groups], "and no box for what has no group"
 
 
+def test_a_command_says_all_where_the_encoding_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a pipe on Windows, or of an old locale."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    done = subprocess.run([sys.executable, "-m", "minga", "--help"], capture_output=True, timeout=45)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"0 done \xb7 2 a wrong option" in b" ".join(done.stdout.split())
+
+
 def made(name: str) -> Any:
     """The parser of a command."""
     found: Any = typer.main.get_command(app)
@@ -206,7 +215,6 @@ def test_bad_options_are_usage_errors(
         (["new", "albert", "--link", LINK], "only with --notebook"),
         (["sim", "home-150", "--replay", "log"], "only --step"),
         (["amend", LINK, "resume", "--at-step", "7"], "--at-step: a run that is paused"),
-        (["amend", LINK, "pause", "--no-wait"], "--no-wait: only with stop"),
         (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
         (["runs", "receipts", LINK, "--all"], "only with --out"),
         (["runs", "remove"], "name a RUN, or give --temporary"),

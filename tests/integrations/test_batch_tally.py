@@ -11,10 +11,8 @@ from torch import nn
 
 import minga
 from minga import ConfigurationError
-from minga.core.events.bus import EventBus
-from minga.core.events.training import MemberDiverged
 from minga.integrations.global_schedule import GlobalSchedule
-from minga.integrations.joined_optimizer import DivergenceWarning, JoinedOptimizer
+from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import enter
 from minga.integrations.tally import Tally
 
@@ -113,30 +111,6 @@ def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settin
     assert (schedule.get_last_lr(), schedule.state_dict()) == ([0.25], {})
 
 
-def test_after_a_call_the_rates_that_it_was_made_by_are_shown_until_the_framework_steps_its_schedule() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.5)
-    optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].update(lr=0.25))  # a global step was taken
-    schedule = GlobalSchedule(optimizer)
-    shown = [schedule.get_last_lr()]
-    for step in (optimizer.step, schedule.step):
-        step()
-        shown.append(schedule.get_last_lr())
-    assert shown == [[0.5], [0.5], [0.25]]
-
-
-def test_a_loop_that_does_not_step_its_schedule_is_shown_the_present_rates() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)
-    optimizer.register_step_post_hook(
-        lambda *_: optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 2)
-    )
-    schedule = GlobalSchedule(optimizer)
-    shown = []
-    for step in (optimizer.step, optimizer.step, optimizer.step, schedule.step, optimizer.step):
-        step()
-        shown.append(schedule.get_last_lr())
-    assert shown == [[1.0], [0.25], [0.125], [0.125], [0.125]]
-
-
 def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:
     model, tally = nn.Linear(2, 1), Tally()
     optimizer = JoinedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), tally)
@@ -158,17 +132,3 @@ def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -
         tally.add_loss(float("nan"))
         optimizer.step()  # without a target there is nothing to count
     assert scaler.get_scale() == 512.0
-
-
-def test_a_script_whose_state_differs_again_and_again_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
-    warning = DivergenceWarning(digest_every=10)
-    bus = EventBus(lambda: 0.0)
-    bus.subscribe(warning.on_event)
-    for step in (20, 200):  # each of them alone, as after a missed step
-        bus.emit(MemberDiverged(step=step))
-    assert not caplog.records
-    for step in (210, 220):
-        bus.emit(MemberDiverged(step=step))
-    assert len(caplog.records) == 1
-    assert "at step 210" in caplog.text
-    assert "schedule have to be the same" in caplog.text

@@ -362,9 +362,8 @@ def test_communication_that_takes_most_of_the_time() -> None:
     assert plan("8x(t4, 50Mbit, samples_per_s=100, micro_batch=8)", batch=advised).idle <= 0.21
 
 
-def test_lines_that_bind_and_peers_that_rest() -> None:
+def test_peers_that_rest() -> None:
     few = "8x(v100, 1Gbit, samples_per_s=20, micro_batch=4); 3x(t4, up=15Mbit, samples_per_s=10, micro_batch=4)"
-    assert "the lines of 3 t4 bind the rounds; without these peers a round takes" in said_of(plan(few))
     slower = plan(few.replace("up=15Mbit", "up=2Mbit, down=100Mbit"))
     assert slower.classes[1].resting == 3
     assert "3 of 3 t4 will be asked to rest" in said_of(slower)
@@ -373,8 +372,6 @@ def test_lines_that_bind_and_peers_that_rest() -> None:
 def test_micro_batches_that_are_too_long() -> None:
     found = plan("4x(t4, 1Gbit, samples_per_s=10, micro_batch=64)", batch=300)
     assert (found.batch, found.filling_s) == (320, pytest.approx(12.8))
-    assert "a step of 320 samples takes 12.8 s of computing instead of 7.5 s, since" in said_of(found)
-    assert "micro-batches of 64 take t4 6.4 s; join with --micro-batch 4 there" in said_of(found)
     never = plan("8x(v100, 1Gbit, samples_per_s=50, micro_batch=8); (t4, 1Gbit, samples_per_s=1, micro_batch=64)", 2048)
     assert "it never contributes" in said_of(never)
 
@@ -389,12 +386,6 @@ def test_memory_that_does_not_suffice() -> None:
     assert "a processor takes larger ones unasked: join there with --micro-batch 4" in said_of(slow)
     assert "a micro-batch of 64 takes" in said_of(plan("4x(t4, 1Gbit, micro_batch=64)", model=large))
     assert "the model does not fit there" in said_of(plan("4x(t4, 1Gbit)", model=model_facts("gpt2-xl")))
-
-
-def test_traffic_and_an_auxiliary_that_would_help() -> None:
-    found = plan("4x(t4, up=20Mbit, down=200Mbit, samples_per_s=100, micro_batch=4)")
-    assert "a day; check that its provider allows that" in said_of(found)
-    assert "one more auxiliary of 1 Gbit/s would shorten steps from" in said_of(found)
 
 
 # ---- the commands

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 from minga.cli.terminal import exit_codes
-from minga.cli.terminal.plain_characters import use_plain_characters
 from minga.core.errors import MingaError, StorageError, reason_of
 
 __all__ = ["main"]
@@ -30,7 +30,10 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
-    use_plain_characters((sys.stdout, sys.stderr))
+    for stream in (sys.stdout, sys.stderr):
+        # A pipe on Windows, or a terminal in Latin-1, lacks some characters: no command ends because of an arrow.
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(given)

@@ -345,7 +345,6 @@ class AmendCommand(OrderOptions):
         "CHANGE", "Such as optimizer.learning_rate=0.001; or one of pause, resume, stop.", default=()
     )
     at_step: int | None = option("From which global step on (default: soon).", "--at-step", default=None)
-    wait: bool = option("(stop) Stay until it has ended, for two minutes at most.", default=True)
     with_present: bool = option(
         "(resume) The run lost more than half of its members at once, for good: go on with those that are there.",
         "--with-present",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ClosedError, ConfigurationError
-from minga.core.events.bus import Event
-from minga.core.events.training import MemberDiverged
 from minga.core.units import counted
 from minga.integrations.place import RunPlace
 from minga.integrations.tally import Tally
@@ -24,30 +21,6 @@ logger = logging.getLogger("minga.integrations")
 
 TOLD_AT = 10
 """Optimizer calls in a row that are left out, after which the program is told why; one or two may be so by chance."""
-
-
-class DivergenceWarning:
-    """Warns a script whose peer's state differs again and again: the frameworks set optimizer and schedule in the
-    script, so a script with other settings would fetch the others' state for ever, and nobody would see why.
-
-    `digest_every`: steps between two comparisons of states.
-    """
-
-    def __init__(self, digest_every: int) -> None:
-        self._near, self._last, self._warned = 3 * digest_every, -math.inf, False
-
-    def on_event(self, event: Event) -> None:
-        """Look at one event of the peer. One difference may come of a missed step; the second soon after does not."""
-        if self._warned or not isinstance(event.data, MemberDiverged):
-            return
-        self._warned = event.data.step - self._last <= self._near
-        self._last = event.data.step
-        if self._warned:
-            logger.warning(
-                "at step %d the state of this peer differs from the others' once more, though it was fetched: "
-                "optimizer, learning rate and schedule have to be the same in the scripts of all peers",
-                event.data.step,
-            )
 
 
 def has_other_processes() -> bool:
@@ -97,8 +70,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
             max_grad_norm=place.spec.optimizer.max_grad_norm,
             unit=unit,
         )
-        if place.peer is not None:
-            place.peer.subscribe(DivergenceWarning(place.spec.state.digest_every).on_event)
         self._show()
         return self.joined
 

@@ -129,22 +129,13 @@ def listening(directory: Path) -> Iterator[None]:
 
 def listeners(directory: Path) -> int:
     """How many other processes of this machine take part in the run whose folder this is, as their owner allows."""
-    return len(_others(directory))
-
-
-def ahead(directory: Path) -> int:
-    """How many of these start before this one where there is not enough for all."""
-    return sum(name < f"{_LISTENER}{os.getpid()}" for name in _others(directory))
-
-
-def _others(directory: Path) -> list[str]:
-    found = []
+    found = 0
     for path in directory.glob(f"{_LISTENER}*"):
         with contextlib.suppress(OSError):  # it ended just now
             if path.name == f"{_LISTENER}{os.getpid()}":
                 continue
             if (lock := FileLock.try_acquire(path)) is None:
-                found.append(path.name)
+                found += 1
                 continue
             path.unlink(missing_ok=True)  # of one that was killed
             lock.release()
@@ -159,10 +150,8 @@ def _others(directory: Path) -> list[str]:
 # each round. Each start fetches the state: the advance is enough for that and for as many bytes of steps, and no start
 # is made that what is left is not enough for.
 #
-# Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
-# one, and also again once the clock is right: nothing is forgotten by setting a clock, and a clock that was wrong once
-# keeps no machine out for long. Several peers of one machine share the file: each adds what it used, looks before a
-# start at what the others did, and starts later than those ahead of it. So one goes on, which is enough for a budget.
+# Periods are those of the local calendar. What is used counts in the period in which the clock stands, and a few others
+# are remembered: a clock that was wrong once forgets nothing. One process of a machine counts the traffic of a run.
 
 
 Period = Literal["day", "week", "month"]
@@ -223,7 +212,7 @@ class TrafficLimit:
         return begin, end
 
 
-class _Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Spent(msgspec.Struct, forbid_unknown_fields=True):
     """What was used in the period that ends at `ends`, in which traffic began at `since` (Unix times)."""
 
     ends: float
@@ -232,15 +221,10 @@ class _Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """The present period, as in `_Spent`, and those in which the clock stood before, the last one last."""
+    """The present period and those in which the clock stood before, the last one last."""
 
     period: Period
-    ends: float
-    since: float
-    used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    carried_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """What of it was used in another period; `is_past`: the clock went back into this one, and may be wrong."""
-    is_past: bool = False
+    now: _Spent
     others: Annotated[tuple[_Spent, ...], msgspec.Meta(max_length=OTHERS)] = ()
 
 
@@ -254,14 +238,14 @@ class TrafficBudget:
         self.is_running = False
         """Whether a session uses it; what comes next is a start otherwise."""
         self._latest_bytes = 0.0
-        self._path, self._counted, self._written_at, self._unwritten = path, 0.0, wall_time, 0.0
-        self._kept = self._read() or self._begin(wall_time)
+        self._path, self._counted, self._written_at = path, 0.0, wall_time
+        self._kept = self._read() or _Kept(limit.period, _Spent(limit.bounds(wall_time)[1], wall_time))
         self._renew(wall_time)
 
     @property
     def used_bytes(self) -> float:
         """What was used in this period."""
-        return self._kept.used_bytes
+        return self._kept.now.used_bytes
 
     @property
     def text(self) -> str:
@@ -281,81 +265,51 @@ class TrafficBudget:
         """This session has sent and received so many bytes until now."""
         self._renew(wall_time)
         added = max(0.0, total_bytes - self._counted)
-        self._kept.used_bytes += added
-        self._unwritten += added
+        self._kept.now.used_bytes += added
         self._latest_bytes = added
         self._counted = max(self._counted, total_bytes)
         if not 0.0 <= wall_time - self._written_at < KEEP_PERIOD_S:
             self._written_at = wall_time
             self.keep()
 
-    def wait_s(self, wall_time: float, *, is_paused: bool, peers_ahead: int = 0) -> float:
-        """Seconds until this machine may use more, 0 if it may now.
-
-        A machine that has paused goes on when it has no advance left, so that it does not pause again at once. Each of
-        the `peers_ahead` of this one may still take a start and its steps: only what that leaves is for a start of
-        this one. If all began at once, starts would take all.
+    def wait_s(self, wall_time: float, *, is_paused: bool) -> float:
+        """Seconds until this machine may use more, 0 if it may now. One that has paused goes on when it has no advance
+        left, so that it does not pause again at once.
         """
         self._renew(wall_time)
-        room_bytes = 0.0
-        if not self.is_running:
-            self._hear_others()
-            room_bytes = (peers_ahead * STARTS + 1) * self.start_bytes if peers_ahead else 0.0
-        limit, kept = self.limit.limit_bytes, self._kept
+        limit, kept = self.limit.limit_bytes, self._kept.now
         length = max(1.0, kept.ends - kept.since)
         # As much as came since the last look may come before the next one.
         coming = min(self._latest_bytes, ADVANCE * limit) if self.is_running else STARTS * self.start_bytes
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
             return max(1.0, kept.ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
-        if kept.used_bytes + room_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
+        if kept.used_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
-        free_at = kept.since + (kept.used_bytes + room_bytes) / limit * length
+        free_at = kept.since + kept.used_bytes / limit * length
         return max(1.0, min(free_at, kept.ends) - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
-        self._hear_others()
         try:
             keep(self._path, self._kept)
         except StorageError as error:
             logger.warning("the traffic of this run is not kept: %s", error)
-            return
-        self._unwritten = 0.0
-
-    def _hear_others(self) -> None:
-        """Take in what other peers of this machine have added to the file."""
-        there = self._read()
-        if there is not None and there.ends == self._kept.ends:
-            self._kept.used_bytes = max(self._kept.used_bytes, there.used_bytes + self._unwritten)
 
     def _renew(self, wall_time: float) -> None:
-        (begin, ends), kept = self.limit.bounds(wall_time), self._kept
-        is_over, is_back = wall_time >= kept.ends, ends < kept.ends
-        if not (is_over or is_back):
+        ends, kept = self.limit.bounds(wall_time)[1], self._kept
+        if ends == kept.now.ends:
             return
-        spent = {each.ends: each for each in kept.others} | {kept.ends: _Spent(kept.ends, kept.since, kept.used_bytes)}
-        there = spent.pop(ends, None)  # the clock has been in this period before
-        since, used = wall_time, 0.0
-        if there is not None:  # with what was used while the clock was wrong
-            since, used = there.since, there.used_bytes + kept.used_bytes - kept.carried_bytes
-        elif is_back:
-            since, used = max(begin, min(kept.since, wall_time)), kept.used_bytes
-        if is_over and kept.is_past:
-            del spent[kept.ends]
-        others, carried = tuple(spent.values())[-OTHERS:], 0.0 if there is None and is_over else used
-        self._kept = _Kept(self.limit.period, ends, since, used, carried, is_back and there is None, others)
-        self._unwritten = 0.0 if is_over else self._unwritten
-
-    def _begin(self, wall_time: float) -> _Kept:
-        return _Kept(self.limit.period, self.limit.bounds(wall_time)[1], wall_time)
+        others = {each.ends: each for each in (*kept.others, kept.now)}
+        now = others.pop(ends, None) or _Spent(ends, wall_time)
+        self._kept = _Kept(self.limit.period, now, tuple(others.values())[-OTHERS:])
 
     def _read(self) -> _Kept | None:
         """What was kept, unless it is of another kind of period."""
         kept = read_kept(self._path, _Kept, _MAX_FILE_BYTES)
         if kept is None:
             return None
-        return kept if kept.period == self.limit.period and kept.since < kept.ends < math.inf else None
+        return kept if kept.period == self.limit.period and kept.now.since < kept.now.ends < math.inf else None
 
 
 # ---- All rules together: whether this machine may take part now.
@@ -451,7 +405,6 @@ class Availability:
             return Pause("battery", "on battery", None)
         if self._budget is None:
             return None
-        peers_ahead = 0 if self._budget.is_running else ahead(self._directory)  # only starts go by it
-        wait_s = self._budget.wait_s(now, is_paused=rests, peers_ahead=peers_ahead)
+        wait_s = self._budget.wait_s(now, is_paused=rests)
         self._rests = wait_s > 0.0
         return Pause("traffic", f"{self._budget.text}, more than is due by now", wait_s) if self._rests else None

@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final
 
 from minga.averaging.matchmaking.leader import longest_hold_s
 from minga.combinations import cautions
-from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
 from minga.planner.comparison import IDLE_SHARE, Compared, advised_batch
 from minga.planner.device_memory import FILLED
-from minga.planner.explanation import AUXILIARY_RATE
-from minga.planner.forecast import Forecast, forecast, memory_of
-from minga.planner.peer_text import PeerClass
-from minga.planner.planned_run import Volunteers, spec_of
-
-OVERSHOOT: Final = 1.1
-"""How many times longer than without whole micro-batches filling may take before the organiser is told."""
-
-GAIN: Final = 0.05
-AUXILIARY_GAIN: Final = 0.1
-"""By which fraction a step has to change for peers, or one more auxiliary, to make a difference."""
-
-LITTLE: Final = 0.05
-"""Where communication takes no larger share of a step, nobody is told how to shorten it."""
-
-BINDS: Final = 0.97
-"""A peer that is busy for this share of a round binds it."""
-
-MUCH_A_DAY_BYTES: Final = 50e9
+from minga.planner.forecast import Forecast, memory_of
+from minga.planner.planned_run import spec_of
 
 
 def warnings(found: Forecast) -> tuple[str, ...]:
     """What an organiser about to start this run should know, the worst first."""
     if not found.step_s < math.inf:
         return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
-    kinds = (
-        _cautions,
-        _newcomers,
-        _memory,
-        _unheard,
-        _few_inner_steps,
-        _idle,
-        _binding,
-        _resting,
-        _coarse,
-        _traffic,
-        _helper,
-    )
+    kinds = (_cautions, _newcomers, _memory, _unheard, _few_inner_steps, _idle, _resting)
     return tuple(text for kind in kinds for text in kind(found))
 
 
@@ -139,35 +107,6 @@ def _idle(found: Forecast) -> Iterator[str]:
     )
 
 
-def _binding(found: Forecast) -> Iterator[str]:
-    """Classes whose own vector sets the time of rounds, if the run would be better off without them."""
-    setting = found.setting
-    full = [
-        place
-        for place, figures in enumerate(found.classes)
-        if figures.busy_s >= BINDS * found.round_s > 0.0
-        and figures.resting < setting.volunteers[place].peers.count
-        and setting.volunteers[place].computes
-    ]
-    if not full or len(full) == len(setting.volunteers) or found.idle <= LITTLE:
-        return
-    without = tuple(each for place, each in enumerate(setting.volunteers) if place not in full)
-    try:
-        others = forecast(replace(setting, volunteers=without))
-    except ConfigurationError:
-        return
-    who = " and ".join(f"{each.peers.count} {each.name}" for each in (setting.volunteers[place] for place in full))
-    change = found.step_s / others.step_s - 1.0
-    verdict = "change little"
-    if abs(change) > GAIN:
-        verdict = "are worth having" if change < 0.0 else "cost more than they bring"
-    yield (
-        f"the lines of {who} bind the rounds; without these peers a round takes {format_duration(others.round_s)} "
-        f"instead of {format_duration(found.round_s)}, and a step {format_duration(others.step_s)} instead of "
-        f"{format_duration(found.step_s)}: they {verdict}"
-    )
-
-
 def _resting(found: Forecast) -> Iterator[str]:
     rested = [
         f"{figures.resting} of {each.peers.count} {each.name}"
@@ -181,56 +120,7 @@ def _resting(found: Forecast) -> Iterator[str]:
         )
 
 
-def _coarse(found: Forecast) -> Iterator[str]:
-    """Steps that last clearly longer than computing the target batch does, since micro-batches are few and long."""
-    setting = found.setting
-    active = [
-        each
-        for each, figures in zip(setting.volunteers, found.classes, strict=True)
-        if each.computes and figures.resting < each.peers.count
-    ]
-    worst = max(active, key=lambda each: each.micro_batch / each.samples_per_s)
-    speed = sum(
-        each.samples_per_s * (each.peers.count - figures.resting)
-        for each, figures in zip(setting.volunteers, found.classes, strict=True)
-    )
-    evenly_s = setting.target_batch_size / speed
-    if found.filling_s <= OVERSHOOT * evenly_s:
-        return
-    fitting = _power_of_two(min(worst.micro_batch / 2, worst.samples_per_s * (OVERSHOOT - 1.0) * evenly_s))
-    advice = f"; join with --micro-batch {fitting} there" if fitting < worst.micro_batch else ""
-    yield (
-        f"a step of {found.batch:,} samples takes {format_duration(found.filling_s)} of computing instead of "
-        f"{format_duration(evenly_s)}, since micro-batches of {worst.micro_batch} take {worst.name} "
-        f"{format_duration(worst.micro_batch / worst.samples_per_s)}{advice}"
-    )
-
-
 def _rounded_up(number: float) -> int:
     """To two digits: more would say that it is known so well."""
     unit: int = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
-
-
-def _power_of_two(limit: float) -> int:
-    return 1 << max(0, math.floor(math.log2(limit))) if limit >= 1.0 else 1
-
-
-def _traffic(found: Forecast) -> Iterator[str]:
-    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
-        if each.computes and max(figures.upload_bytes_per_day, figures.download_bytes_per_day) > MUCH_A_DAY_BYTES:
-            yield (
-                f"each {each.name} sends {format_size(figures.upload_bytes_per_day)} and receives "
-                f"{format_size(figures.download_bytes_per_day)} a day; check that its provider allows that"
-            )
-
-
-def _helper(found: Forecast) -> Iterator[str]:
-    if found.idle <= LITTLE:
-        return
-    peers = PeerClass("", 1, 1, AUXILIARY_RATE, AUXILIARY_RATE, "auxiliary")
-    helper = Volunteers(peers, "aux", 0.0, 1, 0.0, "none")
-    helped = forecast(replace(found.setting, volunteers=(*found.setting.volunteers, helper)))
-    if helped.step_s <= found.step_s * (1.0 - AUXILIARY_GAIN):
-        before, after = format_duration(found.step_s), format_duration(helped.step_s)
-        yield f"one more auxiliary of 1 Gbit/s would shorten steps from {before} to {after}"

@@ -27,7 +27,6 @@ from minga.identity.access.ledger import (
     draft_revocation,
 )
 from minga.identity.access.orders import (
-    MAX_AMENDED_STEP,
     MAX_BARRED,
     MAX_PRESENT,
     MAX_RANGES,
@@ -264,22 +263,10 @@ class Organiser:
         """Raise `ConfigurationError` if the run is complete: its members take no further step, whatever is ordered."""
         if (step := self.completed_step()) is not None:
             raise ConfigurationError(
-                f"the run is complete: it has taken its last step, {step}. Nothing is left to amend, pause or resume, "
+                f"the run is complete: it has taken its last step, {step}. Nothing is left to amend, pause or stop, "
                 "since members that are through take no further step; `minga host RUN.TOML --from RUN` begins another "
                 "run with its parameters, if its recipe is not `custom` or `fine-tune`"
             )
-
-    def paused_step(self) -> int | None:
-        """The step at which the run is paused, None while it goes on; call `hear` before."""
-        status = self._status()
-        return status.step if status is not None and status.paused else None
-
-    def may_be_paused(self) -> bool:
-        """Whether the run is paused, or will be, or nobody answers who could tell; call `hear` before."""
-        peer = self._peer
-        if peer is None or self.paused_step() is not None:
-            return True
-        return peer.on_loop(lambda: StandingOrders(self._spec, self.ledger).is_paused(MAX_AMENDED_STEP))
 
     def progress(self) -> tuple[int, int]:
         """The step that the run is at, and how many peers train in it, as far as this peer knows."""

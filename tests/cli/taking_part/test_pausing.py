@@ -24,6 +24,7 @@ from minga.cli.terminal import exit_codes
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
 from minga.identity.links.links import EntryPoint, Link
@@ -63,7 +64,7 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
             last = guest.finish(back + 1)
             assert last["step"] > away
         traffic = json.loads(next((tmp_path / "guest").rglob("traffic.json")).read_bytes())
-        assert traffic["used_bytes"] > 0
+        assert traffic["now"]["used_bytes"] > 0
         assert len(list((tmp_path / "guest").rglob("tensorboard/events.*"))) == 1  # of both sessions
         (folder,) = (tmp_path / "guest").iterdir()
         (folder / "joined-1").touch()  # as a peer leaves it that was killed
@@ -93,7 +94,7 @@ def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(
     session.peer = SimpleNamespace(session=SimpleNamespace(node=node), on_loop=lambda function: function())
     with pytest.raises(KeyboardInterrupt):
         session.run()
-    assert json.loads((tmp_path / "traffic.json").read_bytes())["used_bytes"] == 501_000
+    assert json.loads((tmp_path / "traffic.json").read_bytes())["now"]["used_bytes"] == 501_000
 
 
 def test_who_is_told_to_end_during_a_pause_does_not_join_once_more(
@@ -108,27 +109,38 @@ def test_who_is_told_to_end_during_a_pause_does_not_join_once_more(
     )
 
 
-def test_a_pause_is_said_once_though_others_use_the_budget_meanwhile(
+def test_a_budget_is_of_one_process_in_a_run(tmp_path: Path) -> None:
+    """Of two that count in one file, each would overwrite what the other used."""
+    folder = JoinCommand(link=str(LINK), directory=tmp_path).peer_options().run_directory(LINK.run_id)
+    folder.mkdir()
+    (folder / "joined-1").touch()
+    other = FileLock.try_acquire(folder / "joined-1")
+    assert other is not None
+    context = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=True))
+    try:
+        with pytest.raises(ConfigurationError, match="--max-traffic: another process of this machine"):
+            joining.run_join(JoinCommand(link=str(LINK), max_traffic="1GB/day", directory=tmp_path), context)
+    finally:
+        other.release()
+
+
+def test_a_pause_is_said_once_for_each_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rules, started = AvailabilityRules(traffic=TrafficLimit.parse("1GB/day")), 1e9
-    trains, waits = (Availability(rules, tmp_path, lambda: started) for _ in range(2))
-    waits.expect_start(3e8)
-    trains.begin_session()
-    trains.note_traffic(6e8)
-    trains.end_session()
-    context = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=False))
+    found = Availability(AvailabilityRules(traffic=TrafficLimit.parse("1GB/day")), tmp_path, lambda: 1e9)
+    found.begin_session()
+    found.note_traffic(6e8)
+    found.end_session()
+    context, looks = cast(Any, SimpleNamespace(output=Output(json_output=False), is_told_to_end=False)), []
 
-    def others_train(_: float) -> None:
-        trains.begin_session()
-        trains.note_traffic(1e7)
-        trains.end_session()
-        if trains.traffic.startswith("650 MB"):
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
             set_paused(tmp_path, paused=True)
-        context.is_told_to_end = trains.traffic.startswith("700 MB")
+        context.is_told_to_end = len(looks) > 6
 
-    monkeypatch.setattr(pausing, "time", SimpleNamespace(sleep=others_train))
-    assert not pausing.wait_until_available(waits, context)
+    monkeypatch.setattr(pausing, "time", SimpleNamespace(sleep=sleep))
+    assert not pausing.wait_until_available(found, context)
     by_budget, by_owner = capsys.readouterr().out.splitlines()
     assert by_budget.startswith("This machine pauses: 600 MB of 1 GB used this day, more than is due by now, back in")
     assert by_owner.startswith("This machine pauses: paused by minga join --pause"), "another rule is told"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,13 +15,7 @@ from minga.core.files import parse_value, split_setting
 from minga.identity.access.orders import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.training.organiser import PAUSE_LEAD_S, Organiser
 
-WAIT_S: Final = 120.0
-POLL_S: Final = 0.5
 WITHDRAWN: Final = "Until then another order takes its place: `minga amend LINK resume` withdraws a pause."
-NOBODY_TRAINS: Final = (
-    "No peer trains now. If the run is complete, nothing is left to stop. If it is not, it ends once a peer has joined "
-    "and taken this step; to end it without that, press Ctrl-C at each `minga host`."
-)
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
@@ -45,8 +38,6 @@ def run_amend(options: AmendCommand, context: Context) -> None:
         raise ConfigurationError("--with-present: only with resume")
     if options.at_step is not None and named == ["resume"]:
         raise ConfigurationError("--at-step: a run that is paused takes no step, so it resumes at once")
-    if not options.wait and named != ["stop"]:
-        raise ConfigurationError("--no-wait: only with stop")
     if not named:
         parse_changes(options.changes)  # a mistake is told before the run is looked for
     act = _regroup if options.with_present else actions[named[0]] if named else _amend
@@ -60,27 +51,18 @@ def _amend(organiser: Organiser, options: AmendCommand, context: Context) -> Non
         order = organiser.amend(parse_changes(options.changes), options.at_step)
     elif options.order is not None:
         order = read_order(options.order, Amendment)
-    step = None if PAUSED in dict(order.changes) else organiser.paused_step()
-    effect = "" if step is None else f"The run is paused, at step {step}: it takes effect once the run goes on."
-    _issue(organiser, order, options, context, effect)
+    _issue(organiser, order, options, context)
 
 
 def _pause(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """Let the run hold its state, with its members connected and no rounds."""
     _check_goes_on(organiser)
-    if (paused := organiser.paused_step()) is not None:
-        _nothing_to_do(f"The run is paused already, at step {paused}.", context, step=paused, paused=True)
-        return
     step = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
     _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
 
 
 def _resume(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     _check_goes_on(organiser)
-    if not organiser.may_be_paused():
-        step, _ = organiser.progress()
-        _nothing_to_do("The run is not paused.", context, step=step, paused=False)
-        return
     _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context, "The run goes on.")
 
 
@@ -104,14 +86,10 @@ def _regroup(organiser: Organiser, options: AmendCommand, context: Context) -> N
 
 def _stop(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
-    organiser.hear()
-    if (step := organiser.completed_step()) is not None:
-        said = f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
-        _nothing_to_do(said, context, step=step, ended=True)
-        return
+    _check_goes_on(organiser)
     last = max(1, organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step)
     effect = f"The run ends when its trainers have taken step {last}."
-    _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect, last)
+    _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect)
 
 
 def _check_goes_on(organiser: Organiser) -> None:
@@ -120,23 +98,8 @@ def _check_goes_on(organiser: Organiser) -> None:
     organiser.check_goes_on()
 
 
-def _nothing_to_do(said: str, context: Context, **facts: int) -> None:
-    """Say that the run is already as it should be: no order is given."""
-    context.output.say(said)
-    context.output.summary(ok=True, **facts)
-
-
-def _issue(
-    organiser: Organiser,
-    order: Amendment,
-    options: AmendCommand,
-    context: Context,
-    effect: str = "",
-    last: int | None = None,
-) -> None:
-    """Put it in force and say so; `effect` says in plain words what it does. If it ends the run at step `last`: wait
-    for that, where that is wanted.
-    """
+def _issue(organiser: Organiser, order: Amendment, options: AmendCommand, context: Context, effect: str = "") -> None:
+    """Put it in force and say so; `effect` says in plain words what it does."""
     output = context.output
     order, in_force = organiser.put_in_force(order)
     said = ", ".join(f"{key} = {text}" for key, text in order.changes)
@@ -150,9 +113,6 @@ def _issue(
             f"from step {order.from_step} on; the run is at step {step}" if order.from_step else "once it reaches them"
         )
         output.say(f"Amendment {order.number}: {said}. All members go by it {when}. {effect}".rstrip())
-    further = {}
-    if last is not None and in_force and organiser.is_connected:
-        further = {"ended": wait_for_end(organiser, last, context, wait_s=WAIT_S if options.wait else 0.0)}
     output.summary(
         ok=True,
         number=order.number,
@@ -160,26 +120,4 @@ def _issue(
         changes=dict(order.changes),
         in_force=in_force,
         told=organiser.is_connected,
-        **further,
     )
-
-
-def wait_for_end(organiser: Organiser, last: int, context: Context, *, wait_s: float = WAIT_S) -> bool:
-    """Whether the run has taken its last step; waits for that while some peer trains, for `wait_s` at most."""
-    output, deadline = context.output, time.monotonic() + wait_s
-    step, trainers = organiser.progress()
-    if trainers and wait_s:
-        output.say(
-            f"Waiting up to {wait_s:.0f} s for step {last}; the run is at {step}. Ctrl-C ends this command only."
-        )
-    while step < last and trainers and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        now, trainers = organiser.progress()
-        step = max(step, now)
-    if step >= last:
-        output.say(f"The run has ended with step {last}.")
-    elif not trainers:
-        output.say(NOBODY_TRAINS)
-    elif wait_s:
-        output.say(f"Step {step} is taken now. The run ends by itself; `minga status LINK` shows how far it is.")
-    return step >= last

@@ -78,7 +78,7 @@ def wait_until_available(availability: Availability, context: Context) -> bool:
     """Block while the rules of this machine's owner keep it out of the run; False if this command is told to end."""
     said = ""
     while (pause := availability.pause()) is not None:
-        if pause.rule != said:  # figures change while other peers use the budget
+        if pause.rule != said:
             said = pause.rule
             back = "" if pause.seconds is None else f", back in {format_duration(pause.seconds)}"
             context.output.say(f"This machine pauses: {pause.why}{back}.")

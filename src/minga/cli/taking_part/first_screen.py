@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from minga.averaging.solver.division import PeerRates
-from minga.averaging.strategy_choice import facts_of, largest_strategy
+from minga.averaging.strategy_choice import largest_strategy
 from minga.cli.commands import JoinCommand
 from minga.cli.diagnosing.machine import Needs, data_folder, model_of, total_memory
 from minga.cli.terminal.output import Output
@@ -22,8 +22,7 @@ from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
 from minga.planner.device_memory import counted_passes, device_memory
-from minga.planner.explanation import DAY_S, PeerTask, explain
-from minga.planner.forecast import encoded_bytes
+from minga.planner.explanation import PeerTask, explain
 from minga.planner.model_facts import ModelFacts
 from minga.recipes.registry import CUSTOM, check_installed, load_recipe
 from minga.recipes.running.devices import choose_devices, machine_name
@@ -44,12 +43,11 @@ class Costs:
 
     `is_streamed`: training data come from elsewhere all the time. `download_bytes` is what comes at the start: the
     files of the run (`files_bytes`) and its state. Beside that a probe of the line takes `probe_upload_bytes` and
-    `probe_download_bytes` at most, and all of a day `probes_day_bytes`. `is_first`: no other peer computes;
-    `first_upload_bytes` and `first_download_bytes` are those of a step once one more does. `upload` and `download` are
-    the rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says
-    whether the owner of the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`.
-    `limit_days` and `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough
-    for one start and some steps, `least_limit` is the smallest that is.
+    `probe_download_bytes` at most, and all of a day `probes_day_bytes`. `upload` and `download` are the rates, in bytes
+    per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner of
+    the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
+    `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough for one
+    start and some steps, `least_limit` is the smallest that is.
     """
 
     name: str
@@ -69,9 +67,6 @@ class Costs:
     probe_download_bytes: int
     probes_day_bytes: int
     peers: int
-    is_first: bool
-    first_upload_bytes: float | None
-    first_download_bytes: float | None
     upload: float
     download: float
     capped: bool
@@ -115,8 +110,6 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     plans = peer.role != "monitor" and spec.security.verification != "byzantine"
     task = _task(prospect, own) if plans else None
-    is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
-    first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
     places = [peer.run_directory(prospect.run_id) / "files", *([] if work.base is None else [work.base])]
     files = sum(
         entry.size_bytes
@@ -148,9 +141,6 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         probe_download_bytes=probe[1],
         probes_day_bytes=MAX_DAY_BYTES if sum(probe) else 0,
         peers=len(prospect.live.peers),
-        is_first=is_first,
-        first_upload_bytes=None if first is None else first.upload_bytes,
-        first_download_bytes=None if first is None else first.download_bytes,
         upload=upload,
         download=download,
         capped=any(cap is not None for cap in caps),
@@ -254,7 +244,7 @@ def lines(costs: Costs) -> list[str]:
     line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"
     basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
     if costs.upload_per_day is None or costs.download_per_day is None:
-        told.append(_of_first(costs, basis) if costs.is_first else "Traffic: not known yet; status shows it later")
+        told.append("Traffic: not known yet; status shows it later")
     else:
         told.append(
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
@@ -269,19 +259,6 @@ def lines(costs: Costs) -> list[str]:
     elif not costs.capped:
         told.append("No limit is set: --max-traffic 50GB/month or --max-upload 10Mbit sets one")
     return told
-
-
-def _of_first(costs: Costs, basis: str) -> str:
-    """What traffic will be once one more peer trains."""
-    up, down = costs.first_upload_bytes, costs.first_download_bytes
-    if up is None or down is None:
-        return "Traffic: nobody else trains now; status shows it once one more has joined"
-    steps = DAY_S / max(up / costs.upload, down / costs.download)
-    return (
-        f"Traffic: nobody else trains now. Once one more has joined, about {format_size(up)} up and "
-        f"{format_size(down)} down with each step; a day at most {format_size(steps * up)} up and "
-        f"{format_size(steps * down)} down, {basis}"
-    )
 
 
 def _of_limit(costs: Costs) -> list[str]:
@@ -322,15 +299,6 @@ def _task(prospect: Prospect, own: PeerRates) -> PeerTask | None:
     if not 0.0 < explained.step_s < math.inf:
         return None
     return explained.tasks[-1]
-
-
-def _first_task(prospect: Prospect, own: PeerRates, model: ModelFacts) -> PeerTask:
-    """What this machine, which is the first to train, would do in a round with another one like it."""
-    live, averaging = prospect.live, prospect.spec.averaging
-    whole = max(encoded_bytes(model, averaging.codec, averaging.download_codec))
-    size = live.vector_bytes or math.ceil(whole / facts_of(prospect.spec).fragments)
-    rates = replace(live.rates, peers=(*live.rates.peers, replace(own, aggregates=True), own))
-    return explain(rates, replace(prospect.work, vector_bytes=size)).tasks[-1]
 
 
 def _lasts(limit: TrafficLimit, task: PeerTask, start_bytes: float) -> tuple[float, int]:

@@ -114,6 +114,10 @@ def run_join(options: JoinCommand, context: Context) -> None:
     is_paused = True
     with contextlib.closing(log), present(peer.run_directory(parsed.run_id)) as folder:
         if others := listeners(folder):
+            if rules.traffic is not None:
+                raise ConfigurationError(
+                    "--max-traffic: another process of this machine is in this run already; a budget is of one process"
+                )
             context.output.say(
                 f"On this machine {counted(others, 'other process takes', 'other processes take')} part in this run "
                 "already: they share its processor, its memory and its line."
