@@ -118,3 +118,18 @@ async def test_a_part_of_few_chunks_has_no_window() -> None:
         for _ in range(8):
             await turns.wait(key)
             turns.sent(key)
+
+
+@virtually
+async def test_who_waits_for_a_part_goes_on_when_that_ends() -> None:
+    loop = asyncio.get_running_loop()
+    turns = SendOrder(loop.time, seconds=1000.0)
+    turns.begin((0, 0), 10, 10_000)
+    turns.begin((0, 1), 5, 1000)
+    begun = loop.time()
+    loop.call_later(2.0, turns.end, (0, 0))
+    for _ in range(5):
+        await turns.wait((0, 1))
+        turns.sent((0, 1))
+        turns.returned((0, 1))
+    assert loop.time() - begun == 2.0

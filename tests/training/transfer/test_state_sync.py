@@ -47,7 +47,7 @@ from minga.training.transfer.messages import (
     TakeChunks,
 )
 from minga.training.transfer.part_file import PartFile
-from minga.training.transfer.server import StateServer
+from minga.training.transfer.server import IDLE_S, StateServer
 
 LINE = HostSettings(4e6, 16e6, latency_s=0.02)
 CHUNKS_IN_ALL = 8
@@ -698,6 +698,19 @@ async def test_states_not_held_are_refused(swarm: Swarm) -> None:
         await take(stranger, donor, "c" * 64)
     with pytest.raises((ProtocolError, UnreachableError)):
         await stranger.node.call(donor.id, DESCRIBE, DescribeRequest(-1), DescribeReply)
+
+
+@virtually
+async def test_a_copy_of_the_state_is_kept_while_it_is_fetched_and_let_go_of_soon_after(swarm: Swarm) -> None:
+    (donor,) = await swarm.donors(make_snapshot())
+    newcomer = swarm.peer(HostSettings(up_bytes_per_s=1e9, down_bytes_per_s=CHUNKS_IN_ALL * CHUNK_BYTES / 150.0))
+    fetching = asyncio.create_task(fetch(newcomer, [donor]))
+    await asyncio.sleep(2.0 * IDLE_S)
+    assert not fetching.done()
+    assert same(await fetching, make_snapshot())
+    await asyncio.sleep(1.1 * IDLE_S)
+    with pytest.raises(RejectedError, match="not held"):
+        await take(newcomer, donor, build_manifest(make_snapshot()).digest)
 
 
 @virtually

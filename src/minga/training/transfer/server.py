@@ -150,8 +150,8 @@ class _Held:
 class StateServer:
     """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
 
-    def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS, idle_s: float = IDLE_S) -> None:
-        self._node, self._idle_s = node, idle_s
+    def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS) -> None:
+        self._node = node
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = self._admitted_step = -1  # the second is older while a copy is hashed
@@ -251,7 +251,7 @@ class StateServer:
     def _release_idle(self) -> None:
         now = self._loop.time()
         # Timers may fire a rounding error early.
-        kept = tuple(h for h in self._held if h.stays or h.downloads or now - h.last_used < self._idle_s - 1e-3)
+        kept = tuple(h for h in self._held if h.stays or h.downloads or now - h.last_used < IDLE_S - 1e-3)
         if len(kept) < len(self._held):
             self._held = kept
             self._published_step = max((held.snapshot.step for held in kept), default=-1)
@@ -265,7 +265,7 @@ class StateServer:
         if held is None:
             raise RejectedError("the state with this digest is not held here any more", code=RefusalCode.GONE)
         held.last_used = self._loop.time()
-        self._loop.call_later(self._idle_s, self._release_idle)
+        self._loop.call_later(IDLE_S, self._release_idle)
         return held
 
     async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
@@ -326,7 +326,7 @@ class StateServer:
             finally:
                 held.downloads -= 1
                 held.last_used = self._loop.time()
-                self._loop.call_later(self._idle_s, self._release_idle)
+                self._loop.call_later(IDLE_S, self._release_idle)
 
     async def _chunk(self, held: _Held, index: int) -> memoryview:
         if held not in self._held:
