@@ -11,7 +11,7 @@ import pytest
 
 from minga.core.errors import RejectedError
 from minga.core.rate_cap import DailyWindow, RateCap
-from minga.network.bandwidth.access_link import SMALLEST_PIECE_BYTES, AccessLink, TokenBucket
+from minga.network.bandwidth.access_link import MOST_OWED_S, SMALLEST_PIECE_BYTES, AccessLink, TokenBucket
 from minga.network.bandwidth.meter import SETTLE_S
 from minga.network.rpc.keepalive import SILENCE_S
 from tests.worlds.link_world import FRAME_BYTES, MB, LinkWorld
@@ -113,6 +113,10 @@ async def test_what_was_not_asked_for_is_owed() -> None:
     paced.charge(500_000)
     await paced.take(SMALLEST_PIECE_BYTES)
     assert now() == pytest.approx(5.0, abs=0.1)
+    for _ in range(1000):  # more than anybody can pay back
+        paced.charge(500_000)
+    await paced.take(SMALLEST_PIECE_BYTES)
+    assert now() == pytest.approx(5.0 + MOST_OWED_S, abs=0.1)
 
 
 @virtually

@@ -14,16 +14,16 @@ from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
-from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
+from minga.network.gossip.anti_entropy import Aged, Detail, Held, Page, Push, Summary, WantedRecords
 from minga.network.gossip.board import Board
-from minga.network.gossip.gossip import EXCHANGE_METHOD
+from minga.network.gossip.gossip import EXCHANGE_METHOD, EXCHANGE_TIMEOUT_S
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
 from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNERS, PeerRecords, StoredRecord
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId
-from minga.network.rpc import node
+from minga.network.rpc import multiplexer, node
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import RUN_KINDS, Progress
@@ -359,6 +359,37 @@ def test_large_boards_travel_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
             await one.gossip.synchronise(other.peer_id)
         for peer in swarm.peers:
             assert {PeerId(signer.peer_id) for signer in strangers} <= set(peer.board.owners())
+
+    in_swarm(2, scenario)
+
+
+def test_an_owner_that_is_named_many_times_is_answered_once() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        board, owner = swarm.peers[0].board, swarm.peers[0].board.store.own
+        records = list(owner.entries.values())
+        wanted = [WantedRecords(owner.prefix, sorted(owner.entries))] * 1000
+        assert anti_entropy.select(board, wanted, anti_entropy.EVERYTHING) == records
+        detail = Detail([Held(owner.prefix, [])] * 1000)
+        assert anti_entropy.compare(board, detail, anti_entropy.EVERYTHING) == (records, [])
+
+    in_swarm(1, scenario)
+
+
+def test_whoever_never_reads_the_answer_to_an_exchange_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiplexer, "WINDOW_BYTES", 4096)
+
+    async def scenario(swarm: Swarm) -> None:
+        asker, asked = swarm.peers
+        for number in range(60):
+            signer = Identity.from_seed(number.to_bytes(32, "big"))
+            asked.board.receive(record(Beat(), EPOCH_MS, signer=signer), asked.peer_id)
+        async with asker.node.open(asked.peer_id, EXCHANGE_METHOD) as stream:
+            await stream.send(Summary(True, b""))
+            held = (await stream.receive(Detail)).held
+            await stream.send(Page([], False, [WantedRecords(each.prefix, [BEAT.code]) for each in held]))
+            await asyncio.sleep(EXCHANGE_TIMEOUT_S + 1.0)
+            with pytest.raises(UnreachableError):
+                await stream.receive(Page)
 
     in_swarm(2, scenario)
 

@@ -17,6 +17,7 @@ from minga.network.rpc.multiplexer import (
     DATA,
     LAST,
     LAZY_S,
+    MOST_WAITING_BYTES,
     PIECE_BYTES,
     PULSE,
     RESET,
@@ -172,6 +173,7 @@ async def test_an_end_alone_waits_a_moment_for_company() -> None:
     await stream.write(b"x")
     await asyncio.sleep(0.001)
     await stream.finish()
+    assert stream.number is not None
     await asyncio.sleep(0.001)
     assert len(wire.writes) == 1
     await asyncio.sleep(LAZY_S + 0.01)
@@ -216,7 +218,9 @@ async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
     multiplexer = multiplexer_on(wire, arrived)
     running = asyncio.ensure_future(multiplexer.run())
     mine = multiplexer.open()
+    await mine.write(b"x")
     await mine.reset()
+    assert mine.number is not None
     late = pack(DATA, mine.number, 1) + b"x" + pack(CREDIT, mine.number, 9) + pack(RESET, mine.number)
     wire.fed.put_nowait(late + pack(RESET, 7) + pack(DATA, 5, 2) + b"hi")
     await asyncio.sleep(0.01)
@@ -224,6 +228,73 @@ async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
     assert len(arrived) == 1
     assert await arrived[0].read(10) == b"hi"
     running.cancel()
+
+
+@virtually
+async def test_a_stream_that_is_overtaken_before_its_first_word_gets_the_later_number() -> None:
+    """The other side takes what has a lower number than the newest for a late word, and drops it."""
+    wire = Wire()
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
+    first, second, third = (multiplexer.open() for _ in range(3))
+    await second.write(b"2")
+    await first.write(b"1")
+    await third.finish()
+    await asyncio.sleep(LAZY_S + 0.001)
+    frames = list(FrameParser().feed(b"".join(wire.writes)))
+    assert [(frame.kind, bytes(frame.body)) for frame in frames] == [(DATA, b"2"), (DATA, b"1"), (LAST, b"")]
+    assert [frame.number for frame in frames] == [2, 4, 6]
+    running.cancel()
+
+
+@virtually
+async def test_a_stream_that_said_nothing_ends_without_a_word_and_counts_until_then() -> None:
+    wire = Wire()
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
+    wire.is_open.clear()
+    silent, lost = multiplexer.open(), multiplexer.open()
+    multiplexer.outbox.put(bytes(MOST_WAITING_BYTES))
+    await asyncio.sleep(0.001)
+    multiplexer.outbox.put(bytes(MOST_WAITING_BYTES))
+    waiting = asyncio.ensure_future(silent.write(b"never"))
+    await asyncio.sleep(0.001)
+    await silent.reset()
+    wire.is_open.set()
+    with pytest.raises(UnreachableError, match="this side reset"):
+        await waiting
+    await asyncio.sleep(LAZY_S + 0.001)
+    assert b"".join(wire.writes) == bytes(2 * MOST_WAITING_BYTES)
+    assert not multiplexer.is_idle
+    running.cancel()
+    with pytest.raises(UnreachableError, match="the carrier"):
+        await lost.read(1)
+    assert multiplexer.is_idle
+
+
+@virtually
+async def test_streams_that_never_pause_have_their_turns_one_after_the_other() -> None:
+    wire = Wire()
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
+    turns: list[int | None] = []
+
+    async def talk() -> None:
+        talker = multiplexer.open()
+        while True:
+            await talker.write(bytes(MOST_WAITING_BYTES))
+            talker.may_write(MOST_WAITING_BYTES)
+            turns.append(talker.number)
+
+    talking = [asyncio.ensure_future(talk()) for _ in range(3)]
+    for _ in range(30):
+        wire.is_open.clear()
+        await asyncio.sleep(0.01)
+        wire.is_open.set()
+        await asyncio.sleep(0)
+    assert min(turns.count(number) for number in (2, 4, 6)) >= len(turns) // 3 - 1
+    for task in (running, *talking):
+        task.cancel()
 
 
 def crowd_on(clockwork: KeepaliveTicker, size: int) -> list[Multiplexer]:

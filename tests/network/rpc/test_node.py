@@ -211,6 +211,19 @@ async def test_nobody_answers() -> None:
         await first.node.call(second.peer_id, "double", Number(1), Number)
 
 
+@virtually
+async def test_who_dials_while_the_node_is_closed_is_told_so_and_not_cancelled() -> None:
+    world, first, second = await two()
+    dialling = asyncio.ensure_future(first.node.dial(Address(PeerId("1" * 64), ("10.9.9.9:1",))))
+    await asyncio.sleep(0.1)
+    await first.node.close()
+    with pytest.raises(ClosedError):
+        await dialling
+    with pytest.raises(ClosedError):
+        await first.node.dial(second.network.address)
+    await world.close()
+
+
 @pytest.mark.parametrize("fault", ["stall", "kill"])
 def test_a_peer_that_falls_silent_in_a_call(fault: str) -> None:
     @virtually

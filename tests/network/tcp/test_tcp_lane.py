@@ -16,7 +16,10 @@ from minga.network.tcp.bulk_lane import (
     DIALLED_OPENS,
     DIALLER_OPENS,
     IDLE_S,
+    LAST_WORDS_S,
     MAX_CHANNELS,
+    OFF_S,
+    STALL_S,
     DialRequest,
     LaneOffer,
     TcpLane,
@@ -188,6 +191,29 @@ def test_the_end_of_the_other_process_is_thought_of_when_no_connection_is_left(l
         assert len(wondered) == 1, "this side ended it, and nothing else was there"
 
     asyncio.run(main())
+
+
+@virtually
+async def test_what_was_finished_is_not_cut_off_when_tcp_is_turned_off() -> None:
+    """The last of it may be on its way to a process that was stopped, and is to read it yet."""
+    made = lane(lambda: come(made))
+    idle, stalled = await made.open(), await made.open()
+    assert idle is not None
+    assert stalled is not None
+    answering: Any = Channel()
+    assert made._adopt(answering, DIALLER_OPENS)
+    answering.on_readable()
+    [answer] = made._host.streams  # type: ignore[attr-defined]
+    made.released(idle, idle._channel, clean=True, stalled_s=0.0)
+    made.released(stalled, stalled._channel, clean=False, stalled_s=2 * STALL_S)
+    made.released(answer, answering, clean=True, stalled_s=0.0)
+    assert (idle._channel.lost, answering.lost) == (None, None)
+    assert await made.open() is None
+    await asyncio.sleep(LAST_WORDS_S + 1.0)
+    assert idle._channel.lost is not None
+    assert answering.lost is None
+    await asyncio.sleep(OFF_S - LAST_WORDS_S)
+    assert await made.open() is not None
 
 
 @virtually

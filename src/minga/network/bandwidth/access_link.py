@@ -19,14 +19,15 @@ from minga.network.meta_bytes import byte_view
 
 # ---- What a peer sends, or takes, is kept below a cap that its owner set.
 #
-# Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed,
-# and then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most
-# `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece
-# by piece. The more streams wait, the smaller the pieces, so that each stream moves several times a second and none
-# looks dead to the other side.
+# Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed, and
+# then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most
+# `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece by
+# piece. Messages that came are owed without having asked, for `MOST_OWED_S` at most: else a peer that sends more than
+# the cap would keep bulk bytes waiting long after it has stopped. The more streams wait, the smaller the pieces, so
+# that each stream moves several times a second and none looks dead to the other side.
 
 
-BURST_S = 0.05
+BURST_S, MOST_OWED_S = 0.05, 10.0
 TURN_S = 0.1
 """Seconds in which every stream that waits should get a turn."""
 
@@ -67,6 +68,7 @@ class TokenBucket:
         """`size` bytes have passed, without asking."""
         if (rate := self.rate) is not None:
             self._charge(size, rate)
+            self._free_s = min(self._free_s, asyncio.get_running_loop().time() + MOST_OWED_S)
 
     async def take(self, size: int, *, urgent: bool = False) -> None:
         """Wait until `size` bytes may pass; the urgent ones go first."""

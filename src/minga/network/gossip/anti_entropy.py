@@ -145,7 +145,7 @@ def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[Stored
     known = _known(board)
     to_send: list[StoredRecord] = []
     wanted: list[WantedRecords] = []
-    for held in theirs.held:
+    for held in {held.prefix: held for held in theirs.held}.values():
         owner = known.get(held.prefix)
         entries = owner.entries if owner else {}
         their_versions = dict(held.versions)
@@ -165,10 +165,9 @@ def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[Stored
 
 
 def select(board: Board, wanted: Iterable[WantedRecords], settled: Settled) -> list[StoredRecord]:
-    """The entries that were asked for, as far as they are there and `settled`."""
-    known = _known(board)
-    asked = [(known[item.prefix], code) for item in wanted if item.prefix in known for code in sorted({*item.codes})]
-    found = [owner.entries.get(code) for owner, code in asked]
+    """The entries that were asked for, each once, as far as they are there and `settled`."""
+    known, codes = _known(board), {item.prefix: sorted({*item.codes}) for item in wanted}
+    found = [known[prefix].entries.get(code) for prefix in codes if prefix in known for code in codes[prefix]]
     return [entry for entry in found if entry is not None and settled.covers(board, entry)]
 
 

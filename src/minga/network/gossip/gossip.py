@@ -189,7 +189,8 @@ class Gossip:
     ) -> None:
         pages = list(anti_entropy.paged(entries, self._board.now())) or [[]]
         for number, records in enumerate(pages, 1):
-            await stream.send(Page(records, number < len(pages), wanted))
+            async with stream.taken_within(EXCHANGE_TIMEOUT_S):
+                await stream.send(Page(records, number < len(pages), wanted))
             wanted = []
 
     async def _receive_pages(self, stream: MessageStream) -> list[WantedRecords]:

@@ -208,9 +208,16 @@ class PeerRecords:
         newest = max((entry.record.expires for entry in self.entries.values()), default=0)
         return max(newest, self._dropped_expires) < before_ms
 
-    def expire(self, before_ms: float) -> list[int]:
-        """Drop the records that expired before `before_ms` (Unix milliseconds); returns their codes."""
-        kept = {code: entry for code, entry in self.entries.items() if entry.record.expires >= before_ms}
+    def expire(self, before_ms: float, *, is_own: bool) -> list[int]:
+        """Drop the records that expired before `before_ms` (Unix milliseconds); returns their codes.
+
+        What this peer itself says stays, to be renewed: it was asleep, or was stopped, and could not.
+        """
+        kept = {
+            code: entry
+            for code, entry in self.entries.items()
+            if entry.record.expires >= before_ms or (is_own and entry.payload is not None)
+        }
         expired = [code for code in self.entries if code not in kept]
         if expired:
             self.entries, self._fingerprint = kept, None
@@ -325,7 +332,7 @@ class RecordStore:
             if dispensable and owner is not self.own:
                 gone.append(owner_id)
             else:
-                expired += [(owner_id, code) for code in owner.expire(before_ms)]
+                expired += [(owner_id, code) for code in owner.expire(before_ms, is_own=owner is self.own)]
         return gone, expired
 
     def _make_room(self, owner: PeerRecords, added_bytes: int) -> None:

@@ -26,7 +26,8 @@ from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, KeepaliveTicker
 #     CREDIT   `size` KiB of the stream were read, and as many may follow
 #     PULSE    still alive, nothing to say; the number is that of ticks until the next one
 #
-# Streams that the opener of the carrier opens have even numbers, those of the other side odd ones, in ascending order.
+# Streams that the opener of the carrier opens have even numbers, those of the other side odd ones, which ascend in the
+# order of their first frames: a lower number than the newest is that of a stream which has ended.
 
 
 HEADER = struct.Struct(">BIH")
@@ -107,7 +108,8 @@ class Outbox:
         self._is_due = self._is_writing = False
         self._due: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._room: list[asyncio.Future[None]] = []
+        self._line = asyncio.Lock()  # who waits for room does so one after the other
+        self._room: asyncio.Future[None] | None = None
         self._error: Callable[[], MingaError] | None = None
 
     @property
@@ -127,11 +129,15 @@ class Outbox:
             self._timer = asyncio.get_running_loop().call_later(LAZY_S, self._be_due)
 
     async def room(self) -> None:
-        """Wait until there is room for more. Raises what the carrier was lost by."""
-        while self._waiting_bytes >= MOST_WAITING_BYTES and self._error is None:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room.append(turn)
-            await turn
+        """Wait until there is room for more. Raises what the carrier was lost by.
+
+        Whoever has had its turn goes to the end of the line, so that a stream that never pauses holds up no other.
+        """
+        if self._is_full:
+            async with self._line:
+                while self._is_full:
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
         if self._error is not None:
             raise self._error()
 
@@ -140,7 +146,7 @@ class Outbox:
         if self._error is None:
             self._error = error
             self._waiting.clear()
-            self._give_room()
+            wake(self._room)
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -156,7 +162,11 @@ class Outbox:
             await self._stream.write(b"".join(frames))
             self._is_writing = False
             self.written_tick = self._clockwork.tick
-            self._give_room()
+            wake(self._room)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting_bytes >= MOST_WAITING_BYTES and self._error is None
 
     def _wake(self) -> None:
         if not self._is_due:
@@ -169,12 +179,6 @@ class Outbox:
         if self._waiting:
             self._wake()
 
-    def _give_room(self) -> None:
-        for turn in self._room:
-            if not turn.done():
-                turn.set_result(None)
-        self._room.clear()
-
 
 # ---- One stream on a carrier; it behaves like a stream of the connection itself.
 
@@ -186,9 +190,11 @@ MakeError = Callable[[], MingaError]
 
 
 class Substream(Stream):
-    """Stream `number` of a carrier."""
+    """A stream of a carrier. One that is opened here gets its `number` with its first frame, which other streams may
+    overtake.
+    """
 
-    def __init__(self, carrier: Multiplexer, number: int) -> None:
+    def __init__(self, carrier: Multiplexer, number: int | None = None) -> None:
         self.carrier, self.number = carrier, number
         self._room = WINDOW_BYTES
         self._pieces: deque[memoryview] = deque()
@@ -208,17 +214,18 @@ class Substream(Stream):
         view = byte_view(data)
         if self._finished:
             raise ValueError("write after finish")
+        self._check()
         while True:
-            self._check()
             await self.carrier.outbox.room()
-            while not self._room:
+            self._check()
+            if not self._room:
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
-                self._check()
+                continue
             piece = view[: min(PIECE_BYTES, self._room)]
             if piece.nbytes:
                 self._room -= piece.nbytes
-                self._newest, self._newest_batch = pack(DATA, self.number, piece.nbytes), self.carrier.outbox.batch
+                self._newest, self._newest_batch = self._pack(DATA, piece.nbytes), self.carrier.outbox.batch
                 self.carrier.outbox.put(self._newest, bytes(piece))
             view = view[piece.nbytes :]
             if not view.nbytes:
@@ -234,7 +241,7 @@ class Substream(Stream):
             if self._newest_batch == self.carrier.outbox.batch:
                 self._newest[0] = LAST
             else:
-                self.carrier.outbox.put(pack(LAST, self.number), lazily=True)
+                self.carrier.outbox.put(self._pack(LAST), lazily=True)
             self._end_if_over()
 
     async def read(self, max_bytes: int) -> bytes:
@@ -273,8 +280,8 @@ class Substream(Stream):
     def drop(self) -> None:
         """Reset it at once, and let go of what waits to be read."""
         peer = self.carrier.peer
-        if self._error is None and not self._is_over:
-            self.carrier.outbox.put(pack(RESET, self.number))
+        if self.number is not None and self._error is None and not self._is_over:
+            self.carrier.outbox.put(self._pack(RESET))
         self.fail(lambda: UnreachableError("this side reset the stream", peer=peer), drop=True)
 
     @property
@@ -316,6 +323,12 @@ class Substream(Stream):
 
     # ---- inner workings
 
+    def _pack(self, kind: int, size: int = 0) -> bytearray:
+        """The header of a frame, which must be put before another stream puts one."""
+        if self.number is None:
+            self.number = self.carrier.number(self)
+        return pack(kind, self.number, size)
+
     def _keep(self, body: memoryview) -> None:
         """Hold what was not read yet. A small piece is copied, to the end of the small ones before it: else it would
         cost an object of its own, and keep alive all that came with it.
@@ -356,7 +369,7 @@ class Substream(Stream):
             units = self._taken_bytes // CREDIT_BYTES
             self._taken_bytes -= units * CREDIT_BYTES
             self._open_bytes -= units * CREDIT_BYTES
-            self.carrier.outbox.put(pack(CREDIT, self.number, units))
+            self.carrier.outbox.put(self._pack(CREDIT, units))
         return piece
 
     def _end_if_over(self) -> None:
@@ -366,7 +379,7 @@ class Substream(Stream):
     def _over(self) -> None:
         if not self._is_over:
             self._is_over = True
-            self.carrier.forget(self.number)
+            self.carrier.forget(self)
 
 
 READ_BYTES = 1 << 15
@@ -400,6 +413,7 @@ class Multiplexer:
         self._need_ticks = self._far_need_ticks = LEAST_TICKS
         self._speaking = 0  # how many streams may still say something here
         self._streams: dict[int, Substream] = {}
+        self._unheard: dict[Substream, None] = {}  # those that the other side does not know of yet
         self._parity = 0 if opened_here else 1
         self._next, self._newest = self._parity + 2, -1
         self._error: Callable[[], MingaError] | None = None
@@ -413,15 +427,22 @@ class Multiplexer:
     @property
     def is_idle(self) -> bool:
         """Whether no stream is open on it."""
-        return not self._streams
+        return not (self._streams or self._unheard)
 
     def open(self) -> Substream:
         """Open a stream. The other side learns of it with the first bytes. Raises `UnreachableError`."""
         if self._error is not None:
             raise self._error()
-        stream = self._streams[self._next] = Substream(self, self._next)
-        self._next += 2
+        stream = Substream(self)
+        self._unheard[stream] = None
         return stream
+
+    def number(self, stream: Substream) -> int:
+        """The number of a stream that was opened here, whose first frame leaves now."""
+        del self._unheard[stream]
+        number, self._next = self._next, self._next + 2
+        self._streams[number] = stream
+        return number
 
     @property
     def pause_ticks(self) -> int:
@@ -454,9 +475,12 @@ class Multiplexer:
         if self._resetting is None:
             self._resetting = asyncio.get_running_loop().create_task(self._carrier.reset())
 
-    def forget(self, number: int) -> None:
+    def forget(self, stream: Substream) -> None:
         """Both directions of a stream have ended."""
-        self._streams.pop(number, None)
+        if stream.number is None:
+            del self._unheard[stream]
+        else:
+            del self._streams[stream.number]
 
     async def run(self) -> None:
         """Carry what comes and goes until the carrier is lost. Raises `ProtocolError` if the other side breaks the
@@ -536,5 +560,5 @@ class Multiplexer:
         self._error = make
         self._clockwork.remove(self)
         self.outbox.fail(make)
-        for stream in list(self._streams.values()):
+        for stream in [*self._streams.values(), *self._unheard]:
             stream.fail(make, drop=False)

@@ -294,15 +294,21 @@ class Node:
     async def dial(self, address: Address) -> Connection:
         """Connect to a known address and exchange hellos; concurrent calls for the same one share an attempt.
 
-        Raises `UnreachableError`, or `RejectedError` if the other side sends this peer away.
+        Raises `UnreachableError`, `RejectedError` if the other side sends this peer away, or `ClosedError`.
         """
+        if self._closed:
+            raise ClosedError("this peer was closed")
         if self._connections.has_just_ended(address.peer_id):
             raise UnreachableError("its process has ended", peer=address.peer_id)
         if address not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[address] = task
             task.add_done_callback(lambda task: self._dialled(address, task))
-        return await asyncio.shield(self._dialling[address])
+        dialling = self._dialling[address]
+        await asyncio.wait({dialling})  # it goes on for others if this caller is cancelled
+        if dialling.cancelled():
+            raise ClosedError("this peer was closed")
+        return dialling.result()
 
     def _dialled(self, address: Address, task: asyncio.Task[Connection]) -> None:
         self._dialling.pop(address, None)

@@ -288,6 +288,10 @@ PATIENCE_TRIPS = 6
 
 IDLE_S = 120.0
 OFF_S, LONGEST_OFF_S = 30.0, 1920.0
+LAST_WORDS_S = 20.0
+"""Seconds, fewer than `OFF_S`, for which a connection is kept that no stream is to use any more: what was said over it
+last may still be on its way.
+"""
 
 STALL_S = 1.0
 """Seconds of silence, besides four round trips, after which it is the way that is blamed for a stream's end."""
@@ -321,7 +325,7 @@ class TcpLane:
 
     async def open(self) -> TcpStream | None:
         """A new stream; None if there is no way at present but over iroh."""
-        while self._idle:
+        while self._idle and not self._backoff.is_on:
             channel, timer = self._idle.popitem()
             timer.cancel()
             if channel.lost is None:
@@ -349,7 +353,6 @@ class TcpLane:
         for stream in self._streams:
             stream.interrupt.fire(make_error)
         self._streams.clear()
-        self._clear_idle()
         for channel in self._mine | self._theirs:
             channel.abort()
         for task in self._tasks:
@@ -372,7 +375,7 @@ class TcpLane:
         self._streams.discard(stream)
         if stalled_s > STALL_S + 4 * (self._host.round_trip_s or 0.0):
             self._turn_off("the other side fell silent")
-        if not clean or self._closed or self._backoff.is_on:
+        if not clean or self._closed:
             channel.abort()
         elif channel in self._mine:
             self._provide(channel)
@@ -557,13 +560,10 @@ class TcpLane:
         logger.debug("no TCP to peer %s for a while: %s", self.peer_id[:10], why)
         self._backoff.suffer()
         self._can_dial = True
-        self._clear_idle()
+        for channel, timer in self._idle.items():
+            timer.cancel()
+            self._idle[channel] = self._loop.call_later(LAST_WORDS_S, self._expire, channel)
         self._give_up_waiting()
-
-    def _clear_idle(self) -> None:
-        for channel in list(self._idle):
-            self._idle.pop(channel).cancel()
-            channel.abort()
 
     def _give_up_waiting(self) -> None:
         for waiter in self._waiters:
