@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tracemalloc
 from collections.abc import Iterable
 from typing import Any
@@ -22,13 +23,17 @@ from minga.access.standing_orders import (
 )
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.bus import Event, EventBus
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers, PublicOrder, draft_revocation
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Revocation, Transfer
+from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Revocation, Transfer
+from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.network.interface import Address, PeerId
+from minga.network.interface import Address, Connection, PeerId
+from minga.network.rpc.handshake import Hello
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import RunClock
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from tests.worlds.swarm_tools import virtually
 
@@ -59,17 +64,28 @@ def key(identity: Identity) -> bytes:
 
 
 class Peer:
-    """One that goes by a ledger of three organisers, of whom `needed` have to sign."""
+    """One that goes by a ledger of three organisers, of whom `needed` have to sign; a member if some `admitted` it."""
 
-    def __init__(self, internet: VirtualInternet, addresses: dict[PeerId, Address], needed: int) -> None:
+    def __init__(
+        self,
+        internet: VirtualInternet,
+        addresses: dict[PeerId, Address],
+        needed: int = 1,
+        admitted: tuple[Identity, int] | None = None,
+    ) -> None:
         host = internet.host(HostSettings(latency_s=0.01))
         addresses[host.peer_id] = host.address
         self.address, self.peer_id, self.log = host.address, host.peer_id, list[Event]()
         events = EventBus(asyncio.get_running_loop().time)
         events.subscribe(self.log.append)
-        admission = Admission(host.peer_id, RunClock.of(host))
+        token = None
+        if admitted is not None:
+            signer, term = admitted
+            lasting = Grant(RUN, term, 1, (), bytes.fromhex(host.peer_id), 0, 1, 1 << 32)
+            token = Token(lasting.signed_by(signer))
+        self.admission = admission = Admission(host.peer_id, RunClock.of(host), token)
         organisers = Organisers(frozenset(each.peer_id for each in (FIRST, SECOND, THIRD)), needed)
-        self.ledger = AccessLedger(RUN.hex(), organisers, FIRST.peer_id, is_open=True)
+        self.ledger = AccessLedger(RUN.hex(), organisers, FIRST.peer_id, is_open=admitted is None)
         admission.enforce(self.ledger)
         self.node = Node(
             host, run_id=RUN.hex(), role="trainer", lookup=addresses.get, events=events, authorizer=admission
@@ -82,6 +98,11 @@ class Peer:
     @property
     def offences(self) -> list[str]:
         return [str(event.data) for event in self.log if event.kind == "peer.offence"]
+
+    @property
+    def connections(self) -> int:
+        """How many it ever had."""
+        return sum(event.kind == "peer.connected" for event in self.log)
 
 
 async def two(one: Iterable[PublicOrder], other: Iterable[PublicOrder], needed: int = 1) -> tuple[Peer, Peer]:
@@ -189,6 +210,74 @@ async def test_who_heard_of_a_transfer_before_its_signer_was_barred_commits_no_o
     with pytest.raises(InvalidOrderError, match="0 of the 1"):
         other.ledger.take(Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(GUEST))
     await close(one, other)
+
+
+@virtually
+async def test_who_missed_a_transfer_hears_of_it_from_whom_the_heirs_admitted_whoever_dials() -> None:
+    for dialler in range(2):
+        internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+        away = Peer(internet, addresses, admitted=(FIRST, 0))
+        heirs = Peer(internet, addresses, admitted=(GUEST, 1))
+        assert not heirs.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+        one, other = (away, heirs) if dialler == 0 else (heirs, away)
+        await one.node.dial(other.address)
+        await asyncio.sleep(1.0)
+        assert away.ledger.term == 1
+        assert away.node.is_connected(heirs.peer_id)
+        assert heirs.node.is_connected(away.peer_id)
+        assert away.offences == heirs.offences == []
+        await close(away, heirs)
+
+
+@virtually
+async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_and_no_connection() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 1))
+    stranger.admission.open_to_all()
+    stranger.admission.ledger = None
+    tried, served = list[str](), list[PeerId]()
+
+    async def serve(peer: PeerId, stream: MessageStream) -> None:
+        served.append(peer)
+        await stream.send(OrdersCompared(same=True))
+
+    async def pry(connection: Connection) -> None:
+        for method in ("run.spec", "run.spec", METHOD):
+            tried.append(method)
+            with contextlib.suppress(RemoteError):
+                await stranger.node.call(member.peer_id, method, OrdersHeld(bytes(32)), OrdersCompared, over=connection)
+
+    member.node.serve("run.spec", serve)
+    stranger.node.exchange_orders = pry
+    with pytest.raises(RejectedError, match="of term 1, of which nothing is known here") as refused:
+        await stranger.node.dial(member.address)
+    assert refused.value.code is RefusalCode.ORDERS
+    assert (len(tried), served) == (6, [])
+    with pytest.raises(RejectedError):
+        await member.node.dial(stranger.address)
+    assert member.connections == 0
+    assert member.node.clock.time_at(stranger.peer_id) is None
+    await close(member, stranger)
+
+
+@virtually
+async def test_who_is_barred_while_the_hellos_are_said_is_not_connected() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, guest = (Peer(internet, addresses) for _ in range(2))
+    check = member.node._check_guest
+
+    async def slowly(hello: Hello, peer: PeerId) -> None:
+        await check(hello, peer)
+        member.take([bar(int(peer, 16))])
+
+    member.node._check_guest = slowly  # type: ignore[method-assign]
+    with contextlib.suppress(RemoteError):
+        await guest.node.dial(member.address)
+    await asyncio.sleep(1.0)
+    assert not guest.node.is_connected(member.peer_id)
+    assert member.connections == 0
+    assert [event.kind for event in member.log].count("peer.turned_away") == 1
+    await close(member, guest)
 
 
 @pytest.mark.parametrize("needed", [1, 2])

@@ -35,8 +35,8 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError, draft_revocation
-from minga.identity.access.orders import Revocation, Transfer
+from minga.identity.access.ledger import CLOCK_SKEW_S, AccessBannedError, NoAccessError, draft_revocation
+from minga.identity.access.orders import Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
@@ -340,6 +340,23 @@ def test_a_peer_that_cannot_be_barred_yet_keeps_no_other_from_being_barred(
     assert known.proposed() == dict.fromkeys(two, 1)
     known.take(draft_revocation(known, OTHER.peer_id, "", 2).signed_by(organiser_desk.SECOND))
     assert barring.bar(two) == two[1:]
+
+
+def test_who_was_barred_and_admitted_anew_by_its_key_is_barred_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = organiser_desk.ledger_of(organiser_desk.FIRST, organiser_desk.SECOND)
+    subject = bytes.fromhex(organiser_desk.PEER)
+    anew = Grant(bytes.fromhex(known.run_id), 0, 1, (), subject, 0, known.next_version, 1 << 32)
+    token = Token(anew.signed_by(organiser_desk.FIRST).signed_by(organiser_desk.SECOND))
+    known.check(token, organiser_desk.PEER, 2.0)
+    for key in (organiser_desk.FIRST, organiser_desk.SECOND):
+        seat = organiser_desk.desk(key, known)
+        seat.is_connected = True
+        monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_, seat=seat: contextlib.nullcontext(seat))
+        Barring(invitation_link(), PeerOptions(), tmp_path).bar([organiser_desk.PEER])
+    with pytest.raises(AccessBannedError):
+        known.check(token, organiser_desk.PEER, 2.0)
 
 
 @asynchronously

@@ -7,7 +7,7 @@ from minga.core.refusal_code import RefusalCause, RefusalCode
 
 ON_THE_WIRE = """
 refused version run access banned cut_off full method busy often address gone not_ready idle stand_by ahead behind
-diverged layout unfair round part late aborted given_up term member absent attempt session clock key
+diverged layout unfair round part late aborted given_up term member absent attempt session clock key orders
 """
 
 

@@ -122,6 +122,20 @@ def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> Non
     assert _samples_at(entries)([entry["t"] for entry in evaluations]) == places
 
 
+@pytest.mark.parametrize(("later_s", "later_steps"), [(-86_400.0, 0), (0.0, -100)])
+def test_a_clock_or_a_run_that_was_set_back_hides_no_step(tmp_path: Path, later_s: float, later_steps: int) -> None:
+    path, older = tmp_path / FILE_NAME, tmp_path / f"{FILE_NAME}.1"
+    history = History(path, max_bytes=20_000)
+    step = 100
+    while not older.exists():
+        step += 1
+        history.add(1e9 + step, "step", step=step, total_samples=10 * step)
+    assert samples_in(path) == (step, 10 * step)
+    step += 1 + later_steps
+    history.add(1e9 + step - later_steps + later_s, "step", step=step, total_samples=10 * step)
+    assert samples_in(path) == (step, 10 * step)
+
+
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:
     told: list[Entry] = []
     history = History(tmp_path / FILE_NAME, most_remembered=0)

@@ -14,11 +14,10 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from minga.access.admission import HEARING_S, Admission
+from minga.access.admission import Admission
 from minga.access.standing_orders import OrderExchange, Orders
 from minga.core.aio import DiskWrites
-from minga.core.errors import ConfigurationError, RejectedError, RemoteError, StorageError, reason_of
-from minga.core.events.network import PeerTurnedAway
+from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.events.training import AccessEnded, AccessOrders
 from minga.core.files import keep, read_kept, read_struct, write_atomically
 from minga.core.thread_guard import loop_bound
@@ -169,7 +168,6 @@ class AccessWatch:
             admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in known.guests.items()})
             admission.take(known.orders)
         admission.on_orders = self._orders_came
-        node.on_connected.add(self._meet)
 
     async def run(self) -> None:
         """Look every second, until cancelled."""
@@ -211,21 +209,6 @@ class AccessWatch:
         self._node.events.emit(AccessOrders(barred=len(self._ledger.barred()), term=self._ledger.term))
         self.exchange.spread()
         asyncio.get_running_loop().call_soon(self.look)
-
-    def _meet(self, peer: PeerId) -> None:
-        if self._admission.hears(peer):
-            self._node.spawn(self._hear(peer))
-
-    async def _hear(self, peer: PeerId) -> None:
-        """Get the orders of a peer whose organisers are not known here, and judge it by them."""
-        with contextlib.suppress(RemoteError, TimeoutError):
-            async with asyncio.timeout(HEARING_S):
-                await self.exchange.exchange(peer)
-        try:
-            self._admission.confirm(peer)
-        except RejectedError as error:
-            self._node.events.emit(PeerTurnedAway(peer=peer, reason=str(error)))
-            await self._node.disconnect(peer)
 
     def end_step(self) -> None:
         """A step of this peer has ended: disconnect the peers whose access has ended."""

@@ -7,8 +7,8 @@ have to go again. The link verifies the spec itself, whichever peer sends it.
 
 A newcomer may know nothing yet of the organisers by whose word its entries are members. So until it has entered, an
 entry that it cannot admit is provisional: it may tell the orders, and nothing else, and `confirm` judges it by these.
-The same goes later for one peer at a time with a token of a term that is not known here, or an entry without a token:
-the role may have been handed over while this peer was cut off. More at once could outvote it on the run's time.
+Later on, the role may have been handed over while this peer was cut off. So who shows a token of a term that is not
+known here, or is an entry without one, is refused like others, but may exchange the orders before it dials again.
 
 This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
 that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
@@ -66,9 +66,6 @@ MORE_SIGNATURES = 2
 over the tokens of all, one after the other, and would verify each anew where the last ones push out the first.
 """
 
-HEARING_S = 10.0
-"""Longest time, in seconds, for which a peer whose organisers are not known here may tell of them."""
-
 MAX_INVALID = 8
 """How many orders that are none are looked at, of those that come together."""
 
@@ -106,8 +103,6 @@ class Admission:
         """Where to tell of what is worth knowing."""
         self._own_id, self._has_entered = own_id, False
         self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
-        self._heard: tuple[PeerId, float] | None = None
-        """The provisional peer that is no entry, and since when."""
         self._admitted: BoundedDict[PeerId, AdmittedPeer] = BoundedDict(2 * MAX_OWNERS)
         self._guests: dict[str, dict[PeerId, None]] = {}
         self._caught: BoundedDict[PeerId, tuple[str, ...]] = BoundedDict(MAX_OWNERS)
@@ -139,18 +134,10 @@ class Admission:
             self.remember_guests({self.token.invitation: [self._own_id]})
         return self._judge_provisional()
 
-    def hears(self, peer: PeerId) -> bool:
-        """Whether a peer that is no entry tells the orders before it is judged."""
-        return self._heard is not None and peer == self._heard[0]
-
     def confirm(self, peer: PeerId) -> None:
-        """Judge a provisional peer by the orders that it told. Raises `RejectedError` if they keep it out."""
-        credential = self._provisional.get(peer)
-        if self.hears(peer):
-            self._heard = None
-            self._provisional.pop(peer, None)
-        if credential is not None and self.ledger is not None:
-            self._admit(self.ledger, peer, credential)
+        """Judge an entry by the orders that it told. Raises `RejectedError` if they keep it out."""
+        if peer in self._provisional and self.ledger is not None:
+            self._admit(self.ledger, peer, self._provisional[peer])
 
     def end_entering(self) -> list[PeerId]:
         """From now on entries are judged as all others are; returns those among them that the orders keep out."""
@@ -186,7 +173,7 @@ class Admission:
             try:
                 self._admit(self.ledger, peer, credential)
             except RejectedError as error:
-                if not self._may_enter_by(peer, error) and not self._begin_hearing(peer, credential, error):
+                if not self._may_enter_by(peer, error):
                     raise
                 self._provisional[peer] = credential
 
@@ -316,25 +303,16 @@ class Admission:
     def _may_enter_by(self, peer: PeerId, refusal: RejectedError) -> bool:
         return not self._has_entered and peer in self.entries and refusal.code is not RefusalCode.BANNED
 
-    def _begin_hearing(self, peer: PeerId, credential: bytes, refusal: RejectedError) -> bool:
-        """Hear a peer that may be of a term that is not known here, unless another one is heard; whether it is.
-
-        The handshake takes time, too, and may yet fail.
-        """
-        may_be_organiser = not credential and peer in self.entries and refusal.code is not RefusalCode.BANNED
-        if not may_be_organiser and not isinstance(refusal.__cause__, UnknownTermError):
-            return False
-        now_s = self.clock.now()
-        if self._heard is None or abs(now_s - self._heard[1]) > 2.0 * HEARING_S:
-            self._heard = peer, now_s
-        return self.hears(peer)
-
     def _admit(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> None:
         try:
             found = self._judge(ledger, peer, credential)
             self._check_uses(peer, found.access, found.access.uses)
         except NoAccessError as error:
-            code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
+            code = RefusalCode.ACCESS
+            if isinstance(error, AccessBannedError):
+                code = RefusalCode.BANNED
+            elif isinstance(error, UnknownTermError) or (not credential and peer in self.entries):
+                code = RefusalCode.ORDERS
             raise RejectedError(str(error), code=code, peer=peer) from error
         self._note(peer, found)
 

@@ -52,7 +52,7 @@ from minga.identity.access.orders import (
     Revocation,
     Transfer,
 )
-from minga.network.interface import PeerId
+from minga.network.interface import Connection, PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 
@@ -363,6 +363,7 @@ class OrderExchange:
         self._serving = set[PeerId]()
         node.serve(METHOD, self._serve)
         node.on_connected.add(self._meet)
+        node.exchange_orders = lambda connection: self._ask(connection.peer_id, connection)
 
     async def run(self) -> None:
         """Exchange orders with one neighbour after the other, until cancelled."""
@@ -398,8 +399,8 @@ class OrderExchange:
             if waits:
                 self._next.discard(peer)
 
-    async def _ask(self, peer: PeerId) -> None:
-        async with _in_time(peer), self._node.open(peer, METHOD) as stream:
+    async def _ask(self, peer: PeerId, over: Connection | None = None) -> None:
+        async with _in_time(peer), self._node.open(peer, METHOD, over=over) as stream:
             await stream.send(OrdersHeld(self._digest()))
             compared = await stream.receive(OrdersCompared)
             if not compared.same:

@@ -77,8 +77,7 @@ class Barring:
             refusals = dict[str, None]()
             for peer in peers:
                 try:
-                    if peer not in desk.ledger.barred():
-                        desk.bar(peer, REASON)
+                    desk.bar(peer, REASON)  # also who is barred already: it may have been admitted anew since
                 except ConfigurationError as error:
                     refusals[str(error)] = None
             for refusal in refusals:

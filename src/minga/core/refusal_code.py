@@ -44,6 +44,8 @@ class RefusalCode(StrEnum):
     """The two are in different runs."""
     ACCESS = "access", RefusalCause.LOCAL
     """The peer that asks shows no valid access, or its access does not cover this call."""
+    ORDERS = "orders", RefusalCause.REMOTE
+    """The organisers that admitted the peer that asks are not known to the one that was asked."""
     BANNED = "banned", RefusalCause.LOCAL
     """The organisers banned the peer that asks: its key, its invitation or its addresses."""
     CLOCK = "clock", RefusalCause.LOCAL

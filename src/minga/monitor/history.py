@@ -138,16 +138,20 @@ def read_history(path: Path) -> list[Entry]:
 
 def samples_in(path: Path) -> tuple[int, int] | None:
     """The step and the count of samples with which the history in `path` ends; None if it tells of none."""
-    newest = [entry for file in (path, _older(path)) if (entry := _last_step(file)) is not None]
-    return samples_of(max(newest, key=lambda entry: float(entry["t"]))) if newest else None
+    found = [last for file in (_older(path), path) if (last := _last_step(file)) is not None]
+    if not found:
+        return None
+    *before, (time_s, known) = found
+    # One that was carried over is earlier in both. The clock alone may have been set back, and so may the run.
+    return next((other for other_s, other in before if other_s > time_s and other > known), known)
 
 
-def _last_step(file: Path) -> Entry | None:
+def _last_step(file: Path) -> tuple[float, tuple[int, int]] | None:
     with contextlib.suppress(OSError), file.open("rb") as lines:
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
         for line in reversed(lines.read().split(b"\n")):
-            if (entry := parse_entry(line)) is not None and samples_of(entry) is not None:
-                return entry
+            if (entry := parse_entry(line)) is not None and (known := samples_of(entry)) is not None:
+                return float(entry["t"]), known
     return None
 
 

@@ -16,7 +16,7 @@ from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import GroupAttempt
 from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position, Vote
-from minga.averaging.messages import GroupMember, Part, Plan
+from minga.averaging.messages import GroupMember, Part, Plan, Report
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -136,6 +136,22 @@ def test_who_gave_its_state_and_was_through_then_is_not_waited_for() -> None:
         through.clear()  # both were started again: they may be anywhere
         assert not attempt.may_close(alone, [])
         assert not attempt.may_join(PeerId("d" * 64))
+
+    main()
+
+
+def test_a_leader_that_does_nothing_is_due_though_most_said_goodbye_or_are_through() -> None:
+    me, leader, *gone = (PeerId(each * 64) for each in "abcde")
+    member = replace(Position(me), view=(me, leader, *gone), departed=frozenset(gone), has_vote=True)
+    newcomer = Position(me).come_back(dict.fromkeys(gone, 0), 0.0)
+
+    @virtually
+    async def main() -> None:
+        report = Report(samples=1, parked=True)
+        assert attempt_after([me, leader], member).is_due(report)
+        assert attempt_after([me, leader], newcomer, gone).is_due(report)
+        assert not attempt_after([me, leader], newcomer).is_due(report)
+        assert not attempt_after([me, leader], replace(member, departed=frozenset())).is_due(report)
 
     main()
 

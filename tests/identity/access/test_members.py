@@ -332,6 +332,18 @@ async def test_who_was_cut_off_while_the_role_was_handed_over_finds_the_run_agai
 
 
 @virtually
+async def test_a_newcomer_is_told_that_a_member_does_not_know_who_admitted_it() -> None:
+    spec = members_spec()
+    swarm = make_swarm(spec)
+    (old,) = await grow(swarm, invitation(spec), 1)
+    new = swarm.add(access=invitation(spec, SECOND, seed=81, term=1), entries=[swarm.peers[old].network.address])
+    await new.ended.wait()
+    assert isinstance(new.error, RejectedError)
+    assert "the access token is of term 1, of which nothing is known here" in str(new.error)
+    await swarm.close()
+
+
+@virtually
 async def test_an_invitation_is_used_up() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)

@@ -275,6 +275,18 @@ def test_a_second_peer_gets_a_sibling_key(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["identity-2.json", "identity-3.json", "identity.json"]
 
 
+def test_a_damaged_sibling_keeps_no_peer_from_the_next_and_a_damaged_key_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "identity.json"
+    with Identity.acquire(path) as first:
+        (tmp_path / "identity-2.json").write_text("{}")
+        with Identity.acquire(path) as second, Identity.acquire(path, lambda peer: (peer is not None,)) as third:
+            assert [held.path.name for held in (second, third)] == ["identity-3.json", "identity-4.json"]
+        path.write_text("{}")
+        with pytest.raises(IdentityError, match=r"identity\.json"):
+            Identity.acquire(path)
+    assert first.path == path
+
+
 def test_siblings_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MAX_IDENTITIES_PER_FILE", 2)
     path = tmp_path / "identity.json"

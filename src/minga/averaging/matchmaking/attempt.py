@@ -276,7 +276,7 @@ class GroupAttempt:
         if report.samples > 2 * self.target_batch + report.micro_batch:
             return True
         waits = report.parked and (report.samples > 0 or self.standby.is_far_longer)
-        return waits and has_quorum(set(self.swarm_view.alive()), self.position.everyone)
+        return waits and has_quorum(set(self.swarm_view.alive()), self._deciding_at_present())
 
     def usual_s(self, report: Report) -> float:
         """How many seconds the step takes if all others that are in it compute like this peer; 0 if it cannot tell, or
@@ -315,6 +315,11 @@ class GroupAttempt:
         if self.position.view:
             return self.position
         return replace(self.position, departed=self.position.departed.union(self.swarm_view.through(self.step)))
+
+    def _deciding_at_present(self) -> tuple[PeerId, ...]:
+        """Those whose votes the step takes, of the last round or of those that this peer got its state from."""
+        position = self._position_at_present()
+        return replace(position, view=position.everyone).electorate()
 
     def _may_go_on(self, position: Position, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
         if self.swarm_view.is_behind(self.step):  # the others took it meanwhile, so none of them is at it any more
@@ -373,9 +378,7 @@ class GroupAttempt:
         if not self.position.everyone:
             return False
         alive = set(self.swarm_view.alive())
-        position = self._position_at_present()
-        electorate = replace(position, view=position.everyone).electorate()
-        is_quorum = has_quorum(alive, electorate) and (self.settings.aggregates or alive != {self.me})
+        is_quorum = has_quorum(alive, self._deciding_at_present()) and (self.settings.aggregates or alive != {self.me})
         return not is_quorum and not self.is_behind()
 
     def _report_minority(self, present: Collection[PeerId]) -> None:

@@ -116,13 +116,21 @@ class Identity:
         """Like `load_or_create`, but for this process alone, so that two peers never run with the same key.
 
         While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
-        and made if need be. The end of a process frees its key. With a `rank`, that says which of them are tried first.
+        and made if need be, but for those that cannot be used. The end of a process frees its key. With a `rank`, that
+        says which of them are tried first.
         """
-        path = key_file.default_path() if path is None else Path(path)
+        path, unusable = key_file.default_path() if path is None else Path(path), None
         for candidate in _in_order(path, rank):
-            if (held := cls.hold(candidate)) is not None:
-                return held
-        raise IdentityError(
+            try:
+                held = cls.hold(candidate)
+            except IdentityError as error:
+                if candidate == path:
+                    raise
+                unusable = error
+            else:
+                if held is not None:
+                    return held
+        raise unusable or IdentityError(
             f"{MAX_IDENTITIES_PER_FILE} running peers use the keys beside {path}; use --ephemeral for more"
         )
 

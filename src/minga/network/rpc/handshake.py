@@ -2,9 +2,10 @@
 
 A fresh connection carries one exchange of `Hello`s, the dialler's first: wire versions (a range; ranges without a
 common one part), run id, role, date, process and credential. So strangers, other runs, incompatible versions, clocks
-that are too far off and copies of a key in use are refused with a reason in words. The stream on which that was said
-goes on as the connection's first carrier (`minga.network.rpc.node`). Every later stream, on a carrier too, begins with
-a `Call` that names a method.
+that are too far off and copies of a key in use are refused with a reason in words. Where it is that one side does not
+know all orders of the organisers, one more stream is served, for these and nothing else. The stream on which the hellos
+were said goes on as the connection's first carrier (`minga.network.rpc.node`). Every later stream, on a carrier too,
+begins with a `Call` that names a method.
 """
 
 from __future__ import annotations

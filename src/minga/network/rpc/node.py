@@ -153,6 +153,10 @@ class Node:
         """Called for each new connection, and for each peer to which the last connection is gone."""
         self.on_rival = Observers[[Incarnation]]()
         """Called when a peer shows that an older process with the same key lives."""
+        self.exchange_orders: Callable[[Connection], Awaitable[None]] | None = None
+        """Makes the organisers' orders the same at both ends of a connection, where one of them lacks some to judge the
+        other: the dialler does so, then it dials once more.
+        """
         self._nonce, self._began_s = secrets.token_bytes(NONCE_BYTES), asyncio.get_running_loop().time()
         self._incarnation: Incarnation | None = None
         self.clockwork = KeepaliveTicker()
@@ -423,7 +427,6 @@ class Node:
     async def _check_host(self, hello: Hello, peer: PeerId, travel_s: float) -> None:
         self._check_hello(hello, peer)
         self.clock.enter_by(peer, None if hello.run_time is None else hello.run_time + travel_s)
-        self._authorizer.meet(peer, hello.credential)
         if await self._proof_of_life(peer, hello) is not None:
             raise UnreachableError("a process with a copy of its key answers there", peer=peer)
 
@@ -507,6 +510,14 @@ class Node:
         return last_heard
 
     async def _dial(self, address: Address) -> Connection:
+        try:
+            return await self._connect(address)
+        except RejectedError as error:
+            if error.code is not RefusalCode.ORDERS or self.exchange_orders is None:
+                raise
+        return await self._connect(address)
+
+    async def _connect(self, address: Address) -> Connection:
         peer, now = address.peer_id, asyncio.get_running_loop().time
         connection: Connection | None = None
         try:
@@ -516,9 +527,17 @@ class Node:
                 limit.reschedule(now() + DIAL_TIMEOUT_S)  # as much for the hellos
                 stream = self.wrap(await connection.open_stream(), connection, pulses=False)
                 own, sent_s = self._hello(), now()
-                hello = await handshake.introduce(
-                    stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
-                )
+                try:
+                    hello = await handshake.introduce(
+                        stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
+                    )
+                    self._adopt(connection, stream, hello, (now() - sent_s) / 2.0, dialled=True)
+                except RejectedError as error:
+                    if error.code is RefusalCode.ORDERS and self.exchange_orders is not None:
+                        await stream.close()
+                        with contextlib.suppress(RemoteError):
+                            await self.exchange_orders(connection)
+                    raise
         except BaseException as error:
             if connection is not None:
                 await connection.close()
@@ -527,7 +546,6 @@ class Node:
             if isinstance(error, RejectedError):
                 self._note_refusal(error, peer)
             raise
-        self._adopt(connection, stream.hand_over(), hello, (now() - sent_s) / 2.0, dialled=True)
         return connection
 
     def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
@@ -541,14 +559,16 @@ class Node:
     def _adopt(
         self,
         connection: Connection,
-        carrier: Stream,
+        stream: MessageStream,
         hello: Hello,
         travel_s: float | None = None,
         *,
         dialled: bool = False,
     ) -> None:
+        """Keep a connection. Raises `RejectedError` if its peer is not admitted, or no longer: the hellos took time."""
         peer = connection.peer_id
-        self._carriers[connection] = Carriers(self, connection, carrier, dialled=dialled)
+        self._authorizer.meet(peer, hello.credential)
+        self._carriers[connection] = Carriers(self, connection, stream.hand_over(), dialled=dialled)
         known, incarnation = self._incarnations.get(peer), hello.incarnation
         if incarnation is not None and hello.run_time is None:
             since = max(0.0, incarnation.since + self.clock.now() - hello.wall_time)
@@ -581,14 +601,25 @@ class Node:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 peer, stream = connection.peer_id, self.wrap(await connection.accept_stream(), connection)
-                hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
+                try:
+                    hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
+                except RejectedError as error:
+                    if error.code is RefusalCode.ORDERS:
+                        await self._hear_orders(connection)
+                    raise
+            self._adopt(connection, stream, hello)
         except (RemoteError, TimeoutError) as error:
             self.events.emit(PeerTurnedAway(peer=connection.peer_id, reason=str(error) or "no hello"))
             await connection.close()
-            return
         finally:
             self._waiting.pop(connection, None)
-        self._adopt(connection, stream.hand_over(), hello)
+
+    async def _hear_orders(self, connection: Connection) -> None:
+        """Serve the one stream of a connection that is refused; nothing but orders is permitted on it."""
+        with contextlib.suppress(RemoteError):
+            stream = await connection.accept_stream()
+            self._count(connection.peer_id, 1)
+            await self._serve_stream(self.wrap(stream, connection, pulses=False), connection)
 
     # ---- being called
 
