@@ -152,6 +152,29 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
     main()
 
 
+def test_the_organiser_signs_once_whichever_of_its_calls_is_first(tmp_path: Path) -> None:
+    """Its trainer came while its peer, which had asked somebody silent, was about to name another founder."""
+
+    async def be_silent(_: PeerId, stream: MessageStream) -> None:
+        await asyncio.Event().wait()
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, volunteer, silent = [await world.node() for _ in range(3)]
+        silent.serve(METHOD, be_silent)
+        founding, other = world.founding(organiser), world.founding(volunteer)
+        finding = [asyncio.ensure_future(other.find("6" * 64)), asyncio.ensure_future(founding.find())]
+        await asyncio.sleep(CALL_S - 1.0)
+        finding.append(asyncio.ensure_future(founding.find(STATE)))
+        await asyncio.sleep(3 * CALL_S)
+        kept = world.founding(organiser).genesis
+        assert kept is not None
+        assert [task.result().genesis for task in finding] == [kept] * 3
+
+    main()
+
+
 def test_where_the_organiser_only_looks_on_founders_hear_of_what_most_others_have(tmp_path: Path) -> None:
     @virtually
     async def main() -> None:

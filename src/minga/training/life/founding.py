@@ -204,6 +204,8 @@ class Founding:
         self._told_step = 0
         self._random = random.Random(f"minga founding {node.peer_id}")
         self._genesis, self._was_known = known, known is not None
+        self._settling: asyncio.Future[None] | None = None
+        """The keeping of the genesis that was found first: several calls may find one, each with another state."""
         node.serve(METHOD, self._serve)
 
     @property
@@ -219,24 +221,20 @@ class Founding:
         """
         ready = -1
         while self._genesis is None:
-            founders = self._founders(state)
-            if len(founders) != ready:
-                ready = len(founders)
+            if (present := len(self._founders(state))) != ready:
+                ready = present
                 self.waiting = ready, self.rules.founders
                 if self.rules.founders > 1:
                     self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
-            if found is None and self._identity.peer_id == self.run.organiser and ready >= self.rules.founders:
-                chosen = [] if self.first else founders[: self.rules.founders]
-                first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
-                found = Genesis.sign(self._node.run_id, chosen, first, self._identity)
-            if found is not None:
-                # Stored before any peer learns of it: the organiser must never sign another one.
-                await asyncio.to_thread(_keep, self._path, found)
-                self._genesis = found
-                break
-            self.is_first.set()
-            await asyncio.sleep(ASK_PERIOD_S)
+            if self._settling is None:  # else another call is at it, or was
+                genesis = self._sign(state) if found is None else found
+                self._settling = None if genesis is None else asyncio.ensure_future(self._settle(genesis))
+            if self._settling is not None:
+                await asyncio.shield(self._settling)
+            else:
+                self.is_first.set()
+                await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
@@ -254,6 +252,24 @@ class Founding:
         await self._ask_all("")
 
     # ---- inner workings
+
+    def _sign(self, state: str) -> Genesis | None:
+        """A genesis, if this is the organiser's peer and the founders are here."""
+        founders = self._founders(state)
+        if self._identity.peer_id != self.run.organiser or len(founders) < self.rules.founders:
+            return None
+        chosen = [] if self.first else founders[: self.rules.founders]
+        first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
+        return Genesis.sign(self._node.run_id, chosen, first, self._identity)
+
+    async def _settle(self, genesis: Genesis) -> None:
+        """Go by it for good. It is stored before any peer learns of it: the organiser must never sign another one."""
+        try:
+            await asyncio.to_thread(_keep, self._path, genesis)
+            self._genesis = genesis
+        finally:
+            if self._genesis is None:
+                self._settling = None
 
     def _founders(self, state: str) -> list[PeerId]:
         """The peers that could found the run together now, with the same state, in the order in which they came."""
