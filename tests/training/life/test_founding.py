@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
+from minga.core.files import write_atomically
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.life.founding import (
     CALL_S,
+    DISK_PERIOD_S,
     MAX_READY,
     METHOD,
     READY_S,
@@ -150,6 +153,33 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
 
     main()
+
+
+def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, refused = write_atomically, list[Path]()
+
+    def refuse_once(path: Path, body: bytes) -> None:
+        if not refused:
+            refused.append(path)
+            raise OSError("no space left")
+        write(path, body)
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, other = await world.node(), await world.node()
+        monkeypatch.setattr("minga.core.files.write_atomically", refuse_once)
+        organiser.spawn(world.founding(organiser).look_on())
+        async with asyncio.timeout(2 * DISK_PERIOD_S):
+            genesis = (await world.founding(other).find(STATE)).genesis
+        assert world.founding(organiser).genesis == genesis
+        assert refused == [tmp_path / organiser.peer_id[:10]]
+        assert ["no space left" in record.message for record in caplog.records] == [True]
+
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        main()
 
 
 def test_the_organiser_signs_once_whichever_of_its_calls_is_first(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ that it does not remember.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,7 @@ from minga.training.state.manifest import Digest
 METHOD = "run.genesis"
 CONTEXT = b"run genesis"
 ASK_PERIOD_S = 0.5
+DISK_PERIOD_S = 5.0
 CALL_S = 5.0
 MOST_ASKED = 8
 """Peers that are asked at a time: any that is in the run has the genesis, or will have it soon."""
@@ -61,6 +63,8 @@ because a peer that waits for the answer of another one is still there.
 """
 MAX_READY = 4 * MAX_MEMBERS
 MAX_GENESIS_BYTES = 1 << 20
+
+logger = logging.getLogger("minga.training")
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -241,6 +245,18 @@ class Founding:
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
         waits = not self._genesis.founders and not await self._may_begin(state)
         return Bootstrap(self._genesis, self._was_known or waits)
+
+    async def look_on(self) -> None:
+        """`find` for a peer that does not found the run itself, and has no program that a full disk could be told: it
+        tries until there is room.
+        """
+        while True:
+            try:
+                await self.find()
+                return
+            except StorageError as error:
+                logger.warning("how the run was founded cannot be kept, so it does not begin here: %s", error)
+                await asyncio.sleep(DISK_PERIOD_S)
 
     @property
     def told_step(self) -> int:
