@@ -25,6 +25,7 @@ from minga.training.life.founding import (
     AskFounders,
     Bootstrap,
     Founding,
+    FoundingRules,
     Genesis,
     GenesisAnswer,
     Participation,
@@ -180,6 +181,47 @@ def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
 
     with caplog.at_level(logging.WARNING, "minga.training"):
         main()
+
+
+@virtually
+async def begins(folder: Path, *, organiser_step: int, told: int = 0) -> tuple[bool, float]:
+    """Whether a peer that has the first state, which the recipe gives all, may begin with it, and after which seconds,
+    if the organiser, which sees the run at a step, does not answer the question once. `told` is what others say.
+    """
+    world, silent = Foundation(folder, founders=1), True
+    organiser, volunteer = await world.node(), await world.node()
+    of_organiser, asking = world.founding(organiser), world.founding(volunteer)
+    of_organiser.rules = asking.rules = FoundingRules(alike=True)
+    of_organiser.first = STATE
+    organiser.spawn(of_organiser.look_on())
+    serve = of_organiser._serve
+
+    async def serve_but_once(peer: PeerId, stream: MessageStream) -> None:
+        nonlocal silent
+        if silent and asking.genesis is not None:
+            silent = False
+            asking.step = told
+            await asyncio.Event().wait()
+        await serve(peer, stream)
+
+    organiser.serve(METHOD, serve_but_once)
+    find = asyncio.ensure_future(asking.find(STATE))
+    while asking.genesis is None:
+        await asyncio.sleep(0.01)
+    of_organiser.step, begun_s = organiser_step, asyncio.get_running_loop().time()
+    beginning = await find
+    assert not silent
+    return not beginning.has_begun, asyncio.get_running_loop().time() - begun_s
+
+
+@pytest.mark.parametrize(("organiser_step", "told", "may"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
+    tmp_path: Path, organiser_step: int, told: int, may: bool
+) -> None:
+    """It waited half an hour for a peer with the state that it had itself."""
+    may_begin, seconds = begins(tmp_path, organiser_step=organiser_step, told=told)
+    assert may_begin is may
+    assert seconds < 2 * CALL_S
 
 
 def test_the_organiser_signs_once_whichever_of_its_calls_is_first(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ class Founding:
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        waits = not self._genesis.founders and not await self._may_begin(state)
-        return Bootstrap(self._genesis, self._was_known or waits)
+        may_begin = bool(self._genesis.founders) or await self._may_begin(state)
+        return Bootstrap(self._genesis, self._was_known or not may_begin)
 
     async def look_on(self) -> None:
         """`find` for a peer that does not found the run itself, and has no program that a full disk could be told: it
@@ -355,12 +355,20 @@ class Founding:
         return 2 * begun > len(founders)
 
     async def _may_begin(self, state: str) -> bool:
-        """Whether the organiser's peer says that a peer which has this state may begin the run with it now."""
-        try:
-            answer = await self._node.call(self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
-        except RemoteError:
+        """Whether the organiser's peer says that a peer which has this state may begin the run with it now. An answer
+        that got lost is asked for again, until the run has gone on without: if nobody begins, nobody has a state.
+        """
+        if not state or self._was_known or self._node.peer_id == self.run.organiser:
             return False
-        return bool(state) and answer.first == state
+        while not self.told_step:
+            try:
+                answer = await self._node.call(
+                    self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S
+                )
+                return answer.first == state
+            except RemoteError:
+                await asyncio.sleep(ASK_PERIOD_S)
+        return False
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:
