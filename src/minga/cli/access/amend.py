@@ -109,7 +109,12 @@ def _stop(organiser: Organiser, options: AmendCommand, context: Context) -> None
         said = f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
         _nothing_to_do(said, context, step=step, ended=True)
         return
-    last = max(1, organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step)
+    soonest = max(1, organiser.step_ahead(PAUSE_LEAD_S))
+    last = soonest if options.at_step is None else options.at_step
+    if last < soonest:
+        raise ConfigurationError(
+            f"--at-step {last}: not all members would hear of it before that; name step {soonest} or a later one"
+        )
     effect = f"The run ends when its trainers have taken step {last}."
     _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect, last)
 
