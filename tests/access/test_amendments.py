@@ -359,6 +359,20 @@ def test_the_desk_judges_an_order_for_a_step_that_is_past_by_the_round_that_is_n
         standing(spec).check(order, 4)
 
 
+@pytest.mark.parametrize(("step", "from_step"), [(60, 0), (40, 60), (60, 60)])
+def test_a_run_ends_at_no_step_that_is_past_when_its_end_is_ordered(step: int, from_step: int) -> None:
+    """Who took the last round went on for another one, and who fetched its state was through."""
+    spec = make_spec(16)
+    for last in ("60", "1"):
+        with pytest.raises(ConfigurationError, match="can end after step 61 at the earliest"):
+            standing(spec).check(amendment(spec, 1, from_step, training__stop_after_steps=last), step)
+    later = amendment(spec, 1, from_step, training__stop_after_steps="61")
+    assert standing(spec).check(later, step).training.stop_after_steps == 61
+    ended = standing(spec, amendment(spec, 1, 0, training__stop_after_steps="1"))
+    other = amendment(spec, 2, from_step, optimizer__learning_rate="0.5")
+    assert ended.check(other, step).training.stop_after_steps == 1, "that there is such an order is no fault of another"
+
+
 def test_the_run_spec_is_made_once_for_all_rounds_of_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, made = make_spec(16), list[int]()
     amend = RunSpec.amended

@@ -281,7 +281,14 @@ class StandingOrders:
                 if key not in before or key in dict(order.changes):
                     raise ConfigurationError(str(why)) from why
         changes, _ = self._read(amendments.changes(amendments.due(first, EARLY)), first)
-        return amended_spec(self._spec, changes)
+        amended = amended_spec(self._spec, changes)
+        last_step = amended.training.stop_after_steps
+        if STOP in dict(order.changes) and last_step is not None and last_step <= first:
+            raise ConfigurationError(
+                f"{STOP} = {last_step}: the run can end after step {first + 1} at the earliest, since it is at step "
+                f"{step} and the order takes effect at step {first}"
+            )
+        return amended
 
 
 # ---- The exchange of orders: how they reach every member.

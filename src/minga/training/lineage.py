@@ -79,8 +79,11 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     def may_lead_to(self, later: Lineage) -> bool:
         """Whether the rounds behind this state can be among those behind the `later` one: both descend from one
-        founding, and no peer took rounds alone on the way to one of them only.
+        founding, and no peer took rounds alone on the way to one of them only. Peers that lost each other may each have
+        taken as many: so after a round alone only a state of the very same rounds will do.
         """
+        if self.alone:
+            return self.rounds == later.rounds
         return (self.founding, self.solo) == (later.founding, later.solo)
 
     def standing(self, step: int, organiser: str | None, *, final: bool = False) -> Standing:

@@ -344,16 +344,13 @@ class Session:
             if progress is not None and progress.is_settled:
                 founding.step = max(founding.step, progress.step)
 
-        async def find() -> None:
-            await founding.find()
-
         for peer in self.board.payloads(Progress):
             note(peer, "progress")
         self.board.observe(note)
         may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
         has_shared_state = not spec.split.is_on or spec.split.averages_clients
         if has_shared_state and (only_looks or not is_organiser or may_sign_for_others):
-            self.node.spawn(find())
+            self.node.spawn(founding.look_on())
         return founding
 
     async def close(self, reason: str = "") -> None:

@@ -153,6 +153,13 @@ def test_a_run_that_is_complete_takes_no_order(options: dict[str, int], monkeypa
     assert not list(desk.ledger.amendments)
 
 
+def test_a_stop_is_at_no_step_that_is_past_before_all_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = AtPeer(PLAIN)
+    with pytest.raises(ConfigurationError, match="name step 33 or a later one"):
+        told_by(desk, monkeypatch, "stop", at_step=32)
+    assert told_by(desk, monkeypatch, "stop", at_step=33, wait=False)[1]["in_force"]
+
+
 def test_one_member_that_claims_a_later_step_keeps_no_order_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ending = RunSpec.from_mapping({"name": "long", "training": {"stop_after_steps": 1000}})
     desk = AtPeer(ending, 31, 10**6)

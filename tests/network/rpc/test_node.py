@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.core.errors import (
+    ClosedError,
+    ProtocolError,
+    RejectedError,
+    RemoteError,
+    SilentError,
+    StorageError,
+    UnreachableError,
+)
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import connections
@@ -497,6 +505,20 @@ async def test_a_handler_that_fails_harms_nobody_else() -> None:
     assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
     assert second.offences() == []
     await world.close()
+
+
+def test_what_this_machine_refuses_a_background_task_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def store() -> None:
+        raise StorageError("the disk is full")
+
+    @virtually
+    async def main() -> None:
+        world, first, _ = await two()
+        await first.node.spawn(store())
+        assert [record.message for record in caplog.records] == ["a background task failed: the disk is full"]
+        await world.close()
+
+    main()
 
 
 @virtually

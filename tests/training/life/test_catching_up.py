@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minga.core.errors import RemoteError
+from minga.averaging.matchmaking.attempt import OutOfSyncError
+from minga.core.errors import NoStateError, RemoteError, UnreachableError
 from minga.core.events.training import StateAwaited
+from minga.core.refusal_code import RefusalCode
 from minga.training.life.catching_up import LONGEST_WAIT_S, SYNC_PAUSE_S, CatchingUp, StateWait
 from minga.training.lineage import Lineage, Standing
+from minga.training.transfer.download import BrokenOffError
 from tests.worlds.swarm_tools import virtually
 
 
@@ -67,6 +72,42 @@ def test_a_peer_says_once_that_it_waits_for_a_state_that_others_have_and_do_not_
         "the state of step 9, which others have, did not come: no state of step 9 or later here"
     ] * 2
     assert len(caplog.records) == 2
+
+
+NOTHING = UnreachableError("no state of step 9 or later here")
+
+
+@pytest.mark.parametrize(
+    ("error", "gives_up"),
+    [
+        (BrokenOffError("the connection ended"), False),
+        (OutOfSyncError("the swarm went on", code=RefusalCode.BEHIND, round=9), False),
+        (NOTHING, True),
+    ],
+)
+def test_a_newcomer_on_a_slow_line_does_not_give_up_while_parts_of_the_state_come(
+    error: RemoteError, gives_up: bool
+) -> None:
+    """The half hour in which nobody gave anything went on during downloads that took longer, and failed in the end."""
+
+    async def main() -> None:
+        events: Any = SimpleNamespace(emit=lambda event: None)
+        node: Any = SimpleNamespace(events=events)
+        founding: Any = SimpleNamespace(run=SimpleNamespace(organiser="organiser"), genesis=None, told_step=0)
+        unused: Any = None
+        catching_up = CatchingUp(unused, unused, unused, events, lambda _: False, StateWait(node, founding))
+        catching_up.discards_state = True
+        founding.look_again = functools.partial(asyncio.sleep, 0.0)
+        await catching_up.note_failure(9, NOTHING)
+        await asyncio.sleep(LONGEST_WAIT_S)
+        with pytest.raises(NoStateError) if gives_up else contextlib.nullcontext():
+            await catching_up.note_failure(9, error)
+            await catching_up.note_failure(9, NOTHING)
+        await asyncio.sleep(LONGEST_WAIT_S)
+        with pytest.raises(NoStateError):
+            await catching_up.note_failure(9, NOTHING)
+
+    virtually(main, limit_s=3.0 * LONGEST_WAIT_S)()
 
 
 def catching_up_at(own: Standing, newest: Standing) -> CatchingUp:

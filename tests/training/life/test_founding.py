@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,17 +12,20 @@ import pytest
 from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
+from minga.core.files import write_atomically
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.life.founding import (
     CALL_S,
+    DISK_PERIOD_S,
     MAX_READY,
     METHOD,
     READY_S,
     AskFounders,
     Bootstrap,
     Founding,
+    FoundingRules,
     Genesis,
     GenesisAnswer,
     Participation,
@@ -148,6 +152,97 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
+
+    main()
+
+
+def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, refused = write_atomically, list[Path]()
+
+    def refuse_once(path: Path, body: bytes) -> None:
+        if not refused:
+            refused.append(path)
+            raise OSError("no space left")
+        write(path, body)
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, other = await world.node(), await world.node()
+        monkeypatch.setattr("minga.core.files.write_atomically", refuse_once)
+        organiser.spawn(world.founding(organiser).look_on())
+        async with asyncio.timeout(2 * DISK_PERIOD_S):
+            genesis = (await world.founding(other).find(STATE)).genesis
+        assert world.founding(organiser).genesis == genesis
+        assert refused == [tmp_path / organiser.peer_id[:10]]
+        assert ["no space left" in record.message for record in caplog.records] == [True]
+
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        main()
+
+
+@virtually
+async def begins(folder: Path, *, organiser_step: int, told: int = 0) -> tuple[bool, float]:
+    """Whether a peer that has the first state, which the recipe gives all, may begin with it, and after which seconds,
+    if the organiser, which sees the run at a step, does not answer the question once. `told` is what others say.
+    """
+    world, silent = Foundation(folder, founders=1), True
+    organiser, volunteer = await world.node(), await world.node()
+    of_organiser, asking = world.founding(organiser), world.founding(volunteer)
+    of_organiser.rules = asking.rules = FoundingRules(alike=True)
+    of_organiser.first = STATE
+    organiser.spawn(of_organiser.look_on())
+    serve = of_organiser._serve
+
+    async def serve_but_once(peer: PeerId, stream: MessageStream) -> None:
+        nonlocal silent
+        if silent and asking.genesis is not None:
+            silent = False
+            asking.step = told
+            await asyncio.Event().wait()
+        await serve(peer, stream)
+
+    organiser.serve(METHOD, serve_but_once)
+    find = asyncio.ensure_future(asking.find(STATE))
+    while asking.genesis is None:
+        await asyncio.sleep(0.01)
+    of_organiser.step, begun_s = organiser_step, asyncio.get_running_loop().time()
+    beginning = await find
+    assert not silent
+    return not beginning.has_begun, asyncio.get_running_loop().time() - begun_s
+
+
+@pytest.mark.parametrize(("organiser_step", "told", "may"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
+    tmp_path: Path, organiser_step: int, told: int, may: bool
+) -> None:
+    """It waited half an hour for a peer with the state that it had itself."""
+    may_begin, seconds = begins(tmp_path, organiser_step=organiser_step, told=told)
+    assert may_begin is may
+    assert seconds < 2 * CALL_S
+
+
+def test_the_organiser_signs_once_whichever_of_its_calls_is_first(tmp_path: Path) -> None:
+    """Its trainer came while its peer, which had asked somebody silent, was about to name another founder."""
+
+    async def be_silent(_: PeerId, stream: MessageStream) -> None:
+        await asyncio.Event().wait()
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, volunteer, silent = [await world.node() for _ in range(3)]
+        silent.serve(METHOD, be_silent)
+        founding, other = world.founding(organiser), world.founding(volunteer)
+        finding = [asyncio.ensure_future(other.find("6" * 64)), asyncio.ensure_future(founding.find())]
+        await asyncio.sleep(CALL_S - 1.0)
+        finding.append(asyncio.ensure_future(founding.find(STATE)))
+        await asyncio.sleep(3 * CALL_S)
+        kept = world.founding(organiser).genesis
+        assert kept is not None
+        assert [task.result().genesis for task in finding] == [kept] * 3
 
     main()
 

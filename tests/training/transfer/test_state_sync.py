@@ -32,7 +32,7 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet, Virtua
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
-from minga.training.transfer.download import DownloadedState, OvertakenError, Wanted, download
+from minga.training.transfer.download import BrokenOffError, DownloadedState, OvertakenError, Wanted, download
 from minga.training.transfer.messages import (
     CHUNKS,
     DESCRIBE,
@@ -444,6 +444,7 @@ async def test_if_all_lie_the_error_names_them(swarm: Swarm) -> None:
     with pytest.raises(UnreachableError, match="does not match its hash") as error:
         await fetch(swarm.peer(), liars)
     assert all(liar.id[:10] in str(error.value) for liar in liars)
+    assert type(error.value) is UnreachableError, "nothing of it came"
 
 
 @virtually
@@ -490,7 +491,7 @@ async def test_all_donors_killed_then_resumed_from_the_cache(swarm: Swarm, folde
                     swarm.internet.kill(donor.network)
 
     newcomer.node.events.subscribe(watch)
-    with pytest.raises(UnreachableError, match="none of 2 donors"):
+    with pytest.raises(BrokenOffError, match="none of 2 donors"):
         await fetch(newcomer, donors, cache=folder)
     kept = max(done)
     assert 6 <= kept < 16

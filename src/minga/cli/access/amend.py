@@ -87,7 +87,12 @@ def _regroup(organiser: Organiser, options: AmendCommand, context: Context) -> N
 def _stop(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
     _check_goes_on(organiser)
-    last = max(1, organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step)
+    soonest = max(1, organiser.step_ahead(PAUSE_LEAD_S))
+    last = soonest if options.at_step is None else options.at_step
+    if last < soonest:
+        raise ConfigurationError(
+            f"--at-step {last}: not all members would hear of it before that; name step {soonest} or a later one"
+        )
     effect = f"The run ends when its trainers have taken step {last}."
     _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect)
 

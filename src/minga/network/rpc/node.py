@@ -40,7 +40,7 @@ import msgspec
 from minga.core.aio import Backoff, Observers, end
 from minga.core.errors import (
     ClosedError,
-    MingaError,
+    LocalError,
     ProtocolError,
     RejectedError,
     RemoteError,
@@ -693,8 +693,8 @@ class Node:
             await coroutine
         except (RemoteError, ClosedError) as error:
             logger.debug("task ended: %s", error)
-        except MingaError:
-            raise
+        except LocalError as error:
+            logger.error("a background task failed: %s", error)
         except Exception:
             logger.exception("a background task failed")
 

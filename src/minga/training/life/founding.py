@@ -23,6 +23,7 @@ that it does not remember.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,7 @@ from minga.training.state.manifest import Digest
 METHOD = "run.genesis"
 CONTEXT = b"run genesis"
 ASK_PERIOD_S = 0.5
+DISK_PERIOD_S = 5.0
 CALL_S = 5.0
 MOST_ASKED = 8
 """Peers that are asked at a time: any that is in the run has the genesis, or will have it soon."""
@@ -61,6 +63,8 @@ because a peer that waits for the answer of another one is still there.
 """
 MAX_READY = 4 * MAX_MEMBERS
 MAX_GENESIS_BYTES = 1 << 20
+
+logger = logging.getLogger("minga.training")
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -204,6 +208,8 @@ class Founding:
         self._told_step = 0
         self._random = random.Random(f"minga founding {node.peer_id}")
         self._genesis, self._was_known = known, known is not None
+        self._settling: asyncio.Future[None] | None = None
+        """The keeping of the genesis that was found first: several calls may find one, each with another state."""
         node.serve(METHOD, self._serve)
 
     @property
@@ -219,30 +225,38 @@ class Founding:
         """
         ready = -1
         while self._genesis is None:
-            founders = self._founders(state)
-            if len(founders) != ready:
-                ready = len(founders)
+            if (present := len(self._founders(state))) != ready:
+                ready = present
                 self.waiting = ready, self.rules.founders
                 if self.rules.founders > 1:
                     self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
-            if found is None and self._identity.peer_id == self.run.organiser and ready >= self.rules.founders:
-                chosen = [] if self.first else founders[: self.rules.founders]
-                first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
-                found = Genesis.sign(self._node.run_id, chosen, first, self._identity)
-            if found is not None:
-                # Stored before any peer learns of it: the organiser must never sign another one.
-                await asyncio.to_thread(_keep, self._path, found)
-                self._genesis = found
-                break
-            self.is_first.set()
-            await asyncio.sleep(ASK_PERIOD_S)
+            if self._settling is None:  # else another call is at it, or was
+                genesis = self._sign(state) if found is None else found
+                self._settling = None if genesis is None else asyncio.ensure_future(self._settle(genesis))
+            if self._settling is not None:
+                await asyncio.shield(self._settling)
+            else:
+                self.is_first.set()
+                await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        waits = not self._genesis.founders and not await self._may_begin(state)
-        return Bootstrap(self._genesis, self._was_known or waits)
+        may_begin = bool(self._genesis.founders) or await self._may_begin(state)
+        return Bootstrap(self._genesis, self._was_known or not may_begin)
+
+    async def look_on(self) -> None:
+        """`find` for a peer that does not found the run itself, and has no program that a full disk could be told: it
+        tries until there is room.
+        """
+        while True:
+            try:
+                await self.find()
+                return
+            except StorageError as error:
+                logger.warning("how the run was founded cannot be kept, so it does not begin here: %s", error)
+                await asyncio.sleep(DISK_PERIOD_S)
 
     @property
     def told_step(self) -> int:
@@ -254,6 +268,24 @@ class Founding:
         await self._ask_all("")
 
     # ---- inner workings
+
+    def _sign(self, state: str) -> Genesis | None:
+        """A genesis, if this is the organiser's peer and the founders are here."""
+        founders = self._founders(state)
+        if self._identity.peer_id != self.run.organiser or len(founders) < self.rules.founders:
+            return None
+        chosen = [] if self.first else founders[: self.rules.founders]
+        first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
+        return Genesis.sign(self._node.run_id, chosen, first, self._identity)
+
+    async def _settle(self, genesis: Genesis) -> None:
+        """Go by it for good. It is stored before any peer learns of it: the organiser must never sign another one."""
+        try:
+            await asyncio.to_thread(_keep, self._path, genesis)
+            self._genesis = genesis
+        finally:
+            if self._genesis is None:
+                self._settling = None
 
     def _founders(self, state: str) -> list[PeerId]:
         """The peers that could found the run together now, with the same state, in the order in which they came."""
@@ -323,12 +355,20 @@ class Founding:
         return 2 * begun > len(founders)
 
     async def _may_begin(self, state: str) -> bool:
-        """Whether the organiser's peer says that a peer which has this state may begin the run with it now."""
-        try:
-            answer = await self._node.call(self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
-        except RemoteError:
+        """Whether the organiser's peer says that a peer which has this state may begin the run with it now. An answer
+        that got lost is asked for again, until the run has gone on without: if nobody begins, nobody has a state.
+        """
+        if not state or self._was_known or self._node.peer_id == self.run.organiser:
             return False
-        return bool(state) and answer.first == state
+        while not self.told_step:
+            try:
+                answer = await self._node.call(
+                    self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S
+                )
+                return answer.first == state
+            except RemoteError:
+                await asyncio.sleep(ASK_PERIOD_S)
+        return False
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:

@@ -72,7 +72,7 @@ class TrainerHold:
 
         with watching(LOOK_S, look):
             yield
-        if self._is_held and not self._port.facts.counts_late:  # the others may be gone before it has their state
+        if self._is_held:  # the others may be gone before it has their state, or before a round with them
             self._end_later()
 
     def _end_later(self) -> None:

@@ -82,6 +82,10 @@ class OvertakenError(UnreachableError):
     """No donor has the wanted state any more: all of them have taken further steps since."""
 
 
+class BrokenOffError(UnreachableError):
+    """Chunks of the state came, and then the last donor was lost."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The state to fetch: that after `minimum_step` or later, and with this `digest`, if one is given.
@@ -482,10 +486,12 @@ class _Download:
             fetch = ChunkFetch(source, manifest, missing, self._store, self._snapshot.buffer.device)
             self._received_bytes = fetch.received_bytes
             self._tell()
+            begun_bytes = self._done_bytes
             await fetch.run(supporters)
             asked.failed.update(fetch.failed)
             if not fetch.complete:
-                raise asked.nobody()
+                error = asked.nobody()
+                raise error if self._done_bytes == begun_bytes else BrokenOffError(error.message, phase=error.phase)
         finally:
             await self._cache.close()
         await self._cache.remove()
