@@ -62,6 +62,16 @@ def test_a_peer_that_begins_anew_is_no_negative_loss() -> None:
     assert meter.total_samples == 816
 
 
+def test_another_process_of_a_peer_counts_from_nothing_though_it_has_larger_totals() -> None:
+    meter = LossMeter(from_start=True)
+    meter.update({A: Metrics(1, 20.0, 64, 2, since=1.7e9)})
+    sample = meter.update({A: Metrics(9, 1.5, 96, 3, since=1.8e9)})
+    assert sample is not None
+    assert (sample.loss, sample.samples) == (0.5, 96)
+    assert meter.total_samples == 160
+    assert meter.update({A: Metrics(9, 1.5, 96, 3)}) is None, "an older version does not say which process it is"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.floats(-1e18, 1e18))))
 def test_any_totals_are_survived(totals: list[tuple[int, int, int, float]]) -> None:
     meter = LossMeter()
