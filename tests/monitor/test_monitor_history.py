@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,52 @@ def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> Non
     assert [mark["samples"] for mark in model.journals["marks"].document()["entries"]] == places
     assert _by_step([entry for entry in entries if entry["event"] == "step"], evaluations) == places
     assert _samples_at(entries)([entry["t"] for entry in evaluations]) == places
+
+
+def fill_first_half(history: History) -> None:
+    for step in range(50):  # 2000 bytes and more
+        history.add(1001.0 + step, "step", step=step)
+
+
+def test_rare_entries_outlast_a_disk_that_is_full_when_the_file_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=4000)
+    history.add(1000.0, "banned", peer=A)
+    fill_first_half(history)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        for step in range(100):
+            history.add(2000.0 + step, "step", step=step)
+    for step in range(200):
+        history.add(3000.0 + step, "step", step=step)
+    assert read_history(path)[0]["event"] == "banned"
+
+
+def test_two_threads_begin_the_file_anew_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=4000)
+    fill_first_half(history)
+    other = threading.Thread(target=history.add, args=(5000.0, "evaluation"))
+    begin_anew, begun = history._begin_anew, list[Path]()
+
+    def meanwhile(path: Path) -> None:
+        begun.append(path)
+        if len(begun) == 1:
+            other.start()
+            other.join(0.1)  # it waits for this thread
+        begin_anew(path)
+
+    monkeypatch.setattr(history, "_begin_anew", meanwhile)
+    for step in range(60):
+        history.add(2000.0 + step, "step", step=step)
+    other.join()
+    assert begun == [path]
+    assert [entry["step"] for entry in read_history(path) if entry["t"] >= 2000.0 and "step" in entry] == [*range(60)]
 
 
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:
