@@ -135,6 +135,14 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
+class NewerFormatError(ValueError):
+    """A checkpoint is not damaged: a newer minga wrote it, which can go on from it."""
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
 class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`manifest.json`: a manifest that people can read."""
 
@@ -231,8 +239,11 @@ def _read_manifest(folder: Path) -> _ManifestFile:
     path = folder / MANIFEST_NAME
     if path.stat().st_size > 4 * MAX_MANIFEST_BYTES:
         raise ValueError(f"{MANIFEST_NAME} is impossibly large")
+    data = path.read_bytes()
     try:
-        written = decode_json(path.read_bytes(), _ManifestFile)
+        if (theirs := decode_json(data, _Format).format) > FORMAT:
+            raise NewerFormatError(f"is of a newer minga (format {theirs}, and this one knows {FORMAT})")
+        written = decode_json(data, _ManifestFile)
     except DECODING_ERRORS as error:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
     if any(Path(name).name != name for name in written.files):
@@ -374,8 +385,9 @@ class CheckpointStore:
         """The newest checkpoint that is intact; None if there is none at all.
 
         Damaged ones are set aside and logged, and where the `founding` of the run is known (the id of its genesis),
-        those that descend from another one. Raises `StorageError` if there are only such, also at the next call: what
-        they held is lost, and no peer is to begin anew without a person's knowledge.
+        those that descend from another one; those of a newer minga are logged, and stay. Raises `StorageError` if there
+        are only such, also at the next call: what they held is lost, and no peer is to begin anew without a person's
+        knowledge.
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
@@ -384,6 +396,9 @@ class CheckpointStore:
             step, path = waiting.pop()
             try:
                 checkpoint = read_checkpoint(path)
+            except NewerFormatError as error:
+                problems[path] = f"the checkpoint of step {step} {error}"
+                continue
             except (ValueError, FileNotFoundError) as error:
                 if not path.exists():  # another process removed it as too old, so there are newer ones
                     waiting = complete_checkpoints(self.directory)
