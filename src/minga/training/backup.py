@@ -23,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from minga.core.errors import ConfigurationError, IdentityError, StorageError, reason_of
+from minga.core.files import flush_folder, flush_tree
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
@@ -262,7 +263,9 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
         folder = runs / run.signed.run_id[:FOLDER_DIGITS]
         if folder.exists():
             raise ConfigurationError(f"{folder} is there already: move it away to restore the backup")
+        flush_tree(partial)
         partial.rename(folder)
+        flush_folder(runs)
     except OSError as error:
         raise StorageError(f"the backup {file} cannot be restored: {reason_of(error)}") from error
     finally:

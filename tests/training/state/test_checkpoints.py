@@ -310,7 +310,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("disks-memory")
-@pytest.mark.parametrize("where", ["write_tensors", "_encode", "_flush", "mkdir", "rename"])
+@pytest.mark.parametrize("where", ["write_tensors", "_encode", "flush_tree", "mkdir", "rename"])
 def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -356,7 +356,7 @@ def _die_while_flushing(folder: str) -> None:
     def die(_: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint_files._flush = die
+    checkpoint_files.flush_tree = die
     CheckpointStore(Path(folder)).save(make_snapshot(20))
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -34,6 +33,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.core.files import flush_folder, flush_tree
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -185,9 +185,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / MANIFEST_NAME).write_bytes(_encode(manifest, snapshot.lineage, files))
-    for path in folder.iterdir():
-        _flush(path)
-    flush_folder(folder)
+    flush_tree(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -285,21 +283,6 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 read_bytes += value.nbytes
                 yield left.pop(), value
                 del value
-
-
-def _flush(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows does that by itself and cannot open folders."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # ---- All checkpoints of a run on this machine.
