@@ -506,6 +506,21 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
 
 
+def cyclic_groups(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, [0.0, 0.1, 0.2], [0.0, 0.2, 0.4], cycle_momentum=False)
+
+
+@pytest.mark.parametrize("schedule", [None, cyclic_groups])
+def test_a_group_that_rests_at_a_rate_of_0_goes_on_resting(schedule: Any) -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(2))], "lr": rate} for rate in (0.0, 0.2, 0.4)]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = None if schedule is None else schedule(optimizer)
+    before = [group["lr"] for group in optimizer.param_groups]
+    for _ in range(2):
+        set_learning_rate(optimizer, scheduler, 0.1)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5 * rate for rate in before]
+
+
 def floor(optimizer: torch.optim.Optimizer) -> LRScheduler:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6, eta_min=0.01)
 

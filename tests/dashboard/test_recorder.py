@@ -126,6 +126,16 @@ def test_the_traffic_of_peers_whose_totals_come_back_is_none_of_the_time_between
     assert [entry["sent"] for entry in swarm_entries(history)] == [None, 0, 0, pytest.approx(4e6)]
 
 
+def test_the_traffic_of_a_peer_that_was_started_again_is_all_that_its_new_process_had(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = RunRecorder(history, "me")
+    for since, total in ((1.7e9, 5000), (1.8e9, 6000)):
+        look = run.advance(PERIOD_S)
+        peer = replace(look.status.peers[0], bytes_sent=total, bytes_received=total, since=since)
+        recorder.on_look(look._replace(status=replace(look.status, peers=(peer,))))
+    assert [entry["sent"] for entry in swarm_entries(history)] == [None, 6000 / PERIOD_S]
+
+
 def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRun) -> None:
     history = History(None)
     recorder = RunRecorder(history, "me")

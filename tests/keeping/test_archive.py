@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -109,6 +110,24 @@ def test_archived_checkpoints_outlive_the_newest_ones(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "archive", keep=9).steps() == [10, 20]
     assert kept.kinds() == ["checkpoint.archived"] * 2
     kept.archiver.close()
+
+
+def test_an_archived_checkpoint_is_on_the_disk_when_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, fsync, flushed, named = Kept(tmp_path, None), os.fsync, set[int](), list[bool]()
+    path = kept.store.save(snapshot_of(10))
+
+    def note(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        named.append((tmp_path / "archive" / path.name).exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr("minga.core.files.os.fsync", note)
+    kept.archiver.add(path, record(10))
+    archived = tmp_path / "archive" / path.name
+    assert {each.stat().st_ino for each in archived.iterdir()} < flushed
+    assert named == [False] * (len(named) - 1) + [True], "the folder that names it is flushed last"
 
 
 def test_a_copy_that_failed_is_made_after_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,16 @@ def test_a_peer_that_begins_anew_is_no_negative_loss() -> None:
     assert sample is not None
     assert (sample.loss, sample.samples) == (8.0, 16)
     assert meter.total_samples == 816
+
+
+def test_another_process_of_a_peer_counts_from_nothing_though_it_has_larger_totals() -> None:
+    meter = LossMeter(from_start=True)
+    meter.update({A: Metrics(1, 20.0, 64, 2, since=1.7e9)})
+    sample = meter.update({A: Metrics(9, 1.5, 96, 3, since=1.8e9)})
+    assert sample is not None
+    assert (sample.loss, sample.samples) == (0.5, 96)
+    assert meter.total_samples == 160
+    assert meter.update({A: Metrics(9, 1.5, 96, 3)}) is None, "an older version does not say which process it is"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.floats(-1e18, 1e18))))
@@ -134,6 +146,52 @@ def test_a_clock_or_a_run_that_was_set_back_hides_no_step(tmp_path: Path, later_
     step += 1 + later_steps
     history.add(1e9 + step - later_steps + later_s, "step", step=step, total_samples=10 * step)
     assert samples_in(path) == (step, 10 * step)
+
+
+def fill_first_half(history: History) -> None:
+    for step in range(50):  # 2000 bytes and more
+        history.add(1001.0 + step, "step", step=step)
+
+
+def test_rare_entries_outlast_a_disk_that_is_full_when_the_file_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=4000)
+    history.add(1000.0, "banned", peer=A)
+    fill_first_half(history)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        for step in range(100):
+            history.add(2000.0 + step, "step", step=step)
+    for step in range(200):
+        history.add(3000.0 + step, "step", step=step)
+    assert read_history(path)[0]["event"] == "banned"
+
+
+def test_two_threads_begin_the_file_anew_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=4000)
+    fill_first_half(history)
+    other = threading.Thread(target=history.add, args=(5000.0, "evaluation"))
+    begin_anew, begun = history._begin_anew, list[Path]()
+
+    def meanwhile(path: Path) -> None:
+        begun.append(path)
+        if len(begun) == 1:
+            other.start()
+            other.join(0.1)  # it waits for this thread
+        begin_anew(path)
+
+    monkeypatch.setattr(history, "_begin_anew", meanwhile)
+    for step in range(60):
+        history.add(2000.0 + step, "step", step=step)
+    other.join()
+    assert begun == [path]
+    assert [entry["step"] for entry in read_history(path) if entry["t"] >= 2000.0 and "step" in entry] == [*range(60)]
 
 
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def test_a_value_gets_the_nearest_code_and_the_lower_of_two(signed: bool) -> Non
     given = np.geomspace(1e-9, 1.0, 500_000, dtype=np.float32)
     given = np.concatenate([[0.0], -given if signed else given, given]).astype(np.float32)
     given[1] = 1.0  # the scale
+    if not signed:
+        given[(given > 0) & (given < values[1] / 2)] = values[1]  # these are not rounded to 0, see below
     codes, scales = torch.empty(len(given), dtype=torch.uint8), torch.empty(1)
     encode([torch.from_numpy(given)], [codes], [scales], block=1 << 20, signed=signed)
     table = values.astype(np.float32)
@@ -38,7 +40,19 @@ def test_a_value_gets_the_nearest_code_and_the_lower_of_two(signed: bool) -> Non
     halves = ((values[1:] + values[:-1]) / 2).astype(np.float32)
     halves[-1] = 1.0  # the scale
     encode([torch.from_numpy(halves)], [codes[:255]], [scales], block=1 << 20, signed=signed)
-    assert (codes[:254].numpy() == np.arange(254)).all(), "half-way it is the lower one"
+    lower = np.maximum(np.arange(254), 0 if signed else 1)
+    assert (codes[:254].numpy() == lower).all(), "half-way it is the lower one"
+
+
+def test_an_element_far_smaller_than_its_block_takes_no_step_of_a_thousand_rates() -> None:
+    parameter = nn.Parameter(torch.zeros(70_000))
+    optimizer = AdamW([parameter], lr=1e-3, weight_decay=0.0, storage=CODED)
+    for step in range(12):
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[0], parameter.grad[1] = 1.0, 0.0 if step == 10 else 1e-4
+        before = parameter.detach().clone()
+        optimizer.step()
+        assert float((parameter.detach() - before).abs().max()) < 1.01e-3
 
 
 def test_signs_are_kept_where_the_values_have_both() -> None:

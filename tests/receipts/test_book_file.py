@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from minga.core.aio import DiskWrites
 from minga.core.errors import ConfigurationError
 from minga.receipts import book_file
 from minga.receipts.attestation import Claim, JudgedCount
+from minga.receipts.book import BookEntry
 from minga.receipts.book_file import BookFile, read_book
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 
@@ -76,6 +78,23 @@ def test_garbage_ends_the_book_and_nothing_else(tmp_path: Path, garbage: bytes) 
     file = fill(tmp_path)
     file.path.write_bytes(file.path.read_bytes() + garbage)
     assert len(BookFile(tmp_path, IDS[0], DiskWrites()).book) == 3
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_damaged_entry_costs_no_other_and_is_told(
+    tmp_path: Path, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = fill(tmp_path)
+    data = bytearray(file.path.read_bytes())
+    judged = JudgedCount(make_count(15, [CLAIM] * 2), b"\x02", is_witness=True)
+    second = data.index(msgspec.msgpack.encode(BookEntry(count=judged))) - 4
+    data[second + place] ^= 0x15  # of its length, or its first byte
+    file.path.write_bytes(data)
+    book = BookFile(tmp_path, IDS[0], DiskWrites()).book
+    assert [count.step for count in book.counts] == [10, 20]
+    assert book.tokens == {IDS[1]: b"token"}
+    assert caplog.text.count("are damaged and left out") == 1
+    assert file.path.read_bytes() == data
 
 
 def test_a_disk_that_refuses_ends_no_peer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

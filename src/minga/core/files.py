@@ -50,6 +50,26 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def flush_tree(folder: Path) -> None:
+    """Make all that lies in and below a folder durable, its names included. Raises `OSError`."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            flush_folder(path)
+        else:
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows does that by itself and cannot open folders. Raises `OSError`."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def unfinished_of(path: Path) -> list[Path]:
     """What `replacing` left beside `path` where its process was killed, and what another one writes at this moment."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.*-*.part"))

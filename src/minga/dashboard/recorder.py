@@ -40,7 +40,7 @@ from minga.core.events.training import (
 from minga.dashboard.model.documents import peer_counts
 from minga.dashboard.model.series import fastest
 from minga.monitor.history import History
-from minga.training.record_kinds import IN_STEP
+from minga.training.record_kinds import IN_STEP, is_another_process
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look
 
@@ -61,7 +61,7 @@ class RunRecorder:
         self._history, self._own_id = history, own_id
         self._clock, self._syncs, self._orders = RoundClock(), SyncTimes(), OrderWatch()
         self._status: RunStatus | None = None
-        self._traffic: tuple[float, dict[str, tuple[int, int]]] | None = None
+        self._traffic: tuple[float, dict[str, tuple[float, int, int]]] | None = None
         self._begun_s: float | None = None
         self._written_s = 0.0
 
@@ -105,7 +105,7 @@ class RunRecorder:
     def _bytes_per_second(self, time_s: float, status: RunStatus) -> tuple[int | None, int | None]:
         """Sent and received by all peers since the swarm was written last; None the first time."""
         now = {
-            peer.peer_id: (peer.bytes_sent, peer.bytes_received)
+            peer.peer_id: (peer.since, peer.bytes_sent, peer.bytes_received)
             for peer in status.peers
             if peer.bytes_sent is not None and peer.bytes_received is not None
         }
@@ -113,7 +113,8 @@ class RunRecorder:
         if before is None or time_s <= before[0]:
             return None, None
         pairs = [(now[peer], old) for peer, old in before[1].items() if peer in now]
-        sent, received = (sum(max(0, new[way] - old[way]) for new, old in pairs) for way in (0, 1))
+        pairs = [(new, (0.0, 0, 0) if is_another_process(new[0], old[0]) else old) for new, old in pairs]
+        sent, received = (sum(max(0, new[way] - old[way]) for new, old in pairs) for way in (1, 2))
         return round(sent / (time_s - before[0])), round(received / (time_s - before[0]))
 
     def _add_round(self, time_s: float, times: RoundTimes) -> None:

@@ -27,7 +27,7 @@ from minga.core.aio import Backoff
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointArchived, CheckpointNotUploaded, CheckpointUploaded
-from minga.core.files import read_struct
+from minga.core.files import flush_folder, flush_tree, read_struct
 from minga.identity.keys.keys import Identity, verify
 
 # ---- The record: what an archived checkpoint says of itself, signed by the peer that archived it.
@@ -218,7 +218,9 @@ class Archiver:
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(checkpoint, partial, copy_function=_link)
             write_record(partial, record, self._identity)
+            flush_tree(partial)
             partial.rename(kept)
+            flush_folder(self._folder)
             self._note(CheckpointArchived(step=record.step, path=str(kept)))
         self._news.set()
 

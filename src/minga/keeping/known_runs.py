@@ -69,7 +69,9 @@ class RunFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether it is hosted from, or is one for a time only and its peer lives."""
+        """Whether it is hosted from, a `minga join` goes by it, or it is one for a time only and its peer lives."""
+        if listeners(self.directory):
+            return True
         try:
             HostLock.take(self.directory).release()
         except ConfigurationError:

@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError, StorageError, reason_of
+from minga.core.files import write_atomically
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.handshake import UnixTime
@@ -55,7 +57,7 @@ logger = logging.getLogger("minga")
 
 
 class History:
-    """Appends to the history at `path`; None keeps it in memory only.
+    """Appends to the history at `path`, from any thread; None keeps it in memory only.
 
     `entries` are those of this process, at most the newest `most_remembered`: 100,000 steps take 48 MB, and a
     process that draws nothing needs none. A disk that refuses ends nothing: a warning says once that the file lacks
@@ -70,6 +72,7 @@ class History:
         self.listeners: list[Callable[[Entry], None]] = []
         """Told each entry on the thread that adds it."""
         self._is_refused = False
+        self._writing = threading.Lock()
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,19 +90,22 @@ class History:
             del self.entries[: len(self.entries) - self._most_remembered // 2]
         for listener in self.listeners:
             listener(entry)
-        if self.path is None:
-            return
+        if self.path is not None:
+            with self._writing:
+                self._write(self.path, entry)
+
+    def _write(self, path: Path, entry: Entry) -> None:
         try:
-            with self.path.open("ab") as file:
+            with path.open("ab") as file:
                 # What was refused before may have left half a line.
                 file.write(b"\n" * self._is_refused + json.dumps(entry).encode() + b"\n")
                 full = file.tell() > self._max_bytes // 2
             if full:
-                self._begin_anew(self.path)
+                self._begin_anew(path)
             self._is_refused = False
         except OSError as error:
             if not self._is_refused:
-                logger.warning("no history is kept while %s cannot be written: %s", self.path, reason_of(error))
+                logger.warning("no history is kept while %s cannot be written: %s", path, reason_of(error))
             self._is_refused = True
 
     def _begin_anew(self, path: Path) -> None:
@@ -113,9 +119,12 @@ class History:
                     carried.append((step, whole))
         sizes = itertools.accumulate(len(step) + len(line) for step, line in reversed(carried))
         fitting = sum(size <= self._max_bytes // 8 for size in sizes)
-        path.replace(_older(path))
         # Of several rare entries after one step the first one brings it.
-        path.write_bytes(b"".join(dict.fromkeys(itertools.chain(*carried[len(carried) - fitting :]))))
+        kept = b"".join(dict.fromkeys(itertools.chain(*carried[len(carried) - fitting :])))
+        begun = path.with_name(f"{path.name}.new")
+        write_atomically(begun, kept)  # before what it is taken from is gone
+        path.replace(_older(path))
+        begun.replace(path)
 
 
 def read_history(path: Path) -> list[Entry]:

@@ -4,6 +4,7 @@ Theory of operation (Dettmers et al. 2022, arXiv:2110.02861, block-wise dynamic 
 the scale s = max |x|, and each x / s becomes the number of the nearest of 256 values, the lower one of two that are
 equally near. The values lie denser towards 0: for i = 0 … 6 the centres of 2^i equal bins of [0.1, 1], times 10^(i-6),
 with both signs, and 0 and 1; without signs 2^(i+1) bins. So 0 stays exactly 0, and what has no gradient does not drift.
+Without signs nothing else becomes 0: an update divides by the root of such a number, and by eps alone where it is 0.
 
 A maximum, one division, comparisons with constants, a look-up and one multiplication: equal bits on every device.
 """
@@ -61,6 +62,8 @@ def encode(
     scale.abs_()  # which zero is the largest of both kinds depends on how a kernel cuts its work
     divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
     found = torch.bucketize(rows / divisor[:, None], middles, out_int32=True).to(torch.uint8)
+    if not signed:
+        found = torch.maximum(found, (rows > 0).to(torch.uint8))
     torch._foreach_copy_(list(codes), _cut(found, values))
     torch._foreach_copy_(list(scales), torch.split(scale, [part.numel() for part in scales]))
 

@@ -1,8 +1,8 @@
 """The book of one peer on disk: a file to which entries are added, and of which a kill leaves all but the last.
 
 Each entry is its length (4 bytes, big-endian) and a msgpack (`BookEntry`). Attestations keep their digests, since the
-counts that they are about may be gone first. An entry that was cut off is dropped when the file is loaded. A file that
-has grown large loses its older half then.
+counts that they are about may be gone first. An entry that was cut off is dropped when the file is loaded, and one that
+is damaged is passed over. A file that has grown large loses its older half then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -47,12 +48,12 @@ class BookFile:
         book = ReceiptBook()
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
-            whole = data[: _restore(data, book)]
+            whole = data[: _restore(self.path, data, book)]
             if len(whole) < len(data):  # needs no room on the disk, which may be full
                 os.truncate(self.path, len(whole))
             if len(whole) > MAX_FILE_BYTES:
                 whole, book = _newer_half(whole), ReceiptBook()
-                _restore(whole, book)
+                _restore(self.path, whole, book)
                 with contextlib.suppress(OSError):  # a file that stays as long is read as well
                     write_atomically(self.path, whole)
         except OSError as error:
@@ -110,37 +111,51 @@ def read_book(path: Path) -> ReceiptBook:
     """The book in a file, as far as it is whole. Raises `ConfigurationError` if there is none."""
     book = ReceiptBook()
     try:
-        _restore(path.read_bytes(), book)
+        _restore(path, path.read_bytes(), book)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {reason_of(error)}") from error
     return book
 
 
-def _restore(data: bytes, book: ReceiptBook) -> int:
-    """Enter all that is whole; returns its length."""
-    start = 0
-    while start + _LENGTH.size <= len(data):
+def _restore(path: Path, data: bytes, book: ReceiptBook) -> int:
+    """Enter all that is whole; returns where the last of it ends. What is damaged before that is told."""
+    end = damaged = 0
+    for start, stop, entry in _entries(data):
+        book.enter(entry)
+        damaged, end = damaged + start - end, stop
+    if damaged:
+        logger.warning("%s: %d bytes amid the receipts are damaged and left out", path, damaged)
+    return end
+
+
+def _entries(data: bytes) -> Iterator[tuple[int, int, BookEntry]]:
+    """The whole entries: where each begins and ends, and what it says. What is damaged is passed over."""
+    view, start = memoryview(data), 0
+    while 0 <= start <= len(data) - _LENGTH.size:
         (size,) = _LENGTH.unpack_from(data, start)
         stop = start + _LENGTH.size + size
-        if size > MAX_ENTRY_BYTES or stop > len(data):
-            break
-        try:
-            book.enter(decode_msgpack(data[start + _LENGTH.size : stop], BookEntry))
-        except DECODING_ERRORS:
-            break
-        start = stop
-    return start
+        is_there = size <= MAX_ENTRY_BYTES and stop <= len(data)
+        entry = _decoded(view[start + _LENGTH.size : stop]) if is_there else None
+        if entry is None:
+            start = data.find(b"\0", start + 1)  # with which every length begins
+        else:
+            yield start, stop, entry
+            start = stop
+
+
+def _decoded(data: memoryview) -> BookEntry | None:
+    try:
+        return decode_msgpack(data, BookEntry)
+    except DECODING_ERRORS:
+        return None
 
 
 def _newer_half(data: bytes) -> bytes:
     """The entries of the second half, and all tokens."""
-    start, tokens, newer = 0, bytearray(), bytearray()
-    while start < len(data):
-        (size,) = _LENGTH.unpack_from(data, start)
-        stop = start + _LENGTH.size + size
+    tokens, newer = bytearray(), bytearray()
+    for start, stop, entry in _entries(data):
         if start >= len(data) // 2:
             newer += data[start:stop]
-        elif decode_msgpack(data[start + _LENGTH.size : stop], BookEntry).token is not None:
+        elif entry.token is not None:
             tokens += data[start:stop]
-        start = stop
     return bytes(tokens + newer)

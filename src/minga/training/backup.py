@@ -23,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from minga.core.errors import ConfigurationError, IdentityError, StorageError, reason_of
+from minga.core.files import flush_folder, flush_tree
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
@@ -45,11 +46,14 @@ MAX_PARTS = 8
 def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
     """The step of the newest intact checkpoint, None without one, and the files to keep.
 
-    Raises `StorageError` if there are checkpoints and all of them are damaged.
+    Raises `StorageError` if there are checkpoints and all of them are damaged, and `ConfigurationError` for a file that
+    no backup can bring back.
     """
     newest = CheckpointStore(folder / CHECKPOINTS).load() if (folder / CHECKPOINTS).is_dir() else None
     tops = [top for top in sorted(folder.iterdir()) if top.name not in _LEFT_OUT and not is_own_state(top.name)]
     files = [path for top in tops for path in _files(top)]
+    for path in files:
+        safe_name(path.relative_to(folder).as_posix())
     if newest is None:
         return None, files
     return newest.snapshot.step, files + sorted(path for path in newest.path.iterdir() if path.is_file())
@@ -70,11 +74,13 @@ def safe_name(name: str) -> PurePosixPath:
 def _files(top: Path) -> Iterator[Path]:
     if top.name.startswith(".") or top.name.endswith(".part"):
         return
-    if top.is_dir() and not top.is_symlink():
+    if top.is_dir():
         for path in sorted(top.iterdir()):
             yield from _files(path)
     elif top.is_file():
         yield top
+    elif top.is_symlink():
+        raise ConfigurationError(f"{top} leads to no file or folder; is a disk missing?")
 
 
 # ---- The sealed file: only a passphrase opens it, and it is written and read from front to back.
@@ -257,7 +263,9 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
         folder = runs / run.signed.run_id[:FOLDER_DIGITS]
         if folder.exists():
             raise ConfigurationError(f"{folder} is there already: move it away to restore the backup")
+        flush_tree(partial)
         partial.rename(folder)
+        flush_folder(runs)
     except OSError as error:
         raise StorageError(f"the backup {file} cannot be restored: {reason_of(error)}") from error
     finally:

@@ -18,7 +18,7 @@ from minga.network.gossip.record_kinds import (
     Number,
     Payload,
 )
-from minga.network.rpc.handshake import Word
+from minga.network.rpc.handshake import UnixTime, Word
 from minga.training.lineage import Lineage
 
 MAX_SKETCH_NUMBERS = 32
@@ -88,7 +88,9 @@ class Unfit(Payload, frozen=True):
 
 
 class Metrics(Payload, frozen=True):
-    """Name "metrics": running totals for displays. `loss_sum` is summed over `mini_steps` local micro-batches."""
+    """Name "metrics": running totals for displays. `loss_sum` is summed over `mini_steps` local micro-batches. `since`
+    is when the owner's process told them first, in Unix seconds: it stands for the process.
+    """
 
     step: Count
     loss_sum: Number
@@ -96,6 +98,12 @@ class Metrics(Payload, frozen=True):
     mini_steps: Count
     bytes_sent: Count = 0
     bytes_received: Count = 0
+    since: UnixTime = 0.0
+
+
+def is_another_process(since: float, before: float) -> bool:
+    """Whether totals `since` then are not those of `before` grown on; 0 is what older versions say of any process."""
+    return since != before and 0.0 not in (since, before)
 
 
 class SplitServing(Payload, frozen=True):

@@ -157,7 +157,7 @@ def test_a_stop_is_at_no_step_that_is_past_before_all_hear_of_it(monkeypatch: py
     desk = AtPeer(PLAIN)
     with pytest.raises(ConfigurationError, match="name step 33 or a later one"):
         told_by(desk, monkeypatch, "stop", at_step=32)
-    assert told_by(desk, monkeypatch, "stop", at_step=33, wait=False)[1]["in_force"]
+    assert told_by(desk, monkeypatch, "stop", at_step=33)[1]["in_force"]
 
 
 def test_one_member_that_claims_a_later_step_keeps_no_order_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

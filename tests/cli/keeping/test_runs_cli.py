@@ -14,9 +14,10 @@ from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.key_file import FileLock
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
+from minga.keeping.known_runs import FOLDER_DIGITS, known_run, runs_folder
 from minga.keeping.rejoin import SPEC_FILE, HostLock
 from tests.worlds.cli_run import last_json, run
 
@@ -132,6 +133,17 @@ def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders:
     assert f"takes part in a run from {folders[0]}: end that process before you remove it" in refused.stderr
     assert "minga join" not in refused.stderr
     assert folders[0].exists()
+
+
+def test_a_run_that_a_join_of_this_machine_is_in_is_not_deleted(folders: list[Path]) -> None:
+    (joined := folders[0] / "joined-1").touch()
+    lock = FileLock.try_acquire(joined)
+    assert lock is not None
+    with pytest.raises(ConfigurationError, match="end that process before you remove it"):
+        known_run(folders[0]).remove()
+    lock.release()
+    known_run(folders[0]).remove()
+    assert not folders[0].exists()
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,10 @@ def test_contributions_outlive_the_process_and_a_peer_that_starts_again(run: Mad
     again = replace(look.status, peers=tuple(replace(peer, total_samples=7) for peer in look.status.peers))
     after.take(look.time_s + 1, again, {})
     assert after.peers[peer_id(1)].samples == total + 7
+    for since, more in ((1.7e9, 0), (1.8e9, 1007)):
+        peers = tuple(replace(peer, total_samples=1007, since=since) for peer in look.status.peers)
+        after.take(look.time_s + 2, replace(look.status, peers=peers), {})
+        assert after.peers[peer_id(1)].samples == total + 1007 + more
 
 
 def test_a_peer_that_comes_back_without_its_totals_gives_nothing_twice(run: MadeUpRun) -> None:

@@ -159,6 +159,23 @@ def test_a_restored_run_is_as_old_as_it_was(tmp_path: Path) -> None:
     assert restored.run.progress == "step 2, 21 d old"
 
 
+def test_files_on_another_disk_are_kept_and_what_cannot_come_back_is_told(tmp_path: Path) -> None:
+    organiser, run, out = Identity.generate(), tmp_path / "run", tmp_path / "kept.backup"
+    a_run(run, organiser)
+    (run / "files").rename(tmp_path / "disk")
+    (run / "files").symlink_to(tmp_path / "disk")
+    write_backup(run, out, organiser, WORDS)
+    restored = restore_backup(out, tmp_path / "runs", tmp_path / "key.json", WORDS)
+    assert (restored.run.directory / "files" / "deep" / "tokenizer.json").read_bytes() == b"tokenizer"
+    (run / "notes 10:30.txt").touch()
+    with pytest.raises(minga.ConfigurationError, match=r"10:30\.txt' is no name"):
+        write_backup(run, tmp_path / "other.backup", organiser, WORDS)
+    (run / "notes 10:30.txt").unlink()
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    with pytest.raises(minga.ConfigurationError, match="leads to no file"):
+        write_backup(run, tmp_path / "other.backup", organiser, WORDS)
+
+
 def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     organiser, other = Identity.generate(), tmp_path / "other.json"
     a_run(tmp_path / "run", organiser)

@@ -250,6 +250,20 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(
     assert store.steps() == [10, 20]
 
 
+def test_a_checkpoint_of_a_newer_minga_stays_as_it_is_for_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(make_snapshot(10))
+    manifest = store.save(make_snapshot(20)) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": 2, "novelty": 1}))
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 10
+    assert "the checkpoint of step 20 is of a newer minga (format 2, " in caplog.text
+    assert store.steps() == [10, 20]
+
+
 def test_names_of_further_files_stay_inside(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "store")
     for name in ("../evil", "a/b", "", ".", "..", "manifest.json", "Model.safetensors", "x" * 101, "a\0b"):
@@ -296,7 +310,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("disks-memory")
-@pytest.mark.parametrize("where", ["write_tensors", "_encode", "_flush", "mkdir", "rename"])
+@pytest.mark.parametrize("where", ["write_tensors", "_encode", "flush_tree", "mkdir", "rename"])
 def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -342,7 +356,7 @@ def _die_while_flushing(folder: str) -> None:
     def die(_: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint_files._flush = die
+    checkpoint_files.flush_tree = die
     CheckpointStore(Path(folder)).save(make_snapshot(20))
 
 

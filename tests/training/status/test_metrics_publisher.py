@@ -21,6 +21,13 @@ class Surroundings:
         self.told: list[Metrics] = []
         self._due: list[tuple[float, Callable[[], None]]] = []
 
+    @property
+    def run_clock(self) -> Surroundings:
+        return self
+
+    def now(self) -> float:
+        return 1.7e9 + self.now_s
+
     def put(self, metrics: Metrics) -> None:
         RUN_KINDS.encode(metrics)
         self.told.append(metrics)
@@ -59,7 +66,7 @@ def test_short_steps_are_told_together_and_nothing_of_them_is_lost(around: Surro
         around.pass_s(0.25 * METRICS_PERIOD_S)
     assert [told.step for told in around.told] == [1, 5, 9]
     around.pass_s(METRICS_PERIOD_S)
-    assert around.told[-1] == Metrics(12, 6.0, 192, 12, 7, 11)
+    assert around.told[-1] == Metrics(12, 6.0, 192, 12, 7, 11, around.told[0].since)
 
 
 def test_long_steps_are_told_at_once_and_so_is_the_last(around: Surroundings) -> None:
@@ -86,7 +93,7 @@ def test_a_loss_that_no_sum_can_hold_is_left_out_and_the_others_still_count(
         metrics.count(8, loss)
         metrics.publish(step, every_s=0.0)
         around.pass_s(0.0)
-    assert around.told[-1] == Metrics(3, 0.75, 24, 2, 7, 11)
+    assert around.told[-1] == Metrics(3, 0.75, 24, 2, 7, 11, around.told[0].since)
 
 
 def test_a_sum_that_is_full_keeps_the_count_of_samples_going(
@@ -98,4 +105,4 @@ def test_a_sum_that_is_full_keeps_the_count_of_samples_going(
         metrics.count(8, 0.4 * LARGEST)
     metrics.publish(3)
     around.pass_s(0.0)
-    assert around.told[-1] == Metrics(3, 0.8 * LARGEST, 24, 2, 7, 11)
+    assert around.told[-1] == Metrics(3, 0.8 * LARGEST, 24, 2, 7, 11, around.told[0].since)

@@ -9,6 +9,7 @@ import msgspec
 
 from minga.core.decoding import decode_json
 from minga.receipts.book import PeerTotals
+from minga.training.record_kinds import is_another_process
 from minga.training.status.run_status import PeerStatus, RunStatus
 
 MOST_PEERS: Final = 4096
@@ -21,7 +22,7 @@ MOST_STEPS: Final = 1000
 class Contribution(msgspec.Struct):
     """One peer, in the hands of one person. `seconds` are those in which it took part, `reduced_bytes` an estimate from
     the plan: its share of the vector, once for each other member and step. `last_total` is its own count when it was
-    last seen.
+    last seen, and `last_since` the process that count is of.
     """
 
     peer: Annotated[str, msgspec.Meta(max_length=64)]
@@ -31,6 +32,7 @@ class Contribution(msgspec.Struct):
     seconds: float = 0.0
     reduced_bytes: float = 0.0
     last_total: int = 0
+    last_since: float = 0.0
     last_seen: float = 0.0
 
 
@@ -120,9 +122,9 @@ class Contributions:
         """What the person of this name has given with the peer of `found`. Before the first login nobody had a name."""
         if found.name and name != found.name:
             self._former[found.peer, found.name] = found
-            last_total = found.last_total
+            last_total, last_since = found.last_total, found.last_since
             found = self._former.pop((found.peer, name), Contribution(found.peer))
-            found.last_total = last_total
+            found.last_total, found.last_since = last_total, last_since
             self.peers[found.peer] = found
         found.name = name
         return found
@@ -142,9 +144,9 @@ def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:
     if now.total_samples is not None:
-        restarted = now.total_samples < found.last_total
+        restarted = now.total_samples < found.last_total or is_another_process(now.since, found.last_since)
         found.samples += now.total_samples - (0 if restarted else found.last_total)
-        found.last_total = now.total_samples
+        found.last_total, found.last_since = now.total_samples, now.since
     if before is None or not now.is_in_step:
         return
     found.seconds += passed_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -164,16 +164,13 @@ _IN_SCHEDULERS: Final = ("base_lrs", "max_lrs", "eta_min")
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate: float) -> None:
-    """Make `rate` the learning rate of the first parameter group, with a scheduler the one that it scales, and change
-    all others in proportion. Nothing changes if it has this rate already.
+    """Make `rate` the learning rate of the first parameter group that does not rest at 0, with a scheduler the one that
+    it scales, and change all others in proportion. Nothing changes if it has this rate already.
 
     All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
     """
-    first, schedulers = optimizer.param_groups[0], list(parts_of(scheduler))
-    peaks = [float(first[key]) for key in _PEAKS if key in first and schedulers]
-    mine = [each for each in schedulers if each.optimizer.param_groups[0] is first]
-    peaks += [float(rates[0]) for each in mine if (rates := getattr(each, "max_lrs", None))]
-    before = max(peaks, default=float(first["lr"] or 0.0))
+    schedulers = list(parts_of(scheduler))
+    before = next(filter(None, (_peak(group, schedulers) for group in optimizer.param_groups)), 0.0)
     if before == rate:
         return
     holders: list[tuple[dict[str, Any], Sequence[str]]] = [(group, _IN_GROUPS) for group in optimizer.param_groups]
@@ -182,6 +179,14 @@ def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate:
     scaled = [(held, key, _scaled(held[key], before, rate)) for held, keys in holders for key in keys if key in held]
     for held, key, value in scaled:
         held[key] = merge_numbers(held[key], value)
+
+
+def _peak(group: Mapping[str, Any], schedulers: Sequence[LRScheduler]) -> float:
+    peaks = [float(group[key]) for key in _PEAKS if key in group and schedulers]
+    for each in schedulers:
+        rates = zip(each.optimizer.param_groups, getattr(each, "max_lrs", None) or (), strict=False)
+        peaks += [float(rate) for theirs, rate in rates if theirs is group]
+    return max(peaks, default=float(group["lr"] or 0.0))
 
 
 def _scaled(value: Any, before: float, after: float) -> Json:

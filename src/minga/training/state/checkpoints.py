@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -34,6 +33,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError, reason_of
+from minga.core.files import flush_folder, flush_tree
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -135,6 +135,14 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
+class NewerFormatError(ValueError):
+    """A checkpoint is not damaged: a newer minga wrote it, which can go on from it."""
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
 class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`manifest.json`: a manifest that people can read."""
 
@@ -177,9 +185,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / MANIFEST_NAME).write_bytes(_encode(manifest, snapshot.lineage, files))
-    for path in folder.iterdir():
-        _flush(path)
-    flush_folder(folder)
+    flush_tree(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -231,8 +237,11 @@ def _read_manifest(folder: Path) -> _ManifestFile:
     path = folder / MANIFEST_NAME
     if path.stat().st_size > 4 * MAX_MANIFEST_BYTES:
         raise ValueError(f"{MANIFEST_NAME} is impossibly large")
+    data = path.read_bytes()
     try:
-        written = decode_json(path.read_bytes(), _ManifestFile)
+        if (theirs := decode_json(data, _Format).format) > FORMAT:
+            raise NewerFormatError(f"is of a newer minga (format {theirs}, and this one knows {FORMAT})")
+        written = decode_json(data, _ManifestFile)
     except DECODING_ERRORS as error:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
     if any(Path(name).name != name for name in written.files):
@@ -274,21 +283,6 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 read_bytes += value.nbytes
                 yield left.pop(), value
                 del value
-
-
-def _flush(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows does that by itself and cannot open folders."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # ---- All checkpoints of a run on this machine.
@@ -374,8 +368,9 @@ class CheckpointStore:
         """The newest checkpoint that is intact; None if there is none at all.
 
         Damaged ones are set aside and logged, and where the `founding` of the run is known (the id of its genesis),
-        those that descend from another one. Raises `StorageError` if there are only such, also at the next call: what
-        they held is lost, and no peer is to begin anew without a person's knowledge.
+        those that descend from another one; those of a newer minga are logged, and stay. Raises `StorageError` if there
+        are only such, also at the next call: what they held is lost, and no peer is to begin anew without a person's
+        knowledge.
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
@@ -384,6 +379,9 @@ class CheckpointStore:
             step, path = waiting.pop()
             try:
                 checkpoint = read_checkpoint(path)
+            except NewerFormatError as error:
+                problems[path] = f"the checkpoint of step {step} {error}"
+                continue
             except (ValueError, FileNotFoundError) as error:
                 if not path.exists():  # another process removed it as too old, so there are newer ones
                     waiting = complete_checkpoints(self.directory)

@@ -33,7 +33,7 @@ class MetricsPublisher:
     def __init__(self, board: Board, node: Node, soon: Callable[[float, Callable[[], None]], None]) -> None:
         self._board, self._node, self._soon = board, node, soon
         self._loss_sum, self._samples, self._mini_steps = 0.0, 0, 0
-        self._step = 0
+        self._step, self._since = 0, 0.0
         self._told_s, self._is_due = float("-inf"), False
 
     def count(self, samples: int, loss: float | None) -> None:
@@ -57,8 +57,9 @@ class MetricsPublisher:
     def _put(self) -> None:
         """On the event loop."""
         self._told_s, self._is_due = time.monotonic(), False
-        sent, received = self._node.traffic()
-        self._board.put(Metrics(self._step, self._loss_sum, self._samples, self._mini_steps, sent, received))
+        self._since = self._since or self._board.run_clock.now()
+        traffic = self._node.traffic()
+        self._board.put(Metrics(self._step, self._loss_sum, self._samples, self._mini_steps, *traffic, self._since))
 
 
 # ---- The stream of a peer's events, for a program that has a loop instead of listeners.

@@ -25,7 +25,7 @@ from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.agreement.comparison import is_same
-from minga.training.record_kinds import IN_STEP, Metrics, Progress, SplitServing, StateInfo
+from minga.training.record_kinds import IN_STEP, Metrics, Progress, SplitServing, StateInfo, is_another_process
 from minga.training.status.last_problem import Trouble
 
 # ---- The rates of a living run, from its board, as the planner wants them.
@@ -152,7 +152,8 @@ class LossMeter:
         weighted, samples, step = 0.0, 0, 0
         for peer, now in records.items():
             before = self._last.get(peer, Metrics(0, 0.0, 0, 0) if self._from_start else now)
-            if now.samples < before.samples or now.mini_steps < before.mini_steps:
+            has_less = now.samples < before.samples or now.mini_steps < before.mini_steps
+            if has_less or is_another_process(now.since, before.since):
                 self._gone_samples += before.samples  # the peer started again
                 before = Metrics(0, 0.0, 0, 0)
             self._last[peer] = now
@@ -329,7 +330,7 @@ class PeerStatus:
     `samples` are towards the next step, `samples_per_second` while it computes, `total_samples`, `bytes_sent` and
     `bytes_received` since it joined, None while its record of them is not here; `age_s` is how long ago its last news
     came. `status` is None for peers that take no part in steps, such as monitors. `part` is "server" or "client" where
-    the model is cut.
+    the model is cut. `since` stands for the process that the totals are of, 0 if unknown.
     """
 
     peer_id: str
@@ -346,6 +347,7 @@ class PeerStatus:
     age_s: float
     is_self: bool
     part: str | None = None
+    since: float = 0.0
 
     @property
     def is_in_step(self) -> bool:
@@ -559,6 +561,7 @@ def _peer_status(board: Board, node: Node, peer: PeerId, age_s: float) -> PeerSt
         round_trip_s=facts.round_trip_s if facts else None,
         age_s=age_s,
         is_self=peer == node.peer_id,
+        since=metrics.since if metrics else 0.0,
     )
 
 
