@@ -47,8 +47,8 @@ class MassAccount:
             if self.own is not None and not self.plan.adopts:
                 account._note_given(self)
 
-        def noted(self: Round, index: int, counted: Collection[int], *, encoded: bool) -> None:
-            note_fate(self, index, counted, encoded=encoded)
+        def noted(self: Round, index: int, counted: Collection[int]) -> None:
+            note_fate(self, index, counted)
             account._counted[self.plan.round_id][index] = frozenset(self.members[each] for each in counted)
 
         def kept(self: Round) -> None:

@@ -96,12 +96,15 @@ class World:
         *,
         who: Sequence[int] | None = None,
         residuals: Sequence[Residual] = (),
+        results: list[torch.Tensor] | None = None,
         most_weight: int | None = None,
     ) -> tuple[list[torch.Tensor], list[RoundOutcome | BaseException]]:
-        """Let the parties (or those of `who`) reduce; exceptions are returned in the place of outcomes."""
+        """Let the parties (or those of `who`) reduce, into the `results` of an earlier round if that is adopted;
+        exceptions are returned in the place of outcomes.
+        """
         chosen = [self.parties[i] for i in (range(len(self.parties)) if who is None else who)]
         picked = list(range(len(self.parties))) if who is None else list(who)
-        results = [torch.full((layout.total,), torch.nan) for _ in chosen]
+        results = results or [torch.full((layout.total,), torch.nan) for _ in chosen]
         tasks = [
             party.network.process.run(
                 party.all_reduce.reduce(

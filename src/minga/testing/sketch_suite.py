@@ -18,6 +18,7 @@ import torch
 from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residuals
 from minga.averaging.sketches.interface import Sketch
 from minga.averaging.sketches.projection import Projection, RoundProjections
 from minga.core.errors import ConfigurationError
@@ -148,21 +149,25 @@ def check_basis(make: MakeSketch) -> None:
 def check_conservation(make: MakeSketch) -> None:
     """Of one peer alone: what rounds applied and what it still holds back is what it contributed, weights included.
 
-    Every other round comes to nothing first. Half of these have a result after all, which the next one adopts.
+    Every other round comes to nothing first. Half of these have a result after all, which the next one adopts. Then
+    what it contributed is the first, if its strategy keeps the rest, and else the last.
     """
-    for whole in _WHOLES:
-        projection = Projection(make(whole))
+    for number, whole in enumerate(_WHOLES):
+        keeps = number % 2 == 1
+        projection = Projection(make(whole), Residuals(keeps_uncounted=keeps))
         given, applied = torch.zeros(whole.total, dtype=torch.float64), torch.zeros(whole.total, dtype=torch.float64)
         for step in range(_ROUNDS):
+            brought: list[torch.Tensor] = []
             sent: list[tuple[int, torch.Tensor]] = []
             for attempt in range(1 + step % 2):
                 weight, vector = 1 + (step + attempt) * 7 % 64, _normal(whole, step + 100 * attempt)
                 values = projection.contribution(vector, weight, step, f"round {attempt}")
                 if values is None:
                     raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
+                brought.append(weight * vector.double())
                 sent.append((weight, values))
             adopted = 0 if step % 4 == 1 and projection.sketch.needs_residual else len(sent) - 1
-            given += weight * vector.double()
+            given += brought[adopted if keeps else -1]
             mean = projection.absorb(sent[adopted][1], step, counted_in=f"round {adopted}")
             applied += sent[adopted][0] * mean.double()
         rest = given - applied - projection.residual.mass.double()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 import torch
@@ -14,6 +12,7 @@ from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import (
+    KEPT_ATTEMPTS,
     MOST_ATTEMPTS_KEPT,
     MOST_ROUNDS_KEPT,
     ContributionFate,
@@ -21,7 +20,6 @@ from minga.averaging.codecs.residual import (
     RoundVectors,
     TakenUp,
 )
-from minga.averaging.messages import Plan
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
@@ -254,7 +252,8 @@ def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
 ) -> None:
     """All hold the first result and give the round up; then they seal other vectors, and the second round adopts it.
 
-    The last member gives nothing to the first round: nothing of it is counted.
+    The last member gives nothing to the first round: nothing of it is counted. What the others did since is their
+    strategies', if these keep it, and else in the vectors of the second round.
     """
     commit = Round.commit
 
@@ -273,14 +272,18 @@ def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
             residual.mass.copy_(torch.randn(NUMEL, generator=generator))
         before = sum(residual.mass.double() for residual in residuals)
         vectors = [torch.randn(NUMEL, generator=generator) for _ in weights]
-        results = [torch.full((NUMEL,), torch.nan) for _ in weights]
         plan = world.divide(layout, division, chunk_bytes=1024)
-        outcomes = await reduce_into(world, plan, layout, vectors, weights, results, residuals)
+        given = [vector if weight else None for vector, weight in zip(vectors, weights, strict=True)]
+        results, outcomes = await world.reduce(plan, layout, given, weights, residuals=residuals)
         assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes), outcomes
         first = results[0].clone()
         assert torch.equal(sum(residual.mass.double() for residual in residuals), before)
-        for vector in vectors:
-            vector.copy_(torch.randn(NUMEL, generator=generator))  # in place, as a trainer goes on
+        counted = list(zip(weights, vectors, strict=True))
+        again = [torch.randn(NUMEL, generator=generator) for _ in weights]
+        if not keeps:
+            for vector, values in zip(vectors, again, strict=True):
+                vector.copy_(values)  # in place, as such a strategy may
+            counted = list(zip(later_weights, vectors, strict=True))
         adopting = msgspec.structs.replace(
             plan,
             round_id="f" * 32,
@@ -288,10 +291,11 @@ def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
             holders=(0, 1, 2, 3),
             view=tuple(party.peer_id for party in world.parties),
         )
-        outcomes = await reduce_into(world, adopting, layout, vectors, later_weights, results, residuals)
+        _, outcomes = await world.reduce(
+            adopting, layout, list(again), later_weights, residuals=residuals, results=results
+        )
         assert [isinstance(each, RoundOutcome) and each.fate for each in outcomes] == [COUNTED] * 3 + [UNCOUNTED]
         assert torch.equal(results[0], first)
-        counted = list(zip(later_weights, vectors, strict=True))[: 3 if keeps else 4]
         brought = before + sum(weight * vector.double() for weight, vector in counted)
         left = sum(residual.mass.double() for residual in residuals)
         assert (brought - sum(weights) * first.double() - left).norm() / brought.norm() < 1e-5
@@ -323,25 +327,18 @@ def test_what_was_sent_is_kept_for_the_last_attempts_at_one_step_only(layout: Ve
     assert residual.sent_in(f"round {MOST_ATTEMPTS_KEPT}") is None
 
 
-async def reduce_into(
-    world: World,
-    plan: Plan,
-    layout: VectorLayout,
-    vectors: list[torch.Tensor],
-    weights: list[int],
-    results: list[torch.Tensor],
-    residuals: list[Residual],
-) -> list[RoundOutcome | BaseException]:
-    """All parties reduce; those of weight 0 give nothing. Exceptions are returned in the place of outcomes."""
-    tasks = [
-        party.network.process.run(
-            party.all_reduce.reduce(plan, layout, vector if weight else None, weight, result, residual)
-        )
-        for party, vector, weight, result, residual in zip(
-            world.parties, vectors, weights, results, residuals, strict=True
-        )
-    ]
-    return await asyncio.gather(*tasks, return_exceptions=True)
+@pytest.mark.parametrize("attempt", range(KEPT_ATTEMPTS + 2))
+def test_a_contribution_that_its_strategy_has_no_more_is_taken_for_the_last(attempt: int, layout: VectorLayout) -> None:
+    residual, chunks = Residual(NUMEL, keeps_uncounted=True), layout.chunks(0, NUMEL, 1000)
+    vectors = [torch.full((NUMEL,), float(number)) for number in range(KEPT_ATTEMPTS + 2)]
+    for number, vector in enumerate(vectors):
+        encoder = residual.seal(vector, 1 + number, 4)
+        encoder.set_aside(f"round {number}", [(chunk, False) for chunk in chunks])
+        if number < KEPT_ATTEMPTS + 1:
+            encoder.take_back()
+    encoder.settle_adopted(f"round {attempt}", torch.zeros(NUMEL), counted=True)
+    counted = attempt or KEPT_ATTEMPTS + 1
+    assert torch.equal(residual.mass, (1 + counted) * vectors[counted])
 
 
 def test_a_decay_forgets_its_share_in_each_round_that_counts(layout: VectorLayout) -> None:

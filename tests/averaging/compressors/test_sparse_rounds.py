@@ -113,9 +113,9 @@ def test_an_aggregator_that_dies_after_half_have_its_result(
         plan = world.plan(layout, chunk_bytes=100_000)
         (first,) = [part for part in plan.parts if part.root == 0]
 
-        def dies_halfway(self: Round, index: int, counted: Collection[int], *, encoded: bool) -> None:
-            note_fate(self, index, counted, encoded=encoded)
-            if self.me == 0 and not encoded:
+        def dies_halfway(self: Round, index: int, counted: Collection[int]) -> None:
+            note_fate(self, index, counted)
+            if self.me == 0 and self.chunks[index].stop <= first.stop:
                 for other in living[2:]:
                     world.internet.cut(dying, other, one_way=True)
             elif self.chunks[index].stop == first.stop and len(told) < 2:

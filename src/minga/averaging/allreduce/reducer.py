@@ -274,7 +274,7 @@ class Reducer:
             self._contributions[index] = (int(self._weights[index]), mean)
         else:
             self._encoded[index] = mean
-            round.note_fate(index, mean.members, encoded=False)
+            round.note_fate(index, mean.members)
             round.got(index)
             self._settle(set(), (index,))
         self._ready.fire()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -44,7 +44,7 @@ from minga.averaging.allreduce.messages import (
 )
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round, StragglerDetector, unpack_bitmap
-from minga.averaging.allreduce.routes import FetchWays, RepairWay, is_way, repair_ways
+from minga.averaging.allreduce.routes import FetchWays, RepairWay, is_way, repair_ways, responsible
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.messages import MAX_TERM
 from minga.core.aio import racing
@@ -506,11 +506,6 @@ class Repairer:
         sources = ((round.me if holder in round.revoked else holder, chunks) for holder, chunks in repair.holders)
         repair = replace(repair, holders=tuple(sources))
         await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
-
-
-def responsible(assignments: Mapping[tuple[int, int], Assignment]) -> dict[int, Assignment]:
-    """For each chunk the assignment that is to bring it: later terms overrule earlier ones."""
-    return {index: assignments[key] for key in sorted(assignments) for index in assignments[key].chunks}
 
 
 def is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:

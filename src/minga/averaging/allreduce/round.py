@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from minga.averaging.allreduce.messages import Assignment
-from minga.averaging.allreduce.routes import Routes
+from minga.averaging.allreduce.routes import Routes, responsible
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import ContributionFate, Encoder, Residual
@@ -206,7 +206,7 @@ class Round:
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
         if self.own is not None and not self.plan.adopts:
-            self.own.settle(zip(self.chunks, self.counted, strict=True), self.result)
+            self.own.settle(self._own_chunks(self.own), self.result)
         elif self.own is not None:
             self.own.settle_adopted(self.plan.adopts, self.result, counted=self.is_counted)
         elif self.is_counted and self._residual is not None:  # what was given then is not here any more
@@ -216,24 +216,33 @@ class Round:
     def set_aside(self) -> None:
         """The round came to nothing here, and a later one may adopt its result. Before `take_back`; it blocks."""
         if self.own is not None and not self.plan.adopts:
-            self.own.set_aside(self.plan.round_id, zip(self.chunks, self.counted, strict=True))
+            self.own.set_aside(self.plan.round_id, self._own_chunks(self.own))
 
     def take_back(self) -> None:
         """The round came to nothing: nothing of this member's contribution counts."""
         if self.own is not None:
             self.own.take_back()
 
-    def note_fate(self, index: int, counted: Collection[int], *, encoded: bool) -> None:
-        """The result of a chunk has the chunks of the members `counted` in it; this member's own was `encoded` to be
-        sent, or it summed it up itself.
+    def _own_chunks(self, own: Encoder) -> list[tuple[Chunk, bool]]:
+        """All chunks, and whether each of this member's own is in the mean; `own` is told which it does not encode.
+
+        That follows from who makes the mean, and not from where it came: a relay whose link is cut fetches it. What a
+        member gave to a round that it gave up may be in a mean that it never had, unless it was to make that itself.
         """
+        fates = []
+        for index, maker in sorted(responsible(self.assignments).items()):
+            chunk = self.chunks[index]
+            if self.me in self.routes.hops(maker) and not chunk.codecs.encodes_own:
+                own.summed.add(chunk.start)
+            is_made = self.have[index] or maker.aggregator != self.me
+            fates.append((chunk, is_made and self.counted[index]))
+        return fates
+
+    def note_fate(self, index: int, counted: Collection[int]) -> None:
+        """The result of a chunk has the chunks of the members `counted` in it."""
         self.counted[index] = self.me in counted
         if self.tells_counted:
             self.told[index] = pack_bitmap(member in counted for member in range(len(self.members)))
-        if self.own is not None and not (encoded or self.chunks[index].codecs.encodes_own):
-            self.own.summed.add(self.chunks[index].start)
-        elif self.own is not None:
-            self.own.summed.discard(self.chunks[index].start)
 
     def note_heard(self, member: int, samples: int) -> None:
         """Note that all chunks of an assignment came from a member, with so many samples; the least it says counts."""

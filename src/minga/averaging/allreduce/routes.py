@@ -15,7 +15,7 @@ or such a mate ask the holder, and so do those to whom others turn who get nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minga.averaging.allreduce.messages import Assignment
@@ -56,6 +56,11 @@ class Routes:
     def _relay(self, assignment: Assignment, member: int) -> int | None:
         site = self._site_of.get(member)
         return assignment.relays[site] if site is not None and assignment.relays else None
+
+
+def responsible(assignments: Mapping[tuple[int, int], Assignment]) -> dict[int, Assignment]:
+    """For each chunk the assignment that is to bring it: later terms overrule earlier ones."""
+    return {index: assignments[key] for key in sorted(assignments) for index in assignments[key].chunks}
 
 
 class RepairWay(NamedTuple):

@@ -152,7 +152,7 @@ async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: Messag
         if not round.have[index]:
             round.reduced[index].copy_(values)
             if counted:
-                round.note_fate(index, counted, encoded=True)
+                round.note_fate(index, counted)
             round.got(index)
     await stream.finish()
     await stream.receive_end()
@@ -259,7 +259,7 @@ async def _receive_reduced(round: Round, assignment: Assignment, stream: Message
         if relay is not None:
             relay.pass_on(index, Reduced(body, counted))
         if round.tells_counted:
-            round.note_fate(index, counted, encoded=relay is None)
+            round.note_fate(index, counted)
         round.got(index)
         round.turns.returned(assignment.key)
 

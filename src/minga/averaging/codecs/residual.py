@@ -26,6 +26,13 @@ A round that came to nothing here may have a result elsewhere, which a later rou
 is what was sent in the first round, and not what was sealed since. So what was sent is kept under the round's id, until
 a round of the step is committed.
 
+Whose the movement since is depends on the strategy. One that keeps nothing forgets all that it sealed last, so the
+residual takes up that, less what was counted. One that `keeps_uncounted` contributions takes what it gave to the first
+round for counted, and keeps the rest. Then what the residual takes up is that first contribution, less what was counted
+of it: it holds the contributions to the last `KEPT_ATTEMPTS` attempts as long as the strategy does. These are the
+strategy's own vectors and not copies, so as a rule they take no more memory; where a sketch that loses nothing makes
+others of them, they take as much as a residual each.
+
 A round may count without this peer. Then the residual takes up all of its contribution, unless the peer's strategy
 keeps that itself (`StrategyFacts.keeps_uncounted`): one of both has it, and never both.
 
@@ -60,6 +67,9 @@ NO_SEEDS: Final = RoundSeeds()
 MOST_ATTEMPTS_KEPT: Final = 16
 """Of so many rounds of a step that came to nothing a peer knows what it sent."""
 
+KEPT_ATTEMPTS: Final = 2
+"""Of so many attempts at a step that came to nothing a strategy that `keeps_uncounted` has its contributions yet, and
+the residual has them, too. If the result of an older one counts, both take the last contribution for what counted."""
 
 ROUNDING: Final = 2.0**-20
 """More than the sum of a vector and a residual may be off by, relatively."""
@@ -102,6 +112,7 @@ class _UnderWay(NamedTuple):
     vector: torch.Tensor
     weight: int
     step: int
+    attempt: int
 
 
 def rounds_between(since: int, step: int) -> int:
@@ -134,11 +145,12 @@ class Residual:
         self._age, self._decay, self._kept = age, decay, kept
         self._under_way: _UnderWay | None = None
         self._sent: dict[str, Any] = {}  # what was sent in rounds of one step, by their ids
-        self._sent_step = 0
+        self._given: dict[str, _UnderWay] = {}  # what it was made of, as long as the strategy keeps that, too
+        self._sent_step = self._attempts = 0
 
     def begin(self, vector: torch.Tensor, weight: int, step: int) -> None:
-        """A contribution to the round of `step`: a mean over `weight` samples, which is not to be changed before settle
-        or take_back.
+        """A contribution to a round of `step`: a mean over `weight` samples, which is not to be changed before settle
+        or take_back; where the strategy `keeps_uncounted`, not before a round of the step counts.
 
         What was left out is dropped, with a warning, if with it the contribution were too large to be sent: else no
         round could have it, and nothing of it would ever get less.
@@ -154,8 +166,11 @@ class Residual:
             logger.warning("what earlier rounds left out is too large to be sent, and dropped")
             self.mass.zero_()
         if step != self._sent_step:
-            self._sent, self._sent_step = {}, step
-        self._under_way = _UnderWay(vector, weight, step)
+            self._sent, self._given, self._sent_step, self._attempts = {}, {}, step, 0
+        self._attempts += 1
+        oldest = self._attempts - KEPT_ATTEMPTS
+        self._given = {name: given for name, given in self._given.items() if given.attempt >= oldest}
+        self._under_way = _UnderWay(vector, weight, step, self._attempts)
 
     def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
         """The same, to be sent in chunks that are encoded with these `seeds`; see `begin`."""
@@ -169,6 +184,8 @@ class Residual:
     def note_sent(self, round_id: str, sent: Any) -> None:
         """What was sent in a round of the step that may come to nothing here, and count elsewhere."""
         self._sent[round_id] = sent
+        if self.keeps_uncounted and self._under_way is not None:
+            self._given[round_id] = self._under_way
         while len(self._sent) > MOST_ATTEMPTS_KEPT:
             del self._sent[next(iter(self._sent))]
 
@@ -176,10 +193,13 @@ class Residual:
         """What was sent in a round of the step; None if that is not known."""
         return self._sent.get(round_id)
 
-    def settle(self, fate: ContributionFate, taken: Iterable[TakenUp] | None = None) -> None:
+    def settle(
+        self, fate: ContributionFate, taken: Iterable[TakenUp] | None = None, *, sent_in: str | None = None
+    ) -> None:
         """The round has a result, which took up this of what this peer sent, from the first element to the last: keep
-        the rest. Where something of it was counted, and nobody can say what (`taken` is None, or this peer gave nothing
-        now), what was left out is forgotten, so that nothing counts twice.
+        the rest. It was `sent_in` the round of that id, in this attempt at the step or an earlier one. Where something
+        of it was counted, and nobody can say what (`taken` is None, or this peer gave nothing now), what was left out
+        is forgotten, so that nothing counts twice.
         """
         known, self._under_way = self._under_way, None
         if fate is ContributionFate.COUNTED and (known is None or taken is None):
@@ -187,16 +207,17 @@ class Residual:
         if known is None:
             return
         if fate is ContributionFate.COUNTED:
+            counted = known if sent_in is None else self._given.get(sent_in, known)
             for start, stop, weight, values in taken or ():
                 mass = self.mass[start:stop]
-                mass.add_(known.vector[start:stop], alpha=known.weight)
+                mass.add_(counted.vector[start:stop], alpha=counted.weight)
                 if values is not None:
                     mass.sub_(values, alpha=weight)
         elif not self.keeps_uncounted:
             self.mass.add_(known.vector, alpha=known.weight)
         if self._kept is not None:
             self.mass[self._kept :].zero_()
-        self.step, self._sent = known.step, {}
+        self.step, self._sent, self._given = known.step, {}, {}
         if self._decay != 1.0:
             self.mass.mul_(self._decay)
 
@@ -358,7 +379,7 @@ class Encoder:
             residual.settle(ContributionFate.COUNTED)
         else:
             taken = (_taken(each.chunk, each.weight, self._values_of(each), mean) for each in sent)
-            residual.settle(ContributionFate.COUNTED, taken)
+            residual.settle(ContributionFate.COUNTED, taken, sent_in=round_id)
 
     def set_aside(self, round_id: str, counted: Iterable[tuple[Chunk, bool]]) -> None:
         """The round came to nothing here, and another member may have its result: keep what was sent to it.

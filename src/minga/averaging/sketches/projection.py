@@ -69,8 +69,9 @@ class Projection:
     ) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean `vector`, which counts `weight`; None for none.
 
-        `vector` is not to be changed before `absorb`, if the round counts. Without a `cut` a segment is one chunk.
-        A contribution that cannot be sent is left out of the step, with a warning, and so is the residual then.
+        `vector` is not to be changed before `absorb`, if the round counts, or if an earlier one may (`Residual.begin`).
+        Without a `cut` a segment is one chunk. A contribution that cannot be sent is left out of the step, with a
+        warning, and so is the residual then.
         """
         if self.sketch.is_identity:
             return vector
@@ -111,7 +112,7 @@ class Projection:
             if counted_in is None:
                 self.residual.settle(ContributionFate.UNCOUNTED)
             else:
-                self.residual.settle(ContributionFate.COUNTED, self._taken_in(counted_in, step))
+                self.residual.settle(ContributionFate.COUNTED, self._taken_in(counted_in, step), sent_in=counted_in)
         self.sketch.absorb(mean, step)
         return torch.cat([vector, rest]) if rest.numel() else vector
 

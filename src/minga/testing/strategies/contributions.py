@@ -73,7 +73,8 @@ def check_take_back(kind: type[Strategy], **settings: Any) -> None:
     late = facts.keeps_late_micro_batches
     trainer, whole = Trainer(kind, settings), Trainer(kind, settings)
     trainer.feed((2.0, 2), (4.0, 2))
-    first = trainer.seal()[0].clone()
+    given = trainer.seal()[0]
+    first = given.clone()
     trainer.strategy.take_back()
     require(torch.equal(trainer.contribution()[0], first), kind, "after take_back it contributed something else")
     if late:
@@ -85,6 +86,8 @@ def check_take_back(kind: type[Strategy], **settings: Any) -> None:
     whole.feed((2.0, 2), (4.0, 2), (11.0, 4))
     same = torch.equal(trainer.seal()[0], whole.seal()[0])
     require(same, kind, "after take_back and more micro-batches it contributed something else")
+    is_intact = not facts.keeps_uncounted or torch.equal(given, first)
+    require(is_intact, kind, "it keeps what was not counted, and changed what it gave to an attempt that may count yet")
 
 
 def check_repeated_calls(kind: type[Strategy], **settings: Any) -> None:

@@ -142,7 +142,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def contribution(self) -> tuple[torch.Tensor | None, int]:
-        """What is complete, and its samples; None and 0 if it is empty. It must not be changed.
+        """What is complete, and its samples; None and 0 if it is empty. It must not be changed; where the facts say
+        `keeps_uncounted`, not after `take_back` either, until a round of the step counts: an earlier one may.
 
         Until `absorb` or `take_back` it is the same however often it is asked for. It is asked for on any thread, so
         the replica may be read at most. A gradient goes through `replica.clip_own` first, unless the strategy owns the
@@ -156,7 +157,8 @@ class Strategy(ABC):
 
     def counted_earlier(self, attempts: int) -> None:  # noqa: B027
         """The mean that is absorbed next adopts a result, and has what `contribution` gave so many attempts before the
-        last one. By default the last one is taken for it.
+        last one. By default the last one is taken for it. A strategy whose facts say `keeps_uncounted` keeps what it
+        did since, if that is no more than `KEPT_ATTEMPTS` before (`averaging/codecs/residual.py`).
         """
 
     def note_round(self, contributors: int, batch: int) -> None:

@@ -28,7 +28,7 @@ from pydantic import model_validator
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import ContributionFate
+from minga.averaging.codecs.residual import KEPT_ATTEMPTS, ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
@@ -429,10 +429,6 @@ class Sealed:
     window: int
     steps: int
     weight: int
-
-
-KEPT_ATTEMPTS = 2
-"""Contributions of rounds that came to nothing that are kept: a later round of the step may adopt such a result."""
 
 
 class Local(Strategy):

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from minga.averaging.allreduce.round import Round
-from minga.averaging.codecs.residual import ContributionFate
+from minga.averaging.allreduce.round import Round, RoundOutcome
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import ContributionFate, Residual
+from minga.averaging.solver.division import Division, PartShare
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.strategy.local import Local
-from tests.worlds.local_peers import LocalPeer, mean_of
+from tests.averaging.allreduce.test_two_level import connect_all
+from tests.worlds.local_peers import WIDTH, LocalPeer, mean_of
+from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked
-from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, vector_replica, virtually
+from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, offences, pull, vector_replica, virtually
 
 NUMEL = 48
 
@@ -197,3 +203,92 @@ def test_a_result_that_is_adopted_counts_what_was_given_to_it(state: str) -> Non
         for run, part in strategy._fragments.slices(0):
             counted = torch.zeros_like(first[part]) if state == "is another" else first[part]
             torch.testing.assert_close(left[run], where[run] + counted, rtol=0, atol=1e-6)
+
+
+ROOTS = {(0, 2): 2, (0, 3): 0, (1, 2): 1, (1, 3): 1}
+SITES = Division(tuple(PartShare(0.25, root, relays) for relays, root in ROOTS.items()), ((0, 1), (2, 3)))
+
+
+@pytest.mark.parametrize("relay", ["fetches", "adopts", "gives up and adopts"])
+def test_what_counted_is_kept_neither_by_the_strategy_nor_by_the_residual(
+    relay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lossy round over sites: what each peer moved was applied, or is in its residual, or still in its model.
+
+    A link is cut in the middle, so that a relay fetches means in which its own values are whole. Or all give the round
+    up with the result in hand, one relay perhaps without it, move on, give again, and adopt that result.
+    """
+    commit, note_fate = Round.commit, Round.note_fate
+
+    def give_up_the_first(self: Round, term: int) -> None:
+        if relay == "fetches" or self.plan.adopts:
+            commit(self, term)
+        else:
+            self.abort("it is cut off")
+
+    def noted(self: Round, index: int, members: Collection[int]) -> None:
+        chunk = self.chunks[index]
+        samples[chunk.start : chunk.stop] = sum(weights[member] for member in members)
+        was_told[chunk.start : chunk.stop] |= self.me == 2
+        note_fate(self, index, members)
+
+    monkeypatch.setattr(Round, "commit", give_up_the_first)
+    monkeypatch.setattr(Round, "note_fate", noted)
+    peers = [LocalPeer(model=wide_model(), overlap=True) for _ in range(4)]
+    start, layout = peers[0].values().double(), VectorLayout((peers[0].replica.vector.numel,), "sign", "float32")
+    samples, weights = torch.zeros(layout.total, dtype=torch.float64), [2, 3, 4, 5]
+    was_told = torch.zeros(layout.total, dtype=torch.bool)
+    residuals = [Residual(layout.total, keeps_uncounted=True) for _ in peers]
+    for peer, weight in zip(peers, weights, strict=True):
+        peer.micro_batch(weight, weight)
+
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=2e4, down_bytes_per_s=2e4)
+        await connect_all(world)
+        plan = world.divide(layout, SITES, chunk_bytes=512)
+        if relay == "gives up and adopts":
+            later(0.3, lambda: world.parties[2].all_reduce.give_up(plan, "it is cut off before"))
+        else:
+            later(0.3, lambda: world.internet.cut(world.parties[1].network, world.parties[2].network))
+        vectors = [peer.seal()[0] for peer in peers]
+        results, outcomes = await world.reduce(plan, layout, vectors, weights, residuals=residuals)
+        if relay != "fetches":
+            holders = tuple(i for i, error in enumerate(outcomes) if getattr(error, "held_term", None) is not None)
+            assert (2 in holders) is (relay == "adopts")
+            for peer in peers:
+                peer.strategy.take_back()
+                peer.micro_batch(7, 7)
+            plan = msgspec.structs.replace(
+                plan, round_id="f" * 32, adopts=plan.round_id, holders=holders, view=plan.ids
+            )
+            vectors, later_weights = [peer.seal()[0] for peer in peers], [9, 10, 11, 12]
+            _, outcomes = await world.reduce(plan, layout, vectors, later_weights, residuals=residuals, results=results)
+        await world.close()
+        kept, moved = torch.zeros(2, start.numel(), dtype=torch.float64)
+        for peer, weight, residual, outcome in zip(peers, weights, residuals, outcomes, strict=True):
+            assert isinstance(outcome, RoundOutcome)
+            assert outcome.fate is ContributionFate.COUNTED
+            moved += weight * (start - peer.values())
+            if outcome.earlier:
+                peer.strategy.counted_earlier(outcome.earlier)
+            peer.absorb(results[0], outcome.fate)
+            kept += weight * (peer.anchor - peer.values()) + residual.mass[: start.numel()]
+        counted, mean = samples[: start.numel()], results[0][: start.numel()]
+        known = counted == sum(weights)
+        if relay == "gives up and adopts":  # it knows that the others make the rest of its own part without it
+            own = slice(plan.parts[0].stop)
+            assert not was_told[own].all()
+            known[own] |= ~was_told[own]
+        else:
+            known[:] = True
+        lost = (moved - counted * mean - kept)[known]
+        assert float(lost.norm() / moved[known].norm()) < 1e-5
+
+    main()
+
+
+def wide_model() -> torch.nn.Sequential:
+    """Several chunks for each part of a round."""
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, 500), torch.nn.Linear(500, WIDTH))
