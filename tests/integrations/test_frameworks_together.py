@@ -163,6 +163,7 @@ class Pair(pl.LightningModule):
         for optimizer, part in zip(self.optimizers(), (self.second, self.first)):
             optimizer.zero_grad()
             self.manual_backward(part(batch).square().mean())
+            self.clip_gradients(optimizer, gradient_clip_val=0.002, gradient_clip_algorithm="norm")
             optimizer.step()
 
     def configure_optimizers(self):
@@ -221,6 +222,8 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     for said in ("errors0", "errors1"):
         assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
     told = (tmp_path / "errors1").read_text("utf-8")
+    assert told.count("this script clips to 0.002, which is left out") == 2  # of each network, and once
+    assert told.count("sets no norm") == 3
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told
     assert told.count("return it with interval='step'") == 1
