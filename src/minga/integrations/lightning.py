@@ -118,8 +118,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         joined = [JoinedOptimizer(optimizer, Tally()) for optimizer in inner]
         for config in self.lr_scheduler_configs:
             config.scheduler = GlobalSchedule(joined[inner.index(config.scheduler.optimizer)])
-        for each in joined:
-            each.tally.told_by = "self.manual_backward(loss)"
+        if not self.lightning_module.automatic_optimization:
+            for each in joined:
+                each.tally.told_by = "self.manual_backward(loss)"
         self._untold = dict(zip(joined, self._places, strict=True))
         self.precision_plugin.clip_gradients = self._leave_clipping
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
