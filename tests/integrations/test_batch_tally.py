@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -109,6 +110,25 @@ def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settin
     schedule.step()
     schedule.load_state_dict({"last_epoch": 3})
     assert (schedule.get_last_lr(), schedule.state_dict()) == ([0.25], {})
+
+
+def test_who_runs_backward_itself_is_told_how_and_who_leaves_it_to_the_framework_may_have_no_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Linear(2, 1)
+    for told_by in (None, "accelerator.backward(loss)"):
+        optimizer = JoinedOptimizer(torch.optim.SGD(model.parameters()), Tally())
+        optimizer.tally.told_by = told_by
+        optimizer.joined = Mock()
+        for _ in range(9):
+            optimizer.step()
+        assert len(caplog.records) == (told_by is not None)
+        if told_by is None:
+            optimizer.step()
+        else:
+            with pytest.raises(ConfigurationError, match=r"call accelerator\.backward\(loss\), and not loss\.backward"):
+                optimizer.step()
+    assert "the last 10 optimizer calls stood for no sample" in caplog.text
 
 
 def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:

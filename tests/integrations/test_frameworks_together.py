@@ -104,6 +104,12 @@ class Module(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class Late(Module):
+    # Has no loss in its first ten optimizer calls.
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) if self.current_epoch >= 5 else None
+
+
 class Lockstep(pl.Callback):
     # The other peer leaves as soon as the last step is taken, so the last figures may be of one peer alone.
     most_peers = 0
@@ -137,7 +143,7 @@ with enter(spec_of(12, 4)) as peer:
     together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[lockstep], gradient_clip_val=0.001)
 role = "0"
 with enter(spec_of(5, 3), 11) as peer:
-    short = train(peer, rows(6, 0)[:5], 2)
+    short = train(peer, rows(6, 0)[:5], 2, module=Late())
     short["by_peer"] = short["seed"] == peer.seed
 
 begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_checkpointing=True)
@@ -163,6 +169,7 @@ class Pair(pl.LightningModule):
         for optimizer, part in zip(self.optimizers(), (self.second, self.first)):
             optimizer.zero_grad()
             self.manual_backward(part(batch).square().mean())
+            self.clip_gradients(optimizer, gradient_clip_val=0.002, gradient_clip_algorithm="norm")
             optimizer.step()
 
     def configure_optimizers(self):
@@ -221,6 +228,9 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     for said in ("errors0", "errors1"):
         assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
     told = (tmp_path / "errors1").read_text("utf-8")
+    assert told.count("this script clips to 0.002, which is left out") == 2  # of each network, and once
+    assert told.count("sets no norm") == 3
+    assert told.count("the last 10 optimizer calls stood for no sample") == 1
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told
     assert told.count("return it with interval='step'") == 1

@@ -199,14 +199,15 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self.zero_grad()
         if self._in_row != TOLD_AT:
             return
-        if not has_loss:
+        if not has_loss and self.tally.told_by is not None:
             raise ConfigurationError(
                 f"the last {TOLD_AT} optimizer calls came without a loss, so nothing is known of their samples: call "
                 f"{self.tally.told_by}, and not loss.backward()"
             )
         logger.warning(
-            "the last %d optimizer calls stood for no sample with a target, as where all labels are -100, and are left "
-            "out: this peer gives nothing to the run, and alone it takes no step. Look at the labels of the batches",
+            "the last %d optimizer calls stood for no sample with a target, as where a batch has no loss or its labels "
+            "are all -100, and are left out: this peer gives nothing to the run, and alone it takes no step. Look at "
+            "the batches and their labels",
             TOLD_AT,
         )
 

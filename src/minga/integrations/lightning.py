@@ -59,9 +59,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
-    as the run spec says (`optimizer.max_grad_norm`), and the Trainer's own clipping is off. `fit` ends when the runs
-    end. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for that.
-    `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
+    as the run spec says (`optimizer.max_grad_norm`), and the clipping of Trainer and module is off. `fit` ends when the
+    runs end. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for
+    that. `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
     begins takes the state of the checkpoint.
 
     With manual optimization each step of an optimizer counts the batches that went through backward since its last
@@ -87,6 +87,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
         self._schedules: list[LRScheduler | None] = []
+        self._untold: dict[torch.optim.Optimizer, RunPlace] = {}
+        """Optimizers in whose runs nothing was said yet about the script's clipping."""
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -112,17 +114,17 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._parts = [_part(self.lightning_module, name) for name in self._links]
         configured: list[torch.optim.Optimizer] = list(self.optimizers)
         inner = _in_order(configured, self._parts)
-        clipped, trainer.gradient_clip_val = trainer.gradient_clip_val, None
         self._schedules = [self._schedule_of(optimizer) for optimizer in inner]
         joined = [JoinedOptimizer(optimizer, Tally()) for optimizer in inner]
         for config in self.lr_scheduler_configs:
             config.scheduler = GlobalSchedule(joined[inner.index(config.scheduler.optimizer)])
-        for each in joined:
-            each.tally.told_by = "self.manual_backward(loss)"
+        if not self.lightning_module.automatic_optimization:
+            for each in joined:
+                each.tally.told_by = "self.manual_backward(loss)"
+        self._untold = dict(zip(joined, self._places, strict=True))
+        self.precision_plugin.clip_gradients = self._leave_clipping
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
-        for place in self._places:
-            place.tell_of_clipping(clipped, by_value=trainer.gradient_clip_algorithm == "value")
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Have what there is to train on come in an order of this peer's own, also where the Trainer asks for it anew.
@@ -190,11 +192,19 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any) -> Any:
         """Take the step in the run of this optimizer; end with the runs."""
         try:
-            return super().optimizer_step(optimizer, closure, model, **named)
+            result = super().optimizer_step(optimizer, closure, model, **named)
+            self._leave_clipping(optimizer)  # of which it is told, unless the script has clipped
+            return result
         finally:
             optimizer.tally.clear()  # also where a gradient scaler left the step out
             if all(each.finished for each in self._joined):
                 self._end(self.lightning_module.trainer)
+
+    def _leave_clipping(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
+        """What the framework calls to clip, in place of its own: leave that to the run, and say so once."""
+        own = getattr(optimizer, "optimizer", optimizer)  # manual optimization hands out wrapped ones
+        if (place := self._untold.pop(own, None)) is not None:
+            place.tell_of_clipping(clip_val, by_value=gradient_clip_algorithm == "value")
 
     def _end(self, trainer: Any) -> None:
         """Stop `fit`, and say why where the framework says so of its own limits."""

@@ -16,12 +16,12 @@ class Tally:
     window: the number of parts by which the framework divides the loss of each at present, where it does so even if a
         call has fewer, as the last one of an epoch may; None where it does not.
     parts: those of them that were gone through backward.
-    told_by: the call by which the program tells its loss, in words.
+    told_by: the call by which the program tells its loss, in words; None where the framework runs backward itself.
     """
 
     def __init__(self) -> None:
         self.window: int | None = None
-        self.told_by = "the framework's own backward"
+        self.told_by: str | None = None
         self.samples = 0
         self.parts = 0
         self._loss: torch.Tensor | float | None = None

@@ -205,9 +205,10 @@ class SecureMember:
         self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.membership.members)))
         self._changes.tell_candidates(before)
         self._recheck.first = self.step
-        if self.is_member:  # what it sees from now on it can show
-            await self._changes.write_down([Entered(self._progress.standing, followed.signed)])
         await self._stand(followed.state, followed.values)
+        if self._said is not None:  # a member: what it sees from now on it can show
+            signed = await self._observer.signed_by_most(self._said, self.membership.members)
+            await self._changes.write_down([Entered(self._progress.standing, signed)])
 
     # ---- as a member
 

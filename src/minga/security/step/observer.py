@@ -62,13 +62,10 @@ MAX_TAKES = 8
 
 @dataclass(frozen=True)
 class Observed:
-    """What a follower knows of a step that it took: the digest of the state after it, the aggregates by part, and what
-    members signed of where they stood then.
-    """
+    """What a follower knows of a step that it took: the digest of the state after it, and the aggregates by part."""
 
     state: bytes
     values: Mapping[int, Bytes]
-    signed: tuple[Statement, ...]
 
 
 @loop_bound
@@ -112,8 +109,7 @@ class Observer:
         if await self._work.digest() != place.state:
             raise DivergedError("most members are in another state than this peer", round=step)
         progress.take(standing)
-        signed = self._said.get(step + 1, {})
-        return Observed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))
+        return Observed(place.state, values)
 
     async def place_of_most(
         self, own: Statement, members: Sequence[PeerId], limit_s: float
@@ -125,6 +121,16 @@ class Observer:
         """
         self._said.setdefault(own.slot.step, {})[own.author] = own
         return await self._watch_all(own.slot.step, members, limit_s)
+
+    async def signed_by_most(self, own: Statement, members: Sequence[PeerId]) -> tuple[Statement, ...]:
+        """What more than half of the members, one of them this peer, signed alike of where they stand. Most of those
+        before a step need not be most of those after it, of whom some may have come in it and others gone.
+
+        Raises as `place_of_most` does.
+        """
+        _, signers = await self.place_of_most(own, members, self._patience.longest_s)
+        said = self._said[own.slot.step]
+        return tuple(said[peer] for peer in sorted(signers))
 
     # ---- inner workings
 
