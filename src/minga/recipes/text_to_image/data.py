@@ -11,8 +11,7 @@ is there, the caption of `NAME.png` is the text of `NAME.txt` beside it.
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -25,7 +24,7 @@ from minga.core.files import decode_text, text_encoding
 from minga.recipes.data.hold_out import content_rank, parted
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.images.source import cell, files_below, hub_rows, picture_file
-from minga.recipes.text.sources import written
+from minga.recipes.text.sources import jsonl_rows, written
 from minga.recipes.text_to_image.pairs import CodedRow, Ids, Pairs
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
 from minga.recipes.text_to_image.shapes import draw_compositions, paint
@@ -171,19 +170,23 @@ def _captioned_files(folder: str, data: ImageTextData) -> Iterator[tuple[str, Pa
 
 
 def _by_metadata(folder: Path, path: Path, data: ImageTextData) -> Iterator[tuple[str, Path]]:
+    rows: Iterable[Any] = _csv_rows(path) if path.suffix == ".csv" else (row for _, row in jsonl_rows(path))
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
+            raise ConfigurationError(f"{path}: a line has no file_name")
+        inside = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute() or inside.suffix.lower() not in SUFFIXES:
+            raise ConfigurationError(f"{path}: {name!r} is no picture in this folder")
+        caption = caption_of_row(row, data)
+        if caption is not None:
+            yield caption, inside
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding=text_encoding(path), newline="") as file:
-            lines: Iterator[Any] = csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)
-            for row in lines:
-                if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
-                    raise ConfigurationError(f"{path}: a line has no file_name")
-                inside = folder / name
-                if ".." in Path(name).parts or Path(name).is_absolute() or inside.suffix.lower() not in SUFFIXES:
-                    raise ConfigurationError(f"{path}: {name!r} is no picture in this folder")
-                caption = caption_of_row(row, data)
-                if caption is not None:
-                    yield caption, inside
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+            yield from csv.DictReader(file)
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read: {str(error)[:200]}") from error
 
 
