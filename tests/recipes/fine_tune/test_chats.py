@@ -106,6 +106,14 @@ def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(tmp_pat
     assert max(int(document.split("many ")[1][:3]) for document in counts if "many" in document) > 200
 
 
+def test_conversations_that_repeat_others_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = json.dumps({"prompt": "where is the cow", "completion": "at the hill"})
+    (tmp_path / "a.jsonl").write_text(f"{row}\n" * 4 + json.dumps({"text": "the cow"}))
+    training, _ = conversations(ChatData(files=(str(tmp_path / "a.jsonl"),), heldout_fraction=0.0), 0)
+    assert len(training) == 2
+    assert "3 of 5 conversations repeat others and are left out" in caplog.text
+
+
 def test_the_first_held_out_conversations_are_of_all_sources(tmp_path: Path) -> None:
     for name in "ab":
         rows = [json.dumps({"prompt": f"{name} {number}", "completion": "yes"}) for number in range(400)]

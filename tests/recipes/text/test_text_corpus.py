@@ -399,7 +399,7 @@ def test_the_first_held_out_documents_of_a_mixture_are_of_all_sources(tmp_path: 
     assert 30 < sum(each.startswith("a") for each in heldout[:100]) < 70
 
 
-def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:
+def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in "xy":
         rows = [json.dumps({"text": f"Document {name} {number} has a sentence."}) for number in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, rows[0]]))
@@ -414,6 +414,7 @@ def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:
     for number, source in enumerate(data.sources):
         documents = prepared_documents(source, "")
         assert len(documents) == 60, "a document that is there twice is shipped once"
+        assert "1 of the 61 documents of a source of the mixture are left out" in caplog.messages[number]
         files[shipped_file(number)] = tmp_path / shipped_file(number)
         files[shipped_file(number)].write_bytes(pack_documents(documents))
     first, second = (mixed(mixed_sources(data, files, 7), 7, 40) for _ in range(2))

@@ -57,7 +57,7 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     """
     places = data.sources if data.source == "mixture" else [data]
     weights = [each.weight for each in data.sources] or [1.0]
-    found = [list(dict.fromkeys(_documents(each))) for each in places]
+    found = [_once(list(_documents(each))) for each in places]
     _, heldout = split_documents([each for documents in found for each in documents], data.heldout_fraction)
     heldout, left_out = by_rank(heldout), set(heldout)
     training = [[each for each in documents if each not in left_out] for documents in found]
@@ -71,6 +71,13 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     ]
     total = sum(map(len, training))
     return list(islice(mixed(sources, seed, min(_BLOCK, total)), total)), heldout
+
+
+def _once(documents: Sequence[str]) -> list[str]:
+    found = list(dict.fromkeys(documents))
+    if repeated := len(documents) - len(found):
+        logger.warning("%d of %d conversations repeat others and are left out", repeated, len(documents))
+    return found
 
 
 def _documents(place: ChatPlace) -> Iterator[str]:

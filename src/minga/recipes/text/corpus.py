@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ MAX_STREAMED_HELDOUT = 256
 MAX_STREAMED_SCAN = 50_000
 MAX_SCAN_CHARACTERS = 16 << 20
 _MAX_LINE_BYTES = 16 << 20
+
+logger = logging.getLogger("minga.recipes")
 
 
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:
@@ -355,8 +358,9 @@ def prepared_documents(source: SourceSettings, language: str) -> list[str]:
     """
     keep = DocumentFilter(source, language)
     kept: dict[str, None] = {}
-    size = 0
+    size = read = 0
     for raw in bible_documents() if source.source == "bible" else file_documents(source.files, source.text_column):
+        read += 1
         document = keep(raw)
         if document is None or document in kept:
             continue
@@ -369,4 +373,11 @@ def prepared_documents(source: SourceSettings, language: str) -> list[str]:
             )
     if not kept:
         raise ConfigurationError(f'the filters keep no document of the source "{source.source}"')
+    if len(kept) < read:
+        logger.warning(
+            "%d of the %d documents of a source of the mixture are left out: by its filters, or because they repeat "
+            "others",
+            read - len(kept),
+            read,
+        )
     return list(kept)
