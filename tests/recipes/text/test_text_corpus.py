@@ -315,7 +315,9 @@ def test_a_source_may_have_more_documents_than_may_be_left_out_in_a_row(monkeypa
     assert len(set(islice(mixed([source], 0, 200), 200))) == 60
 
 
-def test_what_a_mixture_takes_of_a_large_source_is_not_its_beginning(tmp_path: Path) -> None:
+def test_what_a_mixture_takes_of_a_large_source_is_not_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, count in (("few", 20), ("many", 400)):
         rows = [json.dumps({"text": f"{name} {number:03d} is a document"}) for number in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
@@ -330,6 +332,9 @@ def test_what_a_mixture_takes_of_a_large_source_is_not_its_beginning(tmp_path: P
     assert max(few) - min(few) <= 1
     taken = sorted(int(document.split()[1]) for document in counts if document.startswith("many"))
     assert taken[len(taken) // 2] > 100
+    assert caplog.messages == [
+        f"source 2 of the mixture: {400 - len(taken)} of its 400 are never trained on; raise its weight"
+    ]
 
 
 def test_weights_are_shares_of_what_the_filters_keep() -> None:

@@ -32,6 +32,7 @@ from minga.recipes.text.corpus import (
     mixed,
     reordered_passes,
     split_documents,
+    warn_of_rest,
 )
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
@@ -70,7 +71,9 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
         for number, (documents, weight) in enumerate(zip(training, weights, strict=True))
     ]
     total = sum(map(len, training))
-    return list(islice(mixed(sources, seed, min(_BLOCK, total)), total)), heldout
+    drawn = list(islice(mixed(sources, seed, min(_BLOCK, total)), total))
+    warn_of_rest(training, drawn)
+    return drawn, heldout
 
 
 def _once(documents: Sequence[str]) -> list[str]:

@@ -344,11 +344,27 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
         for number, source in enumerate(data.sources)
     ]
     total = sum(map(len, training.values()))
+    drawn = list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total))
+    if not data.is_streamed:
+        warn_of_rest(list(training.values()), drawn)
     return PreparedMixture(
-        list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total)),
+        drawn,
         by_rank(heldout),
         {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
+
+
+def warn_of_rest(sources: Sequence[Sequence[str]], drawn: Collection[str]) -> None:
+    """Tell of what a mixture that is drawn once, for all passes over it, has not of its sources."""
+    there = set(drawn)
+    for number, documents in enumerate(sources, 1):
+        if rest := sum(each not in there for each in documents):
+            logger.warning(
+                "source %d of the mixture: %d of its %d are never trained on; raise its weight",
+                number,
+                rest,
+                len(documents),
+            )
 
 
 def prepared_documents(source: SourceSettings, language: str) -> list[str]:
