@@ -21,10 +21,11 @@ from minga.recipes import Recipe, SampleOptions, load_recipe, new_model
 from minga.recipes.causal_lm import model as losses_module
 from minga.recipes.causal_lm.evaluation import evaluate_model, heldout_rows
 from minga.recipes.causal_lm.model import PLAIN_HEADS, token_losses
+from minga.recipes.causal_lm.recipe import make_batch
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
-from minga.recipes.text.samples import TOKENS_FILE, StoredTokens
+from minga.recipes.text.samples import TOKENS_FILE, StoredTokens, pack_rows
 from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
 from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
@@ -178,6 +179,23 @@ def test_figures_are_made_with_some_documents_of_everywhere(monkeypatch: pytest.
     counts = [int((rows.ids == tokenizer.token_to_id(word)).sum()) for word in ("cow", "barn")]
     assert min(counts) > 15
     assert np.array_equal(rows.ids, heldout_rows(documents[::-1], tokenizer, 0, 23).ids)
+
+
+def test_documents_that_are_trained_on_apart_are_judged_by_apart(tmp_path: Path) -> None:
+    """They followed each other in full rows: most tokens stood where a model of short texts had never learned any."""
+    words = GENESIS.read_text("utf-8").split()[:2700]
+    documents = [" ".join(words[start : start + 2 + start % 40]) for start in range(0, len(words), 9)]
+    (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in documents))
+    data = {"source": "files", "files": [str(tmp_path / "short.jsonl")], "heldout_fraction": 0.2}
+    recipe: Any = case("gpt2", packing="document", data=data).recipe()
+    files, model = prepared(recipe, tmp_path / "run"), new_model(recipe)
+    tokenizer, heldout = recipe.tokenizer(files), list(unpack_documents(files[HELDOUT_FILE]))
+    batch = make_batch(list(pack_rows(recipe.encoded(heldout, tokenizer), 33, "document")), 32, 0)
+    losses, carries = token_losses(model, batch["input_ids"], batch["labels"]), batch["label_weights"] > 0
+    assert 0.3 < carries.float().mean() < 0.9, "some rows are full"
+    assert recipe.evaluate(model, files)["heldout_loss"] == pytest.approx(losses[carries].mean().item(), rel=1e-5)
+    rows = heldout_rows(heldout, tokenizer, 0, 400, apart=True)  # one each
+    assert rows.sizes[rows.is_text].sum() == sum(len(each.encode()) for each in heldout)
 
 
 def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(

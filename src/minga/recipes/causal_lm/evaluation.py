@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,32 +38,31 @@ class HeldOutRows(NamedTuple):
     sizes: NDArray[np.int64]
 
 
-def heldout_rows(documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int) -> HeldOutRows:
+def heldout_rows(
+    documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int, *, apart: bool = False
+) -> HeldOutRows:
     """The first 512 rows of `length` targets of the documents, one after the other by their ranks, the last row filled
-    up.
+    up; or where these are trained on `apart` from each other, rows of each behind an end, its last one filled up.
     """
-    documents = by_rank(documents)
-    most = MAX_EVALUATION_ROWS * (length + 1)
-    ids: list[int] = []
-    sizes: list[int] = []
+    documents, size = by_rank(documents), length + 1
+    texts: list[list[tuple[int, int]]] = []
+    """Of each document its tokens with their bytes."""
     for start in range(0, len(documents), DOCUMENTS_AT_A_TIME):
-        if len(ids) >= most:
+        if sum(map(len, texts)) >= MAX_EVALUATION_ROWS * size:
             break
         some = documents[start : start + DOCUMENTS_AT_A_TIME]
         for document, encoding in zip(some, encoded_texts(tokenizer, some, with_places=True), strict=True):
-            ids += [*encoding.ids, end]
-            sizes += [*_bytes_of(document, (stop for _, stop in encoding.offsets)), 0]
-    total = min(len(ids), most)
-    rows = -(-total // (length + 1))
-    filled = np.full(rows * (length + 1), end, dtype=np.int64)
-    filled[:total] = ids[:total]
-    padded = np.zeros(rows * (length + 1), dtype=np.int64)
-    padded[:total] = sizes[:total]
-    there = np.arange(rows * (length + 1)) < total
-    shape = (rows, length + 1)
-    targets = filled.reshape(shape)[:, 1:]
-    counts = there.reshape(shape)[:, 1:]
-    return HeldOutRows(filled.reshape(shape), counts, counts & (targets != end), padded.reshape(shape)[:, 1:])
+            sizes = _bytes_of(document, (stop for _, stop in encoding.offsets))
+            texts.append([*zip(encoding.ids, sizes, strict=True), (end, 0)])
+    texts = [[(end, 0), *text] for text in texts] if apart else [list(chain.from_iterable(texts))]
+    rows = [text[start : start + size] for text in texts for start in range(0, len(text), size)][:MAX_EVALUATION_ROWS]
+    found = np.full((2, len(rows), size), [[[end]], [[0]]], dtype=np.int64)
+    for place, row in enumerate(rows):
+        found[:, place, : len(row)] = np.transpose(row)
+    ids, bytes_of = found
+    counts = np.arange(size) < np.array([len(row) for row in rows]).reshape(-1, 1)
+    is_text = counts & (ids != end)
+    return HeldOutRows(ids, counts[:, 1:], is_text[:, 1:], bytes_of[:, 1:])
 
 
 def _bytes_of(document: str, ends: Iterable[int]) -> list[int]:

@@ -144,7 +144,8 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
         if self._evaluation is None or self._evaluation[0] != path:
             tokenizer = self.tokenizer(files)
             end = find_special_tokens(tokenizer)["end"]
-            rows = heldout_rows(list(unpack_documents(path)), tokenizer, end, self.resolved.max_length)
+            documents, length = list(unpack_documents(path)), self.resolved.max_length
+            rows = heldout_rows(documents, tokenizer, end, length, apart=self.packing == "document")
             self._evaluation = (path, rows)
         return evaluate_model(model, self._evaluation[1])
 
