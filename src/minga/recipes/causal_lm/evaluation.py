@@ -20,7 +20,7 @@ from minga.recipes.data.hold_out import by_rank
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
-from minga.recipes.text.tokenizer import encoded_texts
+from minga.recipes.text.tokenizer import encoded_texts, first_token
 from minga.training.replica.draws import keeping_draws
 
 EVALUATION_BATCH_SIZE = 16
@@ -42,7 +42,8 @@ def heldout_rows(
     documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int, *, apart: bool = False
 ) -> HeldOutRows:
     """The first 512 rows of `length` targets of the documents, one after the other by their ranks, the last row filled
-    up; or where these are trained on `apart` from each other, rows of each behind an end, its last one filled up.
+    up; or where these are trained on `apart` from each other, rows of each behind what it is begun from, its last one
+    filled up.
     """
     documents, size = by_rank(documents), length + 1
     texts: list[list[tuple[int, int]]] = []
@@ -54,14 +55,18 @@ def heldout_rows(
         for document, encoding in zip(some, encoded_texts(tokenizer, some, with_places=True), strict=True):
             sizes = _bytes_of(document, (stop for _, stop in encoding.offsets))
             texts.append([*zip(encoding.ids, sizes, strict=True), (end, 0)])
-    texts = [[(end, 0), *text] for text in texts] if apart else [list(chain.from_iterable(texts))]
+    first = first_token(tokenizer, end)
+    if apart or first != end:
+        texts = [[(first, 0), *text] for text in texts]
+    if not apart:
+        texts = [list(chain.from_iterable(texts))]
     rows = [text[start : start + size] for text in texts for start in range(0, len(text), size)][:MAX_EVALUATION_ROWS]
     found = np.full((2, len(rows), size), [[[end]], [[0]]], dtype=np.int64)
     for place, row in enumerate(rows):
         found[:, place, : len(row)] = np.transpose(row)
     ids, bytes_of = found
     counts = np.arange(size) < np.array([len(row) for row in rows]).reshape(-1, 1)
-    is_text = counts & (ids != end)
+    is_text = counts & (ids != end) & (ids != first)
     return HeldOutRows(ids, counts[:, 1:], is_text[:, 1:], bytes_of[:, 1:])
 
 
@@ -107,7 +112,8 @@ def continuations(
 
     Stops at the `end` of a text, and at `longest` tokens in all. Raises as `drawn_tokens`.
     """
-    asked = [[end, *encoding.ids] for encoding in encoded_texts(tokenizer, prompts)]
+    first = first_token(tokenizer, end)
+    asked = [[first, *encoding.ids] for encoding in encoded_texts(tokenizer, prompts)]
     drawn = zip(prompts, asked, drawn_tokens(model, asked, end, options, longest), strict=True)
     return [Sample(prompt, tokenizer.decode([*ids[1:], *row])) for prompt, ids, rows in drawn for row in rows]
 

@@ -36,7 +36,7 @@ from minga.recipes.text.corpus import (
 )
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
-from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
+from minga.recipes.text.tokenizer import beginning_of, encoded_texts, find_special_tokens
 from minga.recipes.text.writing import as_it_is
 
 _BLOCK: Final = 10_000
@@ -281,12 +281,6 @@ def _token(said: Any, tokenizer: Tokenizer) -> str:
 
 
 # ---- Tokens.
-
-
-def beginning_of(tokenizer: Tokenizer) -> str:
-    """The token that a tokenizer sets before each text, as those of Llama do: its model was trained so. Or nothing."""
-    encoding = tokenizer.encode("a")
-    return str(encoding.tokens[0]) if encoding.special_tokens_mask[:1] == [1] else ""
 
 
 class ChatWriter:
