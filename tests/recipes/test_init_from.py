@@ -131,6 +131,20 @@ def test_tied_tensors_are_filled_and_new_ones_keep_their_draws(
     load_initial(model, {})  # a run that begins with random parameters
 
 
+def test_two_values_for_a_tied_tensor_are_refused_by_both_names(tmp_path: Path) -> None:
+    """The one that came last replaced the other without a word."""
+    path, model = tmp_path / "model.safetensors", Tied()
+    given = filled(model, 7.0)
+    for value in (7.0, 8.0):
+        save_file({**given, "head.weight": torch.full((5, 3), value, dtype=torch.bfloat16)}, path)
+        for read, name in ((load_initial, INITIAL_FILE), (given_base, "base/model.safetensors")):
+            if value == 7.0:
+                read(model, {name: path})
+                continue
+            with pytest.raises(ConfigurationError, match=r"embedding\.weight and head\.weight differ, and are one"):
+                read(model, {name: path})
+
+
 def test_given_tensors_that_the_model_lacks_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / INITIAL_FILE
     given = filled(nn.Sequential(OrderedDict(first=nn.Linear(3, 3), second=nn.Linear(3, 3))), 0.5)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +84,7 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
 
     Tensors of the model that the files lack, such as those of a new head, keep their initial draws, and those of the
     files that the model lacks are left out; log lines name both. Raises `ConfigurationError` if the files fit no
-    tensor, one by another name or that has another shape, or codes in the place of numbers.
+    tensor, one by another name or that has another shape, codes in the place of numbers, or two values for one.
     """
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
@@ -108,6 +108,7 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
             raise ConfigurationError(
                 f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
             )
+    _check_tied(matching, given)
     filled = {id(tensor) for tensor in matching.values()}  # tied ones have several names
     fresh = sorted(name for name, tensor in own.items() if id(tensor) not in filled and tensor.numel())
     frozen = {_place(name) for name, each in model.named_parameters() if not each.requires_grad}
@@ -132,16 +133,17 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
 def given_base(model: nn.Module, files: Files) -> Base | None:
     """What a state says of what is frozen in a model of a run to which the files of a base belong, by what these hold:
     in whatever form a machine holds it, it is the same base. None in other runs. Raises `ConfigurationError` if the
-    files lack a frozen parameter.
+    files lack a frozen parameter, or have two values for one.
     """
     paths = [path for name, path in files.items() if name.startswith(BASE_FOLDER)]
     if not paths:
         return None
     given = _read(paths, _GIVEN)
-    names, places = ModelNames(model), dict[int, str]()
-    for name, each in model.named_parameters(remove_duplicate=False):
-        if (place := _place(names.clean(name))) in given:  # files may have a tied one by any of its names
-            places.setdefault(id(each), place)
+    names = ModelNames(model)
+    own = {_place(names.clean(name)): each for name, each in model.named_parameters(remove_duplicate=False)}
+    matching = {place: each for place, each in own.items() if place in given}
+    _check_tied(matching, given)
+    places = {id(each): place for place, each in matching.items()}  # files may have a tied one by any of its names
     frozen = {name: id(each) for name, each in names.parameters().items() if not each.requires_grad}
     if lacking := [name for name, each in frozen.items() if each not in places]:
         raise ConfigurationError(
@@ -149,6 +151,18 @@ def given_base(model: nn.Module, files: Files) -> Base | None:
             f"files in {BASE_FOLDER} are of, and freeze nothing else"
         )
     return hashed({name: given[places[each]] for name, each in frozen.items()}, TensorAccess())
+
+
+def _check_tied(matching: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ConfigurationError` if the files have two values for one tensor, by two of its names."""
+    names = dict[int, str]()
+    for name, tensor in matching.items():
+        other = names.setdefault(id(tensor), name)
+        if other != name and not torch.equal(given[other], given[name].to(given[other].dtype)):
+            raise ConfigurationError(
+                f"{_GIVEN}: {other} and {name} differ, and are one tensor in this model: begin with a shape that does "
+                "not tie them (tie_word_embeddings = false), or leave one of them out of their file"
+            )
 
 
 def _place(name: str) -> str:

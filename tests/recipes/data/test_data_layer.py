@@ -76,8 +76,24 @@ def test_items_are_parted_by_their_contents_and_keep_their_order() -> None:
     training, heldout = parted(range(80), contents, 0.2)
     assert sorted(training + heldout) == list(range(80))
     assert (training, heldout) == (sorted(training), sorted(heldout))
-    assert len(heldout) == 16
+    assert all((content_rank(contents[number]) < 0.2) == (number in heldout) for number in range(80))
     assert not {contents[number] for number in training} & {contents[number] for number in heldout}
+
+
+def test_what_was_trained_on_is_not_held_out_once_there_is_more() -> None:
+    """The limit was a rank of the contents themselves, so it moved: of 30 held-out ones up to 6 had been trained on."""
+    for start in range(20):
+        old = [f"content {start} {number}" for number in range(400)]
+        trained, _ = parted(old, old, 0.05)
+        _, heldout = parted(all_of_them := [*old, *(f"further {start} {n}" for n in range(200))], all_of_them, 0.05)
+        assert heldout
+        assert not set(trained) & set(heldout)
+
+
+def test_of_few_contents_one_is_held_out_and_one_is_not() -> None:
+    for start in range(20):
+        few = [f"content {start} {number}" for number in range(2)]
+        assert sum(held_out(few, 0.5)) == sum(held_out(few, 0.01)) == 1
 
 
 def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:

@@ -90,7 +90,9 @@ def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer:
     assert found == " at the hill<|endoftext|>"
 
 
-def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(tmp_path: Path) -> None:
+def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, count in (("few", 20), ("many", 400)):
         rows = [json.dumps({"prompt": f"{name} {number:03d}", "completion": "yes"}) for number in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
@@ -103,7 +105,17 @@ def test_a_small_source_of_a_mixture_is_taken_as_a_whole_again_and_again(tmp_pat
     few = [count for document, count in counts.items() if "few" in document]
     assert len(few) == 20
     assert max(few) - min(few) <= 1
-    assert max(int(document.split("many ")[1][:3]) for document in counts if "many" in document) > 200
+    many = [int(document.split("many ")[1][:3]) for document in counts if "many" in document]
+    assert max(many) > 200
+    assert f"source 2 of the mixture: {400 - len(many)} of its 400 are never trained on" in caplog.text
+
+
+def test_conversations_that_repeat_others_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = json.dumps({"prompt": "where is the cow", "completion": "at the hill"})
+    (tmp_path / "a.jsonl").write_text(f"{row}\n" * 4 + json.dumps({"text": "the cow"}))
+    training, _ = conversations(ChatData(files=(str(tmp_path / "a.jsonl"),), heldout_fraction=0.0), 0)
+    assert len(training) == 2
+    assert "3 of 5 conversations repeat others and are left out" in caplog.text
 
 
 def test_the_first_held_out_conversations_are_of_all_sources(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ll
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.planner.model_facts import facts_of_recipe
+from minga.recipes.data.hold_out import content_rank
 from minga.recipes.fine_tune.adapters import with_adapters
 from minga.recipes.fine_tune.base import _of_hub
+from minga.recipes.fine_tune.chats import _conversation
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.fine_tune.samples import PACKED, Chat, Samples
 from minga.recipes.fine_tune.settings import LoraSettings
@@ -30,7 +32,7 @@ from minga.recipes.running.run import first_model
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from minga.training.replica.replica import Replica
 from minga.training.transfer.run_files import describe_file
-from tests.recipes.fine_tune.conftest import RunOf
+from tests.recipes.fine_tune.conftest import RunOf, chats
 from tests.worlds.seeds import soaked
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")
@@ -66,6 +68,20 @@ def test_conversations_of_which_nothing_is_learned_are_told_of(
     caplog.clear()
     run_of()
     assert "is learned" not in caplog.text
+
+
+def test_held_out_conversations_that_are_too_long_stop_no_run(
+    base: Path, run_of: RunOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The organiser read that of no conversation anything could be learned."""
+    questions = [f"{number}: {'where is the cow ' * 40}" for number in range(1000)]
+    held_out = min(questions, key=lambda each: content_rank(_conversation(each, "at the hill")))
+    path = base.parent / "one_long.jsonl"
+    rows = [*chats(), {"prompt": held_out, "completion": "at the hill"}]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    _, files = run_of({"data": {"files": [str(path)], "heldout_fraction": 1e-9}})
+    assert "heldout.safetensors" not in files
+    assert "no held-out figures: in none of 1 held-out conversation the assistant says anything" in caplog.text
 
 
 @pytest.mark.parametrize("lora", [{}, soaked({"dora": True, "rslora": True})], ids=["lora", "dora, rslora"])

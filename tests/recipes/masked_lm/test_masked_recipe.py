@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
@@ -43,6 +44,19 @@ def test_scores_of_masked_places_are_those_of_the_whole(architecture: str) -> No
     torch.testing.assert_close(masked_scores(model, batch), whole, rtol=0, atol=1e-6)
     expected = functional.cross_entropy(whole, batch["labels"])
     assert recipe.total_loss(model, batch).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_the_tokenizer_of_an_export_frames_texts_as_training_did(tmp_path: Path) -> None:
+    """One from elsewhere that does not say so left out the [CLS] and [SEP] that every row of the run has."""
+    described = json.loads(train_tokenizer([GENESIS.read_text("utf-8")], 400))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))
+    recipe = case("roberta", tokenizer=f"from:{tmp_path}").recipe()
+    files = prepared(recipe, tmp_path / "run")
+    recipe.export(new_model(recipe), files, tmp_path / "exported", recipe.provenance(1))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "exported")
+    batch = next(recipe.batches(files, StreamPosition(ALICE), 1))["input_ids"][0]
+    found = tokenizer("In the beginning").input_ids
+    assert (found[0], found[-1]) == (batch[0], batch[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
 
 
 def test_scores_of_the_order_are_those_of_the_whole() -> None:

@@ -45,6 +45,11 @@ def test_too_few_examples_are_refused() -> None:
         split_examples(texts(3), ["even"])
 
 
+def test_a_task_with_a_single_label_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="all examples have the label 'animals'"):
+        split_examples(texts(100), ["animals"] * 100)
+
+
 def tagged_file(path: Path, sentences: int) -> Path:
     lines = [f"Ada{n}\tB-person\nLovelace\tI-person\nwrote\tO\nprograms{n}\tO\n" for n in range(sentences)]
     path.write_text("\n".join(lines), "utf-8")
@@ -129,12 +134,12 @@ def test_a_data_set_with_tags_of_another_scheme_is_refused(tag: object, monkeypa
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
 def test_only_a_line_feed_ends_a_line(separator: str, tmp_path: Path) -> None:
-    rows = [{"text": f"one{separator}other {number}", "label": "x"} for number in range(100)]
+    rows = [{"text": f"one{separator}other {number}", "label": "xy"[number % 2]} for number in range(100)]
     lines = "\r\n".join(json.dumps(each, ensure_ascii=False) for each in rows)
     (tmp_path / "some.jsonl").write_bytes(f"{lines}\r\n".encode())
     data = read_classes(str(tmp_path / "some.jsonl"))
     assert all(separator in each.text for each in data.training)
-    words = "\n".join(f"one{separator}other{number}\tO\n" for number in range(100))
+    words = "\n".join(f"one{separator}other{number}\t{('O', 'B-x')[number % 2]}\n" for number in range(100))
     (tmp_path / "ner.txt").write_bytes(words.encode())
     assert len(read_entities(str(tmp_path / "ner.txt")).training[0].words) == 1
 

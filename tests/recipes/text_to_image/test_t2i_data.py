@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,38 @@ def test_a_folder_of_pictures_becomes_a_run(tmp_path: Path) -> None:
     (own / "tokenizer.json").touch()
     given = picture_recipe(data=data, tokenizer=f"from:{own}")
     assert set(given.inputs()) == {own / "tokenizer.json", *recipe.inputs()}
+
+
+def test_blank_lines_among_the_metadata_count_for_nothing(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "pictures", 6)
+    (folder / "metadata.csv").unlink()
+    lines = [json.dumps({"file_name": f"{number}.png", "caption": f"number {number}"}) for number in range(6)]
+    (folder / "metadata.jsonl").write_text("\n\n".join([*lines, "\n"]), "utf-8")
+    training, heldout = picture_sets(ImageTextData(source="folder", folder=str(folder), heldout_fraction=0.2), 32, 0)
+    assert {*training.captions, *heldout.captions} == {f"number {number}" for number in range(6)}
+    (folder / "metadata.jsonl").write_text(f"{lines[0]}\n\n{{", "utf-8")
+    with pytest.raises(ConfigurationError, match=r"metadata\.jsonl, line 3: not JSON"):
+        picture_sets(ImageTextData(source="folder", folder=str(folder)), 32, 0)
+
+
+@pytest.mark.parametrize("captions", ["metadata", "text files"])
+def test_pictures_that_are_left_out_are_told_of(
+    captions: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = picture_folder(tmp_path / "pictures", 12)
+    Image.new("RGB", (90, 30)).save(folder / "3.png")
+    if captions == "metadata":
+        lines = (folder / "metadata.csv").read_text("utf-8").replace('"picture 5 of noise, grey"', "\u732b")
+        (folder / "metadata.csv").write_text(lines, "utf-8")
+    else:
+        (folder / "metadata.csv").unlink()
+        for number in {*range(12)} - {5}:
+            (folder / f"{number}.txt").write_text(f"noise number {number}")
+    data = ImageTextData(source="folder", folder=str(folder), heldout_fraction=0.2)
+    picture_sets(data, 32, 0)
+    assert "of the first 12 pictures 10 are taken" in caplog.text
+    picture_sets(data.model_copy(update={"most_pictures": 2}), 32, 0)
+    assert "of the first 3 pictures 2 are taken" in caplog.text
 
 
 def test_captions_may_lie_in_text_files_beside_their_pictures(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from minga.recipes.data.hold_out import by_rank
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
-from minga.recipes.text.tokenizer import encoded_texts
+from minga.recipes.text.tokenizer import encoded_texts, first_token
 from minga.training.replica.draws import keeping_draws
 
 EVALUATION_BATCH_SIZE = 16
@@ -38,32 +38,36 @@ class HeldOutRows(NamedTuple):
     sizes: NDArray[np.int64]
 
 
-def heldout_rows(documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int) -> HeldOutRows:
+def heldout_rows(
+    documents: Sequence[str], tokenizer: Tokenizer, end: int, length: int, *, apart: bool = False
+) -> HeldOutRows:
     """The first 512 rows of `length` targets of the documents, one after the other by their ranks, the last row filled
-    up.
+    up; or where these are trained on `apart` from each other, rows of each behind what it is begun from, its last one
+    filled up.
     """
-    documents = by_rank(documents)
-    most = MAX_EVALUATION_ROWS * (length + 1)
-    ids: list[int] = []
-    sizes: list[int] = []
+    documents, size = by_rank(documents), length + 1
+    texts: list[list[tuple[int, int]]] = []
+    """Of each document its tokens with their bytes."""
     for start in range(0, len(documents), DOCUMENTS_AT_A_TIME):
-        if len(ids) >= most:
+        if sum(map(len, texts)) >= MAX_EVALUATION_ROWS * size:
             break
         some = documents[start : start + DOCUMENTS_AT_A_TIME]
         for document, encoding in zip(some, encoded_texts(tokenizer, some, with_places=True), strict=True):
-            ids += [*encoding.ids, end]
-            sizes += [*_bytes_of(document, (stop for _, stop in encoding.offsets)), 0]
-    total = min(len(ids), most)
-    rows = -(-total // (length + 1))
-    filled = np.full(rows * (length + 1), end, dtype=np.int64)
-    filled[:total] = ids[:total]
-    padded = np.zeros(rows * (length + 1), dtype=np.int64)
-    padded[:total] = sizes[:total]
-    there = np.arange(rows * (length + 1)) < total
-    shape = (rows, length + 1)
-    targets = filled.reshape(shape)[:, 1:]
-    counts = there.reshape(shape)[:, 1:]
-    return HeldOutRows(filled.reshape(shape), counts, counts & (targets != end), padded.reshape(shape)[:, 1:])
+            sizes = _bytes_of(document, (stop for _, stop in encoding.offsets))
+            texts.append([*zip(encoding.ids, sizes, strict=True), (end, 0)])
+    first = first_token(tokenizer, end)
+    if apart or first != end:
+        texts = [[(first, 0), *text] for text in texts]
+    if not apart:
+        texts = [list(chain.from_iterable(texts))]
+    rows = [text[start : start + size] for text in texts for start in range(0, len(text), size)][:MAX_EVALUATION_ROWS]
+    found = np.full((2, len(rows), size), [[[end]], [[0]]], dtype=np.int64)
+    for place, row in enumerate(rows):
+        found[:, place, : len(row)] = np.transpose(row)
+    ids, bytes_of = found
+    counts = np.arange(size) < np.array([len(row) for row in rows]).reshape(-1, 1)
+    is_text = counts & (ids != end) & (ids != first)
+    return HeldOutRows(ids, counts[:, 1:], is_text[:, 1:], bytes_of[:, 1:])
 
 
 def _bytes_of(document: str, ends: Iterable[int]) -> list[int]:
@@ -108,7 +112,8 @@ def continuations(
 
     Stops at the `end` of a text, and at `longest` tokens in all. Raises as `drawn_tokens`.
     """
-    asked = [[end, *encoding.ids] for encoding in encoded_texts(tokenizer, prompts)]
+    first = first_token(tokenizer, end)
+    asked = [[first, *encoding.ids] for encoding in encoded_texts(tokenizer, prompts)]
     drawn = zip(prompts, asked, drawn_tokens(model, asked, end, options, longest), strict=True)
     return [Sample(prompt, tokenizer.decode([*ids[1:], *row])) for prompt, ids, rows in drawn for row in rows]
 

@@ -37,7 +37,7 @@ from minga.recipes.language.export import CAUSAL
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import Packing, Tokens
-from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens, first_token
 from minga.security.randomness.public_batch import PublicBatch
 
 # ---- From rows of tokens to batches: each row one token longer than a sample, which is guessed from the ones before.
@@ -107,9 +107,12 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
             self.check_rows(documents, tokenizer, what, self.packing)
 
     def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
-        """With an end before them, too, where no other document comes before: it is what texts are begun from."""
-        found = super().encoded(documents, tokenizer)
-        return (np.concatenate([each[-1:], each]) for each in found) if self.packing == "document" else found
+        """With what texts are begun from before them, unless that is the end of the document before."""
+        found, end = super().encoded(documents, tokenizer), find_special_tokens(tokenizer)["end"]
+        first = np.array([first_token(tokenizer, end)], dtype=np.int32)
+        if self.packing != "document" and first[0] == end:
+            return found
+        return (np.concatenate([first, each]) for each in found)
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Batches as `make_batch` describes them."""
@@ -144,7 +147,8 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
         if self._evaluation is None or self._evaluation[0] != path:
             tokenizer = self.tokenizer(files)
             end = find_special_tokens(tokenizer)["end"]
-            rows = heldout_rows(list(unpack_documents(path)), tokenizer, end, self.resolved.max_length)
+            documents, length = list(unpack_documents(path)), self.resolved.max_length
+            rows = heldout_rows(documents, tokenizer, end, length, apart=self.packing == "document")
             self._evaluation = (path, rows)
         return evaluate_model(model, self._evaluation[1])
 

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def content_rank(content: bytes | str) -> float:
-    """A number in [0, 1) that depends on the content alone. Of a stream, whose end nobody knows, what has one below the
-    held-out fraction is held out. Halves of surrogate pairs do not count.
+    """A number in [0, 1) that depends on the content alone. What has one below the held-out fraction is held out.
+    Halves of surrogate pairs do not count.
     """
     body = content.encode("utf-8", "ignore") if isinstance(content, str) else content
     return int.from_bytes(blake3(body).digest(length=8), "big") / 2**64
@@ -26,15 +26,16 @@ def by_rank(contents: Iterable[str]) -> list[str]:
 
 
 def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
-    """For each of all contents that there are, whether it is held out: about that share, at least one.
+    """For each of all contents that there are, whether it is held out: about that share, at least one. Others that
+    come later move none from training to what is held out, unless all had ranks below the fraction.
 
     Raises `ConfigurationError` if nothing is left to train on.
     """
     if fraction <= 0 or not contents:
         return [False] * len(contents)
     ranks = [content_rank(each) for each in contents]
-    limit = sorted(ranks)[max(1, round(fraction * len(ranks))) - 1]
-    chosen = [rank <= limit for rank in ranks]
+    lowest, limit = min(ranks), min(fraction, max(ranks))
+    chosen = [rank == lowest or rank < limit for rank in ranks]
     if all(chosen):
         raise ConfigurationError(
             f"data.heldout_fraction = {fraction}: of {len(contents)} documents or pictures none is left to train on; "

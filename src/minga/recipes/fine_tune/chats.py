@@ -32,10 +32,11 @@ from minga.recipes.text.corpus import (
     mixed,
     reordered_passes,
     split_documents,
+    warn_of_rest,
 )
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
-from minga.recipes.text.tokenizer import encoded_texts, find_special_tokens
+from minga.recipes.text.tokenizer import beginning_of, encoded_texts, find_special_tokens
 from minga.recipes.text.writing import as_it_is
 
 _BLOCK: Final = 10_000
@@ -57,7 +58,7 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
     """
     places = data.sources if data.source == "mixture" else [data]
     weights = [each.weight for each in data.sources] or [1.0]
-    found = [list(dict.fromkeys(_documents(each))) for each in places]
+    found = [_once(list(_documents(each))) for each in places]
     _, heldout = split_documents([each for documents in found for each in documents], data.heldout_fraction)
     heldout, left_out = by_rank(heldout), set(heldout)
     training = [[each for each in documents if each not in left_out] for documents in found]
@@ -70,7 +71,16 @@ def conversations(data: ChatData, seed: int) -> tuple[list[str], list[str]]:
         for number, (documents, weight) in enumerate(zip(training, weights, strict=True))
     ]
     total = sum(map(len, training))
-    return list(islice(mixed(sources, seed, min(_BLOCK, total)), total)), heldout
+    drawn = list(islice(mixed(sources, seed, min(_BLOCK, total)), total))
+    warn_of_rest(training, drawn)
+    return drawn, heldout
+
+
+def _once(documents: Sequence[str]) -> list[str]:
+    found = list(dict.fromkeys(documents))
+    if repeated := len(documents) - len(found):
+        logger.warning("%d of %d conversations repeat others and are left out", repeated, len(documents))
+    return found
 
 
 def _documents(place: ChatPlace) -> Iterator[str]:
@@ -271,12 +281,6 @@ def _token(said: Any, tokenizer: Tokenizer) -> str:
 
 
 # ---- Tokens.
-
-
-def beginning_of(tokenizer: Tokenizer) -> str:
-    """The token that a tokenizer sets before each text, as those of Llama do: its model was trained so. Or nothing."""
-    encoding = tokenizer.encode("a")
-    return str(encoding.tokens[0]) if encoding.special_tokens_mask[:1] == [1] else ""
 
 
 class ChatWriter:

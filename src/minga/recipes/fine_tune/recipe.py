@@ -15,6 +15,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import FileEntry
+from minga.core.units import counted
 from minga.recipes.causal_lm.evaluation import drawn_tokens
 from minga.recipes.causal_lm.model import FAMILY, token_losses
 from minga.recipes.counting import count, shapes_of_model
@@ -49,6 +50,7 @@ from minga.recipes.fine_tune.samples import (
     PACKED,
     Chat,
     Samples,
+    is_learnable,
     named_tensors,
     pack_chats,
     stored_chats,
@@ -207,9 +209,15 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
                 length,
             )
         files[CHATS_FILE] = pack_chats(chats)
-        if kept := list(islice(writer.chats(heldout), MAX_EVALUATION_CHATS)):
-            Samples(kept, self.settings.max_length, 0, packing=False)
+        judged_by = (each for each in writer.chats(heldout) if is_learnable(each, length))
+        if kept := list(islice(judged_by, MAX_EVALUATION_CHATS)):
             files[HELDOUT_FILE] = pack_chats(kept)
+        elif heldout:
+            logger.warning(
+                "no held-out figures: in none of %s the assistant says anything within max_length = %d tokens",
+                counted(len(heldout), "held-out conversation"),
+                length,
+            )
         return files
 
     def given_files(self) -> dict[str, Path]:

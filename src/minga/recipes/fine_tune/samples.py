@@ -65,6 +65,11 @@ def stored_chats(path: Path, vocabulary_size: int) -> list[Chat]:
     return found
 
 
+def is_learnable(chat: Chat, length: int) -> bool:
+    """Whether a sample of `length` tokens, each guessed from those before it, reaches what carries loss."""
+    return bool(chat.carries[1 : length + 1].any())
+
+
 class Samples:
     """The samples of a run by number, the same on every machine: of `length` tokens at most, each guessed from those
     before it; `padding` fills them up. Of `left_out` conversations nothing can be learned.
@@ -77,8 +82,8 @@ class Samples:
         if packing:
             check_packing()
         self._length, self._padding, self._packing = length, padding, packing
-        cut = [Chat(each.ids[: length + 1], each.carries[: length + 1]) for each in chats]
-        cut = [each for each in cut if len(each.ids) > 1 and each.carries[1:].any()]
+        learnable = [each for each in chats if is_learnable(each, length)]
+        cut = [Chat(each.ids[: length + 1], each.carries[: length + 1]) for each in learnable]
         if not cut:
             raise ConfigurationError("data: of no conversation anything can be learned; raise max_length")
         self.left_out = len(chats) - len(cut)

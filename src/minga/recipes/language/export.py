@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.utils import logging
 
 from minga.recipes.exported import Exported, Provenance
-from minga.recipes.text.tokenizer import find_special_tokens
+from minga.recipes.text.tokenizer import beginning_of, find_special_tokens, frame_texts
 
 CAUSAL: Final = "AutoModelForCausalLM"
 _ROLES: Final = {
@@ -67,10 +67,11 @@ def export_model(
     with Exported.to(directory, provenance) as exported:
         with without_progress_bars():
             model.save_pretrained(exported.folder)
-        if auto == CAUSAL:
-            _generation(tokenizer, special or {}).save_pretrained(exported.folder)
         longest = length or getattr(config, "max_position_embeddings", None)
         wrapped = wrap_tokenizer(tokenizer, model, longest, generates=auto == CAUSAL, special=special or {})
+        if auto == CAUSAL:
+            ends = {f"{name}_id": getattr(wrapped, f"{name}_id") for name in _ENDS}
+            GenerationConfig(**ends, do_sample=True).save_pretrained(exported.folder)
         wrapped.chat_template = chat_template
         wrapped.save_pretrained(exported.folder)
         exported.card(
@@ -97,30 +98,27 @@ def wrap_tokenizer(
     special: Mapping[str, str] = MappingProxyType({}),
 ) -> PreTrainedTokenizerFast:
     """The tokenizer as `transformers` uses it, which cuts texts at `longest` tokens, with its special tokens named;
-    those of `special` as it says.
+    those of `special` as it says. It begins and ends texts as training did, and leaves an end to what is generated.
     """
     config = model.config
     names = find_special_tokens(tokenizer).names
+    before, after = list[str](), list[str]()
     if generates:
         roles = dict.fromkeys(_ENDS, special.get("eos_token") or names["end"])
+        if first := beginning_of(tokenizer):
+            roles["bos_token"], before = first, [first]
     else:
+        before, after = [names["cls"]], [names["sep"]]
         roles = {word: names[role] for role, word in _ROLES.items() if role in names}
     types = ["token_type_ids"] if not generates and getattr(config, "type_vocab_size", 0) > 1 else []
-    return PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", *types, "attention_mask"],
         **({"model_max_length": longest} if isinstance(longest, int) else {}),
         **{**roles, **special},
     )
-
-
-def _generation(tokenizer: Tokenizer, special: Mapping[str, str]) -> GenerationConfig:
-    found = {name: tokenizer.token_to_id(token) for name, token in special.items()}
-    end = found.get("eos_token")
-    if end is None:
-        end = find_special_tokens(tokenizer)["end"]
-    ids = {f"{name}_id": found.get(name, end) for name in _ENDS}
-    return GenerationConfig(**ids, do_sample=True)
+    frame_texts(wrapped.backend_tokenizer, before, after)
+    return wrapped
 
 
 @contextmanager

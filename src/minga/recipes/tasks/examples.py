@@ -65,7 +65,9 @@ class TaskData(Generic[E]):
 
 
 def split_examples(examples: Iterable[E], labels: Sequence[str]) -> TaskData[E]:
-    """Ten per cent for testing, ten for validation. Raises `ConfigurationError` if one side would be empty."""
+    """Ten per cent for testing, ten for validation. Raises `ConfigurationError` if one side would be empty, and for a
+    single label, which any model finds.
+    """
     sides: tuple[list[E], list[E], list[E]] = [], [], []
     for rank, example in sorted(
         ((content_rank(each.text), each) for each in set(examples)), key=lambda ranked: (ranked[0], repr(ranked[1]))
@@ -75,8 +77,10 @@ def split_examples(examples: Iterable[E], labels: Sequence[str]) -> TaskData[E]:
         raise ConfigurationError(
             f"{sum(map(len, sides))} examples are too few to train, validate and test with: some hundred are needed"
         )
+    if len(found := set(labels)) < 2:
+        raise ConfigurationError(f"all examples have the label {found.pop()!r}: a task needs two at least")
     training, validation, test = map(tuple, sides)
-    return TaskData(training, validation, test, tuple(sorted(set(labels), key=lambda label: (label != "O", label))))
+    return TaskData(training, validation, test, tuple(sorted(found, key=lambda label: (label != "O", label))))
 
 
 def shuffled(examples: Sequence[E], seed: int) -> list[E]:

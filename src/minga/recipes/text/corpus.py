@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ MAX_STREAMED_HELDOUT = 256
 MAX_STREAMED_SCAN = 50_000
 MAX_SCAN_CHARACTERS = 16 << 20
 _MAX_LINE_BYTES = 16 << 20
+
+logger = logging.getLogger("minga.recipes")
 
 
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:
@@ -341,11 +344,27 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
         for number, source in enumerate(data.sources)
     ]
     total = sum(map(len, training.values()))
+    drawn = list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total))
+    if not data.is_streamed:
+        warn_of_rest(list(training.values()), drawn)
     return PreparedMixture(
-        list(islice(mixed(sources, seed, min(data.shuffle_buffer, total)), total)),
+        drawn,
         by_rank(heldout),
         {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
+
+
+def warn_of_rest(sources: Sequence[Sequence[str]], drawn: Collection[str]) -> None:
+    """Tell of what a mixture that is drawn once, for all passes over it, has not of its sources."""
+    there = set(drawn)
+    for number, documents in enumerate(sources, 1):
+        if rest := sum(each not in there for each in documents):
+            logger.warning(
+                "source %d of the mixture: %d of its %d are never trained on; raise its weight",
+                number,
+                rest,
+                len(documents),
+            )
 
 
 def prepared_documents(source: SourceSettings, language: str) -> list[str]:
@@ -355,8 +374,9 @@ def prepared_documents(source: SourceSettings, language: str) -> list[str]:
     """
     keep = DocumentFilter(source, language)
     kept: dict[str, None] = {}
-    size = 0
+    size = read = 0
     for raw in bible_documents() if source.source == "bible" else file_documents(source.files, source.text_column):
+        read += 1
         document = keep(raw)
         if document is None or document in kept:
             continue
@@ -369,4 +389,11 @@ def prepared_documents(source: SourceSettings, language: str) -> list[str]:
             )
     if not kept:
         raise ConfigurationError(f'the filters keep no document of the source "{source.source}"')
+    if len(kept) < read:
+        logger.warning(
+            "%d of the %d documents of a source of the mixture are left out: by its filters, or because they repeat "
+            "others",
+            read - len(kept),
+            read,
+        )
     return list(kept)

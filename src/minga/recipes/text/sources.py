@@ -254,9 +254,9 @@ def _lines(path: Path) -> Iterator[str]:
             while line := file.readline(_MAX_LINE_CHARACTERS):
                 yield line
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"data.files: {path}: {NOT_TEXT}") from error
+        raise ConfigurationError(f"{path}: {NOT_TEXT}") from error
     except OSError as error:
-        raise ConfigurationError(f"data.files: {path}: cannot be read: {reason_of(error)}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:

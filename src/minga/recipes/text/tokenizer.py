@@ -223,6 +223,39 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(ids, names, ordinary)
 
 
+def beginning_of(tokenizer: Tokenizer) -> str:
+    """The token that a tokenizer sets before each text, as those of Llama do: its model was trained so. Or nothing.
+
+    Raises `ConfigurationError` if the tokenizer fails.
+    """
+    try:
+        encoding = tokenizer.encode("a")
+    except BaseException as error:  # see above
+        raise _in_words(error, "it fails at a text") from error
+    return str(encoding.tokens[0]) if encoding.special_tokens_mask[:1] == [1] else ""
+
+
+def first_token(tokenizer: Tokenizer, end: int) -> int:
+    """What a causal model goes on from at the beginning of a text: the token that the tokenizer sets before it, or else
+    the `end` of another.
+    """
+    found = tokenizer.token_to_id(beginning_of(tokenizer))
+    return end if found is None else int(found)
+
+
+def frame_texts(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
+    """Let the tokenizer set these special tokens before and after a text, and no others."""
+    first, last = ([tokenizer.token_to_id(token) for token in some] for some in (before, after))
+    if tokenizer.encode("a").ids == [*first, *tokenizer.encode("a", add_special_tokens=False).ids, *last]:
+        return
+    single = [*before, "$A", *after]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=" ".join(single),
+        pair=" ".join([*single, "$B:1", *(f"{token}:1" for token in after)]),
+        special_tokens=list(zip([*before, *after], [*first, *last], strict=True)),
+    )
+
+
 def tokens_needed(tokenizer: Tokenizer) -> int:
     """How many entries a model's vocabulary must have for this tokenizer: its largest id, plus one."""
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -259,7 +292,7 @@ def train_tokenizer(
     first = list(islice(pieces, _CHECKED_TEXTS))
     tokenizer.train_from_iterator(chain(first, pieces), _trainer(kind, vocabulary_size, special))
     if "[CLS]" in special_tokens:
-        _frame_by_ends(tokenizer)
+        frame_texts(tokenizer, ["[CLS]"], ["[SEP]"])  # as masked language models expect
     size = tokenizer.get_vocab_size()
     if size > vocabulary_size:
         raise ConfigurationError(
@@ -337,14 +370,6 @@ def _trainer(kind: Kind, vocabulary_size: int, special: list[AddedToken]) -> tra
         special_tokens=special,
         unk_token=UNKNOWN,
         show_progress=False,
-    )
-
-
-def _frame_by_ends(tokenizer: Tokenizer) -> None:
-    """Let a text begin with [CLS] and end with [SEP], as masked language models expect."""
-    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
 
 

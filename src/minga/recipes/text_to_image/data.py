@@ -11,8 +11,8 @@ is there, the caption of `NAME.png` is the text of `NAME.txt` beside it.
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from minga.core.files import decode_text, text_encoding
 from minga.recipes.data.hold_out import content_rank, parted
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.images.source import cell, files_below, hub_rows, picture_file
-from minga.recipes.text.sources import written
+from minga.recipes.text.sources import jsonl_rows, written
 from minga.recipes.text_to_image.pairs import CodedRow, Ids, Pairs
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
 from minga.recipes.text_to_image.shapes import draw_compositions, paint
@@ -36,6 +36,8 @@ _METADATA: Final = ("metadata.csv", "metadata.jsonl")
 _CAPTION_SUFFIX: Final = ".txt"
 _MAX_CAPTION_BYTES: Final = 64 << 10
 _AT_A_TIME: Final = 256
+
+logger = logging.getLogger("minga.recipes")
 
 
 # ---- What is taken: by its caption, and by the shape of its picture.
@@ -73,14 +75,6 @@ def _fits(width: Any, height: Any, data: ImageTextData) -> bool:
     return max(width, height) <= data.filters.max_aspect * min(width, height)
 
 
-def _captioned_rows(data: ImageTextData, order: int | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of the data set that are taken, with their captions; `order` seeds another order."""
-    for row in hub_rows(data, order=order):
-        caption = caption_of_row(row, data)
-        if caption is not None:
-            yield caption, row
-
-
 # ---- Pictures that the organiser has.
 
 
@@ -114,7 +108,7 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPi
     if data.source == "folder" and not data.folder:
         raise ConfigurationError('data.source = "folder" needs folder = "FOLDER"')
     found = folder_pictures(data.folder, data, side) if data.source == "folder" else _hub_pictures(data, side)
-    taken = list(islice(found, data.most_pictures))
+    taken = list(_taken(found, data.most_pictures))
     if not taken:
         raise ConfigurationError("data: there is no picture that passes the filters")
     pictures = [picture for _, picture in taken]
@@ -134,26 +128,53 @@ def _split(
     return chosen(training), chosen(heldout[:MAX_HELDOUT])
 
 
-def _hub_pictures(data: ImageTextData, side: int) -> Iterator[tuple[str, Pixels]]:
-    for caption, row in _captioned_rows(data):
-        picture = open_picture(picture_file(row, data.image_column), f"data.image_column = {data.image_column!r}")
-        if _fits(picture.width, picture.height, data):
-            yield caption, square(picture, side)
+CaptionedPicture = tuple[str, Pixels]
 
 
-def folder_pictures(folder: str, data: ImageTextData, side: int) -> Iterator[tuple[str, Pixels]]:
-    """The captions and pictures of a folder that `data` takes, as squares uint8 [side, side, 3].
+def _taken(found: Iterable[CaptionedPicture | None], most: int | None = None) -> Iterator[CaptionedPicture]:
+    """Those that are not None, at most so many; in the end a warning says that there are others."""
+    seen = taken = 0
+    for each in found:
+        seen += 1
+        if each is None:
+            continue
+        if taken == most:
+            break
+        taken += 1
+        yield each
+    if taken < seen:
+        logger.warning(
+            "of the first %d pictures %d are taken: data.filters, most_pictures or a missing caption leave out others",
+            seen,
+            taken,
+        )
+
+
+def _hub_pictures(data: ImageTextData, side: int) -> Iterator[CaptionedPicture | None]:
+    """As `folder_pictures`."""
+    said = f"data.image_column = {data.image_column!r}"
+    for row in hub_rows(data):
+        caption = caption_of_row(row, data)
+        yield None if caption is None else _captioned(caption, picture_file(row, data.image_column), said, data, side)
+
+
+def folder_pictures(folder: str, data: ImageTextData, side: int) -> Iterator[CaptionedPicture | None]:
+    """The captions and pictures of a folder, as squares uint8 [side, side, 3]; None for one that `data` does not take.
 
     Raises `ConfigurationError` if there is no such folder, nothing says what its pictures show, a name leads out of it,
     or for what is no picture.
     """
     for caption, path in _captioned_files(folder, data):
-        picture = open_picture(path, str(path))
-        if _fits(picture.width, picture.height, data):
-            yield caption, square(picture, side)
+        yield None if caption is None else _captioned(caption, path, str(path), data, side)
 
 
-def _captioned_files(folder: str, data: ImageTextData) -> Iterator[tuple[str, Path]]:
+def _captioned(caption: str, file: Any, said: str, data: ImageTextData, side: int) -> CaptionedPicture | None:
+    picture = open_picture(file, said)
+    return (caption, square(picture, side)) if _fits(picture.width, picture.height, data) else None
+
+
+def _captioned_files(folder: str, data: ImageTextData) -> Iterator[tuple[str | None, Path]]:
+    """The files of a folder, each with its caption, or None if that says that it is not taken."""
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise ConfigurationError(f"{folder}: no such folder")
@@ -161,43 +182,45 @@ def _captioned_files(folder: str, data: ImageTextData) -> Iterator[tuple[str, Pa
     if metadata is not None:
         return _by_metadata(place, metadata, data)
     pictures = [path for path in files_below(folder) if path.suffix.lower() in SUFFIXES]
-    captioned = [path for path in pictures if path.with_suffix(_CAPTION_SUFFIX).is_file()]
-    if not captioned:
+    if not any(path.with_suffix(_CAPTION_SUFFIX).is_file() for path in pictures):
         raise ConfigurationError(
             f"{folder} has no {' or '.join(_METADATA)} (columns file_name, {data.caption_column}), and no NAME.txt "
             "beside a picture NAME.png"
         )
-    return _by_text_files(captioned, data)
+    return _by_text_files(pictures, data)
 
 
-def _by_metadata(folder: Path, path: Path, data: ImageTextData) -> Iterator[tuple[str, Path]]:
+def _by_metadata(folder: Path, path: Path, data: ImageTextData) -> Iterator[tuple[str | None, Path]]:
+    rows: Iterable[Any] = _csv_rows(path) if path.suffix == ".csv" else (row for _, row in jsonl_rows(path))
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
+            raise ConfigurationError(f"{path}: a line has no file_name")
+        inside = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute() or inside.suffix.lower() not in SUFFIXES:
+            raise ConfigurationError(f"{path}: {name!r} is no picture in this folder")
+        yield caption_of_row(row, data), inside
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding=text_encoding(path), newline="") as file:
-            lines: Iterator[Any] = csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)
-            for row in lines:
-                if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
-                    raise ConfigurationError(f"{path}: a line has no file_name")
-                inside = folder / name
-                if ".." in Path(name).parts or Path(name).is_absolute() or inside.suffix.lower() not in SUFFIXES:
-                    raise ConfigurationError(f"{path}: {name!r} is no picture in this folder")
-                caption = caption_of_row(row, data)
-                if caption is not None:
-                    yield caption, inside
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+            yield from csv.DictReader(file)
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read: {str(error)[:200]}") from error
 
 
-def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[str, Path]]:
+def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[str | None, Path]]:
     for picture in pictures:
         path = picture.with_suffix(_CAPTION_SUFFIX)
         try:
             with path.open("rb") as file:
                 text = decode_text(file.read(_MAX_CAPTION_BYTES), "replace")
+        except FileNotFoundError:
+            yield None, picture
+            continue
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be read: {reason_of(error)}") from error
-        caption = caption_of_row({data.caption_column: text}, data)
-        if caption is not None:
-            yield caption, picture
+        yield caption_of_row({data.caption_column: text}, data), picture
 
 
 # ---- A data set that has codes in the place of pictures.
@@ -205,8 +228,9 @@ def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[
 
 def coded_rows(data: ImageTextData, length: int, codes: int, *, order: int | None = None) -> Iterator[CodedRow]:
     """Captions and codes, int64 [length], each below `codes`; held-out ones included. `order` seeds another order."""
-    for caption, row in _captioned_rows(data, order):
-        yield caption, codes_of_row(row, data, length, codes)
+    for row in hub_rows(data, order=order):
+        if (caption := caption_of_row(row, data)) is not None:
+            yield caption, codes_of_row(row, data, length, codes)
 
 
 def codes_of_row(row: Mapping[str, Any], data: ImageTextData, length: int, codes: int) -> Ids:
@@ -257,7 +281,7 @@ def own_rows(
     unwanted = set() if heldout is None else set(map(_content, heldout.codes))
     here = ImageTextFilters(min_caption=filters.min_caption, max_aspect=filters.max_aspect)  # not the run's columns
     data = ImageTextData(source="folder", filters=here)
-    pictures = chain.from_iterable(folder_pictures(folder, data, side) for folder in folders)
+    pictures = _taken(chain.from_iterable(folder_pictures(folder, data, side) for folder in folders))
     found: list[CodedRow] = []
     while some := list(islice(pictures, _AT_A_TIME)):
         codes = tokenizer.encode(np.stack([picture for _, picture in some])).astype(np.int64)
