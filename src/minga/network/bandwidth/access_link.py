@@ -295,6 +295,8 @@ class ShapedStream:
     def __init__(self, stream: Stream, access_link: AccessLink) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
+        self.may_not_write = False
+        """Whether what is to be written waits for this side's own cap, and not for the other side."""
         self._stream, self._access_link = stream, access_link
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
@@ -306,7 +308,11 @@ class ShapedStream:
         view = byte_view(data)
         while view.nbytes:
             piece = view[: pacer.piece_bytes]
-            await pacer.take(piece.nbytes, urgent=urgent)
+            self.may_not_write = True
+            try:
+                await pacer.take(piece.nbytes, urgent=urgent)
+            finally:
+                self.may_not_write = False
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 
