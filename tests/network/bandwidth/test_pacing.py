@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from minga.core.errors import RejectedError
+from minga.core.errors import RejectedError, SilentError
 from minga.core.rate_cap import DailyWindow, RateCap
 from minga.network.bandwidth.access_link import MOST_OWED_S, SMALLEST_PIECE_BYTES, AccessLink, TokenBucket
 from minga.network.bandwidth.meter import SETTLE_S
+from minga.network.interface import PeerId
 from minga.network.rpc.keepalive import SILENCE_S
+from minga.network.rpc.multiplexer import WINDOW_BYTES
+from minga.network.rpc.stream import MessageStream
 from tests.worlds.link_world import FRAME_BYTES, MB, LinkWorld
 from tests.worlds.swarm_tools import virtually
 
@@ -120,6 +123,25 @@ async def test_what_was_not_asked_for_is_owed() -> None:
 
 
 @virtually
+async def test_messages_that_come_in_bursts_keep_to_the_cap_together_with_bulk() -> None:
+    paced = pacer(12_500.0)
+    bulk_bytes = 0
+
+    async def take_bulk() -> None:
+        nonlocal bulk_bytes
+        while True:
+            await paced.take(1000)
+            bulk_bytes += 1000
+
+    taking = asyncio.create_task(take_bulk())
+    for _ in range(5):
+        paced.charge(300_000)
+        await asyncio.sleep(60.0)
+    taking.cancel()
+    assert bulk_bytes + 5 * 300_000 == pytest.approx(12_500.0 * now(), rel=0.05)
+
+
+@virtually
 async def test_who_is_cancelled_takes_nothing_and_blocks_nobody() -> None:
     paced = pacer(1e5)
     tasks = [asyncio.create_task(paced.take(50_000, urgent=i % 2 == 0)) for i in range(40)]
@@ -181,6 +203,32 @@ async def test_pulses_come_in_time_through_a_narrow_cap_in_both_directions() -> 
     """Frames of 32 KiB at 100 kbit/s take seconds each; nobody may take that for silence."""
     world, seconds = await two_way([("100kbit", "100kbit"), (None, None), (None, None)], 3 * FRAME_BYTES)
     assert seconds == pytest.approx(2 * 3 * FRAME_BYTES / 12_500.0, rel=0.2)
+    await world.close()
+
+
+@virtually
+async def test_whoever_takes_an_answer_at_once_is_not_cut_off_for_the_cap_of_who_sends_it() -> None:
+    world = LinkWorld([(20, 20)] * 2, caps=[("8Mbit", None)])
+    await world.start()
+    capped, other = world.peers
+    refused: list[SilentError] = []
+
+    async def give(_: PeerId, stream: MessageStream) -> None:
+        try:
+            async with stream.taken_within(1.0):
+                await stream.send_bulk(bytes(2 * WINDOW_BYTES))
+        except SilentError as error:
+            refused.append(error)
+            raise
+
+    capped.node.serve("test.give", give)
+    async with other.node.open(capped.peer_id, "test.give") as stream:
+        await stream.receive_bulk_into(memoryview(bytearray(2 * WINDOW_BYTES)))
+    assert not refused
+    async with other.node.open(capped.peer_id, "test.give") as stream:
+        await stream.finish()
+        await asyncio.sleep(3.0)  # it never reads
+        assert refused
     await world.close()
 
 

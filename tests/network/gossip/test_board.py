@@ -15,7 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module
 from minga.network.gossip.board import Board, Change, Presence
-from minga.network.gossip.record_kinds import ADDRESS, AddressInfo, Beat, Left, Payload
+from minga.network.gossip.record_kinds import ADDRESS, BEAT, AddressInfo, Beat, Left, Payload
 from minga.network.gossip.record_store import RECORDS_PER_SECOND
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_BEATS, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
@@ -272,7 +272,9 @@ def test_whoever_slept_beyond_the_life_of_its_records_renews_them() -> None:
     w.board.put(AddressInfo("trainer", ("10.0.0.1:1",)))
     w.board.put(progress(4))
     w.board.retract(Progress)
+    w.now_s += BEAT_S
     w.board.beat(BEAT_S)
+    assert w.signed[-1].code == BEAT.code
     w.now_s += 3600.0
     w.board.watch(BEAT_S)
     w.board.sweep()
@@ -281,7 +283,7 @@ def test_whoever_slept_beyond_the_life_of_its_records_renews_them() -> None:
     assert {record.code for record in w.signed} == {ADDRESS.code}
     assert w.board.is_alive(w.board.peer_id)
     assert w.board.address_of(w.board.peer_id) == Address(w.board.peer_id, ("10.0.0.1:1",))
-    assert list(w.board.store.own.entries) == [ADDRESS.code], "a retraction is not renewed"
+    assert list(w.board.store.own.entries) == [ADDRESS.code], "neither a retraction nor a beat is renewed"
 
 
 def test_a_swarm_that_grows_has_nothing_renewed_before_a_third_of_its_life() -> None:

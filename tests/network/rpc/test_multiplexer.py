@@ -273,6 +273,28 @@ async def test_a_stream_that_said_nothing_ends_without_a_word_and_counts_until_t
 
 
 @virtually
+async def test_whoever_waits_for_credit_hears_of_a_reset_though_the_carrier_is_full() -> None:
+    wire = Wire()
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
+    stream = multiplexer.open()
+    await stream.write(bytes(WINDOW_BYTES))
+    writing = asyncio.ensure_future(stream.write(b"more"))
+    await asyncio.sleep(0.001)
+    assert stream.number is not None
+    wire.is_open.clear()
+    for _ in range(2):  # the first of them is being written
+        multiplexer.outbox.put(bytes(MOST_WAITING_BYTES))
+        await asyncio.sleep(0.001)
+    wire.fed.put_nowait(pack(RESET, stream.number))
+    await asyncio.sleep(0.001)
+    assert writing.done()
+    with pytest.raises(UnreachableError, match="the other side reset"):
+        await writing
+    running.cancel()
+
+
+@virtually
 async def test_streams_that_never_pause_have_their_turns_one_after_the_other() -> None:
     wire = Wire()
     multiplexer = multiplexer_on(wire)

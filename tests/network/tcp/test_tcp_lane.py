@@ -16,7 +16,7 @@ from minga.network.tcp.bulk_lane import (
     DIALLED_OPENS,
     DIALLER_OPENS,
     IDLE_S,
-    LAST_WORDS_S,
+    LINGER_S,
     MAX_CHANNELS,
     OFF_S,
     STALL_S,
@@ -209,11 +209,27 @@ async def test_what_was_finished_is_not_cut_off_when_tcp_is_turned_off() -> None
     made.released(answer, answering, clean=True, stalled_s=0.0)
     assert (idle._channel.lost, answering.lost) == (None, None)
     assert await made.open() is None
-    await asyncio.sleep(LAST_WORDS_S + 1.0)
+    await asyncio.sleep(LINGER_S + 1.0)
     assert idle._channel.lost is not None
     assert answering.lost is None
-    await asyncio.sleep(OFF_S - LAST_WORDS_S)
+    await asyncio.sleep(OFF_S - LINGER_S)
     assert await made.open() is not None
+
+
+@virtually
+async def test_what_is_idle_when_tcp_is_turned_off_is_closed_in_time_whatever_stalls_after_that() -> None:
+    made = lane(lambda: come(made))
+    idle, first, second = await made.open(), await made.open(), await made.open()
+    assert idle is not None
+    assert first is not None
+    assert second is not None
+    made.released(idle, idle._channel, clean=True, stalled_s=0.0)
+    made.released(first, first._channel, clean=False, stalled_s=2 * STALL_S)
+    await asyncio.sleep(LINGER_S - 1.0)
+    made.released(second, second._channel, clean=False, stalled_s=2 * STALL_S)
+    assert idle._channel.lost is None
+    await asyncio.sleep(2.0)
+    assert idle._channel.lost is not None
 
 
 @virtually

@@ -22,12 +22,13 @@ from minga.network.meta_bytes import byte_view
 # Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed, and
 # then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most
 # `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece by
-# piece. Messages that came are owed without having asked, for `MOST_OWED_S` at most: else a peer that sends more than
-# the cap would keep bulk bytes waiting long after it has stopped. The more streams wait, the smaller the pieces, so
-# that each stream moves several times a second and none looks dead to the other side.
+# piece. Messages that came are owed without having asked, for `MOST_OWED_S` at most, which is longer than for what an
+# exchange of boards or a plan brings at once: else a peer that sends more than the cap would keep bulk bytes waiting
+# long after it has stopped. The more streams wait, the smaller the pieces, so that each stream moves several times a
+# second and none looks dead to the other side.
 
 
-BURST_S, MOST_OWED_S = 0.05, 10.0
+BURST_S, MOST_OWED_S = 0.05, 60.0
 TURN_S = 0.1
 """Seconds in which every stream that waits should get a turn."""
 
@@ -294,6 +295,8 @@ class ShapedStream:
     def __init__(self, stream: Stream, access_link: AccessLink) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
+        self.may_not_write = False
+        """Whether what is to be written waits for this side's own cap, and not for the other side."""
         self._stream, self._access_link = stream, access_link
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
@@ -305,7 +308,11 @@ class ShapedStream:
         view = byte_view(data)
         while view.nbytes:
             piece = view[: pacer.piece_bytes]
-            await pacer.take(piece.nbytes, urgent=urgent)
+            self.may_not_write = True
+            try:
+                await pacer.take(piece.nbytes, urgent=urgent)
+            finally:
+                self.may_not_write = False
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable
 
 from minga.network.authorizer import Authorizer
 from minga.network.gossip import records
-from minga.network.gossip.record_kinds import ACCESS, Payload, RecordKinds
+from minga.network.gossip.record_kinds import ACCESS, BEAT, Payload, RecordKinds
 from minga.network.gossip.record_kinds import LEFT as LEFT_KIND
 from minga.network.gossip.records import CLOCK_SKEW_S, Record, Verdict
 from minga.network.interface import PeerId
@@ -211,12 +211,12 @@ class PeerRecords:
     def expire(self, before_ms: float, *, is_own: bool) -> list[int]:
         """Drop the records that expired before `before_ms` (Unix milliseconds); returns their codes.
 
-        What this peer itself says stays, to be renewed: it was asleep, or was stopped, and could not.
+        What this peer itself says stays, to be renewed: it was asleep, or was stopped, and could not. Beats never are.
         """
         kept = {
             code: entry
             for code, entry in self.entries.items()
-            if entry.record.expires >= before_ms or (is_own and entry.payload is not None)
+            if entry.record.expires >= before_ms or (is_own and entry.payload is not None and code != BEAT.code)
         }
         expired = [code for code in self.entries if code not in kept]
         if expired:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -70,13 +70,14 @@ class Pulsed(Protocol):
 
 
 class _Alarm:
-    """Lets a timeout expire at a tick."""
+    """Lets a timeout expire after some ticks, of those that count."""
 
-    def __init__(self, due_tick: int, limit: asyncio.Timeout) -> None:
-        self._due_tick, self._limit = due_tick, limit
+    def __init__(self, ticks: int, limit: asyncio.Timeout, counts: Callable[[], bool]) -> None:
+        self._left, self._limit, self._counts = ticks, limit, counts
 
-    def on_tick(self, tick: int) -> None:
-        if tick >= self._due_tick and self._limit.when() is None:
+    def on_tick(self, _: int) -> None:
+        self._left -= self._counts()
+        if self._left <= 0 and self._limit.when() is None:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
 
@@ -110,10 +111,10 @@ class KeepaliveTicker:
         self._pulsing -= self._pulsed.pop(pulsed, False)
 
     @contextlib.asynccontextmanager
-    async def timeout(self, seconds: float) -> AsyncIterator[None]:
-        """`asyncio.timeout` that counts only time in which this process was awake, in whole ticks."""
+    async def timeout(self, seconds: float, counts: Callable[[], bool] = lambda: True) -> AsyncIterator[None]:
+        """`asyncio.timeout` that counts ticks only in which this process was awake, and for which `counts` is true."""
         async with asyncio.timeout(None) as limit:
-            alarm = _Alarm(self.tick + math.ceil(seconds / PULSE_S), limit)
+            alarm = _Alarm(math.ceil(seconds / PULSE_S), limit, counts)
             self.add(alarm, pulses=False)
             try:
                 yield

@@ -221,6 +221,7 @@ class Substream(Stream):
             if not self._room:
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
+                self._check()
                 continue
             piece = view[: min(PIECE_BYTES, self._room)]
             if piece.nbytes:
@@ -326,7 +327,7 @@ class Substream(Stream):
     def _pack(self, kind: int, size: int = 0) -> bytearray:
         """The header of a frame, which must be put before another stream puts one."""
         if self.number is None:
-            self.number = self.carrier.number(self)
+            self.number = self.carrier.give_number(self)
         return pack(kind, self.number, size)
 
     def _keep(self, body: memoryview) -> None:
@@ -437,8 +438,8 @@ class Multiplexer:
         self._unheard[stream] = None
         return stream
 
-    def number(self, stream: Substream) -> int:
-        """The number of a stream that was opened here, whose first frame leaves now."""
+    def give_number(self, stream: Substream) -> int:
+        """Number a stream that was opened here, whose first frame leaves now."""
         del self._unheard[stream]
         number, self._next = self._next, self._next + 2
         self._streams[number] = stream

@@ -163,10 +163,11 @@ class MessageStream:
     async def taken_within(self, limit_s: float) -> AsyncIterator[None]:
         """Within it the other side takes what is sent: who lives and never reads would keep that in memory for ever.
 
-        Raises `SilentError` if that takes more than `limit_s` seconds in which this process is awake.
+        Raises `SilentError` if that takes more than `limit_s` seconds in which this process is awake, and does not wait
+        for its own cap.
         """
         try:
-            async with self._clockwork.timeout(limit_s):
+            async with self._clockwork.timeout(limit_s, lambda: not self._paced.may_not_write):
                 yield
         except TimeoutError as error:
             raise SilentError(f"it did not take an answer within {limit_s:.0f} s", peer=self.peer) from error

@@ -288,7 +288,7 @@ PATIENCE_TRIPS = 6
 
 IDLE_S = 120.0
 OFF_S, LONGEST_OFF_S = 30.0, 1920.0
-LAST_WORDS_S = 20.0
+LINGER_S = 20.0
 """Seconds, fewer than `OFF_S`, for which a connection is kept that no stream is to use any more: what was said over it
 last may still be on its way.
 """
@@ -562,7 +562,8 @@ class TcpLane:
         self._can_dial = True
         for channel, timer in self._idle.items():
             timer.cancel()
-            self._idle[channel] = self._loop.call_later(LAST_WORDS_S, self._expire, channel)
+            self._loop.call_later(LINGER_S, channel.abort)
+        self._idle.clear()
         self._give_up_waiting()
 
     def _give_up_waiting(self) -> None:
