@@ -59,7 +59,7 @@ def test_only_displays_logs_and_scripts_hear_events() -> None:
         for path in source.rglob("*.py")
         if ".subscribe(" in path.read_text(encoding="utf-8")
     }
-    assert hearers == {"cli", "dashboard", "integrations", "monitor", "simulation", "training"}
+    assert hearers == {"cli", "dashboard", "monitor", "simulation", "training"}
     in_training = [path for path in (source / "training").rglob("*.py") if ".subscribe(" in path.read_text("utf-8")]
     # The public door for programs, and the status that is shown.
     assert sorted(path.relative_to(source).as_posix() for path in in_training) == [
