@@ -327,15 +327,16 @@ def test_what_was_sent_is_kept_for_the_last_attempts_at_one_step_only(layout: Ve
     assert residual.sent_in(f"round {MOST_ATTEMPTS_KEPT}") is None
 
 
-@pytest.mark.parametrize("attempt", range(KEPT_ATTEMPTS + 2))
+@pytest.mark.parametrize("attempt", range(KEPT_ATTEMPTS + 1))
 def test_a_contribution_that_its_strategy_has_no_more_is_taken_for_the_last(attempt: int, layout: VectorLayout) -> None:
     residual, chunks = Residual(NUMEL, keeps_uncounted=True), layout.chunks(0, NUMEL, 1000)
     vectors = [torch.full((NUMEL,), float(number)) for number in range(KEPT_ATTEMPTS + 2)]
     for number, vector in enumerate(vectors):
         encoder = residual.seal(vector, 1 + number, 4)
-        encoder.set_aside(f"round {number}", [(chunk, False) for chunk in chunks])
         if number < KEPT_ATTEMPTS + 1:
+            encoder.set_aside(f"round {number}", [(chunk, False) for chunk in chunks])
             encoder.take_back()
+            assert len(residual._given) <= KEPT_ATTEMPTS, "each is a vector in memory"
     encoder.settle_adopted(f"round {attempt}", torch.zeros(NUMEL), counted=True)
     counted = attempt or KEPT_ATTEMPTS + 1
     assert torch.equal(residual.mass, (1 + counted) * vectors[counted])

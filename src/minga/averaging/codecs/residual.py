@@ -168,8 +168,6 @@ class Residual:
         if step != self._sent_step:
             self._sent, self._given, self._sent_step, self._attempts = {}, {}, step, 0
         self._attempts += 1
-        oldest = self._attempts - KEPT_ATTEMPTS
-        self._given = {name: given for name, given in self._given.items() if given.attempt >= oldest}
         self._under_way = _UnderWay(vector, weight, step, self._attempts)
 
     def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
@@ -186,6 +184,8 @@ class Residual:
         self._sent[round_id] = sent
         if self.keeps_uncounted and self._under_way is not None:
             self._given[round_id] = self._under_way
+            oldest = self._attempts - KEPT_ATTEMPTS  # the next attempt is one more
+            self._given = {name: given for name, given in self._given.items() if given.attempt > oldest}
         while len(self._sent) > MOST_ATTEMPTS_KEPT:
             del self._sent[next(iter(self._sent))]
 

@@ -590,8 +590,8 @@ class Local(Strategy):
             self._sealed = None
 
     def counted_earlier(self, attempts: int) -> None:
-        """What moved since that contribution was made goes on counting."""
-        if attempts <= len(self._earlier):
+        """What moved since that contribution was made goes on counting, unless it is dropped ("overwrite")."""
+        if self.facts.keeps_uncounted and attempts <= len(self._earlier):
             with self._condition:
                 self._sealed = self._earlier[-attempts]
             self._late_steps += 1

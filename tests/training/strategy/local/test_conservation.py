@@ -205,6 +205,21 @@ def test_a_result_that_is_adopted_counts_what_was_given_to_it(state: str) -> Non
             torch.testing.assert_close(left[run], where[run] + counted, rtol=0, atol=1e-6)
 
 
+def test_who_drops_what_it_did_meanwhile_drops_its_samples_too_where_a_result_is_adopted() -> None:
+    peer = LocalPeer(merge="overwrite")
+    peer.micro_batch(2, 1)
+    first, _ = peer.seal()
+    assert first is not None
+    first = first.clone()
+    peer.strategy.take_back()
+    peer.micro_batch(9, 2)
+    peer.seal()
+    peer.strategy.counted_earlier(1)
+    peer.absorb(first)
+    assert peer.strategy.samples == 0
+    assert torch.equal(peer.values(), peer.anchor)
+
+
 ROOTS = {(0, 2): 2, (0, 3): 0, (1, 2): 1, (1, 3): 1}
 SITES = Division(tuple(PartShare(0.25, root, relays) for relays, root in ROOTS.items()), ((0, 1), (2, 3)))
 
