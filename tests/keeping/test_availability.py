@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import ConfigurationError
+from minga.identity.keys.key_file import FileLock
 from minga.keeping.availability import (
     ADVANCE,
     PAUSE_FILE,
@@ -19,6 +23,8 @@ from minga.keeping.availability import (
     DailyHours,
     TrafficBudget,
     TrafficLimit,
+    listeners,
+    listening,
     set_paused,
 )
 from tests.worlds.seeds import soaked
@@ -222,3 +228,40 @@ def test_a_pause_by_its_owner_is_not_prolonged_for_traffic(tmp_path: Path) -> No
     found.begin_session()
     found.note_traffic(0)
     assert found.pause() is not None
+
+
+IN_ANOTHER_CONTAINER = """
+import os, pathlib, sys
+os.getpid = lambda: int(sys.argv[2])
+from minga.keeping.availability import listeners, listening
+with listening(pathlib.Path(sys.argv[1])):
+    print(listeners(pathlib.Path(sys.argv[1])))
+"""
+
+
+def test_processes_of_containers_that_share_a_disk_are_told_apart(tmp_path: Path) -> None:
+    """In each of them the first process has the number 1."""
+    with listening(tmp_path):
+        assert listeners(tmp_path) == 0, "itself is no other"
+        command = [sys.executable, "-c", IN_ANOTHER_CONTAINER, str(tmp_path), str(os.getpid())]
+        assert subprocess.check_output(command).split() == [b"1"]
+        assert len([*tmp_path.iterdir()]) == 1, "the other one took nothing with it"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_file_of_a_killed_process_goes_also_where_no_open_file_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    unlink, left = Path.unlink, tmp_path / "joined-1"
+
+    def unlink_if_closed(path: Path, missing_ok: bool = False) -> None:
+        if (lock := FileLock.try_acquire(path)) is None:
+            raise PermissionError(13, "used by another process")
+        lock.release()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_if_closed)
+    left.touch()
+    assert listeners(tmp_path) == 0
+    assert not left.exists()

@@ -18,8 +18,8 @@ import contextlib
 import datetime as dt
 import logging
 import math
-import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,10 +90,12 @@ def _pair(entry: str) -> tuple[int, int]:
 # ---- A word from another terminal: the file `paused` in a run's folder keeps this machine's peers out of the run.
 #
 # Each process that goes by it has a file there, too, which it keeps locked: so the others know whether there is one.
+# Its name says nothing: in containers that share a disk all processes may have the same number.
 
 
 PAUSE_FILE = "paused"
 _LISTENER = "joined-"
+_own_names: set[str] = set()
 
 
 def is_paused(directory: Path) -> bool:
@@ -117,8 +119,10 @@ def set_paused(directory: Path, *, paused: bool) -> bool:
 @contextlib.contextmanager
 def listening(directory: Path) -> Iterator[None]:
     """Count among the `listeners` of a run meanwhile, if its folder can be written."""
-    path = directory / f"{_LISTENER}{os.getpid()}"
+    path = directory / f"{_LISTENER}{secrets.token_hex(8)}"
     with contextlib.ExitStack() as held:
+        _own_names.add(path.name)
+        held.callback(_own_names.discard, path.name)
         with contextlib.suppress(OSError):
             path.touch()
             held.callback(path.unlink, missing_ok=True)
@@ -131,14 +135,14 @@ def listeners(directory: Path) -> int:
     """How many other processes of this machine take part in the run whose folder this is, as their owner allows."""
     found = 0
     for path in directory.glob(f"{_LISTENER}*"):
+        if path.name in _own_names:
+            continue
         with contextlib.suppress(OSError):  # it ended just now
-            if path.name == f"{_LISTENER}{os.getpid()}":
-                continue
             if (lock := FileLock.try_acquire(path)) is None:
                 found += 1
                 continue
+            lock.release()  # Windows removes no file that is open
             path.unlink(missing_ok=True)  # of one that was killed
-            lock.release()
     return found
 
 
