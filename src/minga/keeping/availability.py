@@ -217,9 +217,12 @@ class TrafficLimit:
 
 
 class _Spent(msgspec.Struct, forbid_unknown_fields=True):
-    """What was used in the period that ends at `ends`, in which traffic began at `since` (Unix times)."""
+    """What was used in the period that ends where the day `ends` begins, since `since` (Unix time).
 
-    ends: float
+    The moment itself is another one in the next time zone to which a laptop travels.
+    """
+
+    ends: dt.date
     since: float
     used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
@@ -243,7 +246,7 @@ class TrafficBudget:
         """Whether a session uses it; what comes next is a start otherwise."""
         self._latest_bytes = 0.0
         self._path, self._counted, self._written_at = path, 0.0, wall_time
-        self._kept = self._read() or _Kept(limit.period, _Spent(limit.bounds(wall_time)[1], wall_time))
+        self._kept = self._read() or _Kept(limit.period, _Spent(self._ends(wall_time), wall_time))
         self._renew(wall_time)
 
     @property
@@ -281,17 +284,17 @@ class TrafficBudget:
         left, so that it does not pause again at once.
         """
         self._renew(wall_time)
-        limit, kept = self.limit.limit_bytes, self._kept.now
-        length = max(1.0, kept.ends - kept.since)
+        limit, kept, ends = self.limit.limit_bytes, self._kept.now, self.limit.bounds(wall_time)[1]
+        length = max(1.0, ends - kept.since)
         # As much as came since the last look may come before the next one.
         coming = min(self._latest_bytes, ADVANCE * limit) if self.is_running else STARTS * self.start_bytes
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
-            return max(1.0, kept.ends - wall_time)
+            return max(1.0, ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
         if kept.used_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
         free_at = kept.since + kept.used_bytes / limit * length
-        return max(1.0, min(free_at, kept.ends) - wall_time)
+        return max(1.0, min(free_at, ends) - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
@@ -301,19 +304,20 @@ class TrafficBudget:
             logger.warning("the traffic of this run is not kept: %s", error)
 
     def _renew(self, wall_time: float) -> None:
-        ends, kept = self.limit.bounds(wall_time)[1], self._kept
+        ends, kept = self._ends(wall_time), self._kept
         if ends == kept.now.ends:
             return
         others = {each.ends: each for each in (*kept.others, kept.now)}
         now = others.pop(ends, None) or _Spent(ends, wall_time)
         self._kept = _Kept(self.limit.period, now, tuple(others.values())[-OTHERS:])
 
+    def _ends(self, wall_time: float) -> dt.date:
+        return dt.datetime.fromtimestamp(self.limit.bounds(wall_time)[1]).astimezone().date()
+
     def _read(self) -> _Kept | None:
         """What was kept, unless it is of another kind of period."""
         kept = read_kept(self._path, _Kept, _MAX_FILE_BYTES)
-        if kept is None:
-            return None
-        return kept if kept.period == self.limit.period and kept.now.since < kept.now.ends < math.inf else None
+        return kept if kept is not None and kept.period == self.limit.period else None
 
 
 # ---- All rules together: whether this machine may take part now.
