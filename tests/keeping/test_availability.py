@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import ConfigurationError
+from minga.identity.keys.key_file import FileLock
 from minga.keeping.availability import (
     ADVANCE,
     PAUSE_FILE,
@@ -19,6 +23,8 @@ from minga.keeping.availability import (
     DailyHours,
     TrafficBudget,
     TrafficLimit,
+    listeners,
+    listening,
     set_paused,
 )
 from tests.worlds.seeds import soaked
@@ -155,10 +161,11 @@ def test_the_smallest_budget_that_makes_sense() -> None:
 
 def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path: Path) -> None:
     limit, begun = TrafficLimit.parse("10GB/week"), at("2026-06-03T12:00")
-    first = TrafficBudget(limit, tmp_path / "traffic", begun)
+    path = tmp_path / TRAFFIC_FILE
+    first = TrafficBudget(limit, path, begun)
     first.note(1e9, begun)
     first.keep()
-    again = TrafficBudget(limit, tmp_path / "traffic", begun + 60)
+    again = TrafficBudget(limit, path, begun + 60)
     again.begin_session()
     again.note(1e8, begun + 60)
     again.note(1e8, begun + 61)
@@ -167,14 +174,35 @@ def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path
     for wrong in (at("2000-01-01T00:00"), at("2030-06-03T12:00")):
         again.note(2e8, wrong)
         again.keep()
-        assert TrafficBudget(limit, tmp_path / "traffic", begun + 62).used_bytes == pytest.approx(1.1e9)
-    assert TrafficBudget(TrafficLimit.parse("10GB/day"), tmp_path / "traffic", begun).used_bytes == 0.0
-    for garbage in (b"", b"{}", b'{"ends": 1e400, "since": 0}', b'{"ends": 5, "since": 9}', b"[" * 9999):
-        (tmp_path / "traffic").write_bytes(garbage)
-        assert TrafficBudget(limit, tmp_path / "traffic", begun).used_bytes == 0.0
-    full = TrafficBudget(limit, tmp_path / "traffic" / "below-a-file", begun)
+        assert TrafficBudget(limit, path, begun + 62).used_bytes == pytest.approx(1.1e9)
+    assert TrafficBudget(TrafficLimit.parse("10GB/day"), path, begun).used_bytes == 0.0
+    good = b'{"period":"week","now":{"ends":"2026-06-08","since":1.0,"used_bytes":1.0}}'
+    path.write_bytes(good)
+    assert TrafficBudget(limit, path, begun).used_bytes == 1.0
+    for old, new in ((good, b""), (b"1.0", b"1e400"), (b":1.0}", b":-1.0}"), (b"08", b"8"), (b"{", b"[" * 9999)):
+        path.write_bytes(good.replace(old, new))
+        assert TrafficBudget(limit, path, begun).used_bytes == 0.0
+    full = TrafficBudget(limit, path / "below-a-file", begun)
     full.note(5.0, begun + 60)
     assert full.used_bytes == 5.0, "a disk that refuses does not stop training"
+
+
+@pytest.mark.parametrize("zone", ["Europe/London", "Asia/Tokyo"])
+def test_what_was_used_counts_in_other_time_zones_too(
+    zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, begun = TrafficLimit.parse("50GB/month"), at("2026-06-16T12:00")
+    first = TrafficBudget(limit, tmp_path / "traffic", begun)
+    first.note(50e9, begun)
+    first.keep()
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    there = TrafficBudget(limit, tmp_path / "traffic", begun + HOUR_S)
+    assert there.used_bytes == first.used_bytes
+    assert there.wait_s(begun + HOUR_S, is_paused=False) == at("2026-07-01T00:00") - begun - HOUR_S
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    assert first.wait_s(begun + HOUR_S, is_paused=False) == at("2026-07-01T00:00") - begun - HOUR_S, "and home again"
 
 
 def test_all_rules_together(tmp_path: Path) -> None:
@@ -222,3 +250,40 @@ def test_a_pause_by_its_owner_is_not_prolonged_for_traffic(tmp_path: Path) -> No
     found.begin_session()
     found.note_traffic(0)
     assert found.pause() is not None
+
+
+IN_ANOTHER_CONTAINER = """
+import os, pathlib, sys
+os.getpid = lambda: int(sys.argv[2])
+from minga.keeping.availability import listeners, listening
+with listening(pathlib.Path(sys.argv[1])):
+    print(listeners(pathlib.Path(sys.argv[1])))
+"""
+
+
+def test_processes_of_containers_that_share_a_disk_are_told_apart(tmp_path: Path) -> None:
+    """In each of them the first process has the number 1."""
+    with listening(tmp_path):
+        assert listeners(tmp_path) == 0, "itself is no other"
+        command = [sys.executable, "-c", IN_ANOTHER_CONTAINER, str(tmp_path), str(os.getpid())]
+        assert subprocess.check_output(command).split() == [b"1"]
+        assert len([*tmp_path.iterdir()]) == 1, "the other one took nothing with it"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_file_of_a_killed_process_goes_also_where_no_open_file_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    unlink, left = Path.unlink, tmp_path / "joined-1"
+
+    def unlink_if_closed(path: Path, missing_ok: bool = False) -> None:
+        if (lock := FileLock.try_acquire(path)) is None:
+            raise PermissionError(13, "used by another process")
+        lock.release()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_if_closed)
+    left.touch()
+    assert listeners(tmp_path) == 0
+    assert not left.exists()

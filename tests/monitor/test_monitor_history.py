@@ -148,6 +148,16 @@ def test_a_clock_or_a_run_that_was_set_back_hides_no_step(tmp_path: Path, later_
     assert samples_in(path) == (step, 10 * step)
 
 
+def test_where_a_history_ends_is_known_also_after_the_clock_was_set_back_and_files_were_begun(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=20_000)
+    for step in range(1, 601):
+        history.add(1e9 + step - (86_400.0 if step > 200 else 0.0), "step", step=step, total_samples=10 * step)
+        if step % 60 == 0:
+            history.add(1e9, "banned", peer=A)
+        assert samples_in(path) == (step, 10 * step)
+
+
 def fill_first_half(history: History) -> None:
     for step in range(50):  # 2000 bytes and more
         history.add(1001.0 + step, "step", step=step)
@@ -169,6 +179,27 @@ def test_rare_entries_outlast_a_disk_that_is_full_when_the_file_begins_anew(
             history.add(2000.0 + step, "step", step=step)
     for step in range(200):
         history.add(3000.0 + step, "step", step=step)
+    assert read_history(path)[0]["event"] == "banned"
+
+
+def test_rare_entries_outlast_a_kill_while_the_file_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, target: Path) -> Path:
+        if path.suffix == ".new" and banned in path.read_bytes():
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    path, replace, banned = tmp_path / FILE_NAME, Path.replace, b"banned"
+    history = History(path, max_bytes=4000)
+    history.add(1000.0, "banned", peer=A)
+    fill_first_half(history)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fill_first_half(history)
+    monkeypatch.undo()
+    assert not path.exists()
+    History(path, max_bytes=4000).add(3000.0, "step", step=200)
     assert read_history(path)[0]["event"] == "banned"
 
 
@@ -240,11 +271,21 @@ def test_a_disk_that_is_full_for_a_moment_ends_nothing(tmp_path: Path, caplog: p
         history.path = path
         with path.open("ab") as file:
             file.write(b'{"t": 2.0, "ev')  # what fitted
-        history.add(4.0, "left", peer=A)
+        history.add(3.0 + refusals, "left", peer=A)
         assert len(caplog.records) == refusals, "once for each time"
     assert f"no history is kept while {tmp_path} cannot be written" in caplog.text
-    assert [entry["t"] for entry in read_history(path)] == [1.0, 4.0, 4.0]
+    assert [entry["t"] for entry in read_history(path)] == [1.0, 4.0, 5.0]
     assert len(history.entries) == 7
+
+
+def test_half_a_line_of_a_killed_process_swallows_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b'{"t": 1.0, "ev')
+    history = History(path)
+    history.add(2.0, "banned", peer=A)
+    history.add(3.0, "left", peer=A)
+    assert [entry["t"] for entry in read_history(path)] == [2.0, 3.0]
+    assert b"\n\n" not in path.read_bytes()
 
 
 def entries() -> list[dict[str, object]]:

@@ -18,8 +18,8 @@ import contextlib
 import datetime as dt
 import logging
 import math
-import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,10 +90,12 @@ def _pair(entry: str) -> tuple[int, int]:
 # ---- A word from another terminal: the file `paused` in a run's folder keeps this machine's peers out of the run.
 #
 # Each process that goes by it has a file there, too, which it keeps locked: so the others know whether there is one.
+# Its name says nothing: in containers that share a disk all processes may have the same number.
 
 
 PAUSE_FILE = "paused"
 _LISTENER = "joined-"
+_own_names: set[str] = set()
 
 
 def is_paused(directory: Path) -> bool:
@@ -117,8 +119,10 @@ def set_paused(directory: Path, *, paused: bool) -> bool:
 @contextlib.contextmanager
 def listening(directory: Path) -> Iterator[None]:
     """Count among the `listeners` of a run meanwhile, if its folder can be written."""
-    path = directory / f"{_LISTENER}{os.getpid()}"
+    path = directory / f"{_LISTENER}{secrets.token_hex(8)}"
     with contextlib.ExitStack() as held:
+        _own_names.add(path.name)
+        held.callback(_own_names.discard, path.name)
         with contextlib.suppress(OSError):
             path.touch()
             held.callback(path.unlink, missing_ok=True)
@@ -131,14 +135,14 @@ def listeners(directory: Path) -> int:
     """How many other processes of this machine take part in the run whose folder this is, as their owner allows."""
     found = 0
     for path in directory.glob(f"{_LISTENER}*"):
+        if path.name in _own_names:
+            continue
         with contextlib.suppress(OSError):  # it ended just now
-            if path.name == f"{_LISTENER}{os.getpid()}":
-                continue
             if (lock := FileLock.try_acquire(path)) is None:
                 found += 1
                 continue
+            lock.release()  # Windows removes no file that is open
             path.unlink(missing_ok=True)  # of one that was killed
-            lock.release()
     return found
 
 
@@ -213,9 +217,12 @@ class TrafficLimit:
 
 
 class _Spent(msgspec.Struct, forbid_unknown_fields=True):
-    """What was used in the period that ends at `ends`, in which traffic began at `since` (Unix times)."""
+    """What was used in the period that ends where the day `ends` begins, since `since` (Unix time).
 
-    ends: float
+    The moment itself is another one in the next time zone to which a laptop travels.
+    """
+
+    ends: dt.date
     since: float
     used_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
@@ -239,7 +246,7 @@ class TrafficBudget:
         """Whether a session uses it; what comes next is a start otherwise."""
         self._latest_bytes = 0.0
         self._path, self._counted, self._written_at = path, 0.0, wall_time
-        self._kept = self._read() or _Kept(limit.period, _Spent(limit.bounds(wall_time)[1], wall_time))
+        self._kept = self._read() or _Kept(limit.period, _Spent(self._ends(wall_time), wall_time))
         self._renew(wall_time)
 
     @property
@@ -277,17 +284,17 @@ class TrafficBudget:
         left, so that it does not pause again at once.
         """
         self._renew(wall_time)
-        limit, kept = self.limit.limit_bytes, self._kept.now
-        length = max(1.0, kept.ends - kept.since)
+        limit, kept, ends = self.limit.limit_bytes, self._kept.now, self.limit.bounds(wall_time)[1]
+        length = max(1.0, ends - kept.since)
         # As much as came since the last look may come before the next one.
         coming = min(self._latest_bytes, ADVANCE * limit) if self.is_running else STARTS * self.start_bytes
         if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
-            return max(1.0, kept.ends - wall_time)
+            return max(1.0, ends - wall_time)
         advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
         if kept.used_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
             return 0.0
         free_at = kept.since + kept.used_bytes / limit * length
-        return max(1.0, min(free_at, kept.ends) - wall_time)
+        return max(1.0, min(free_at, ends) - wall_time)
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
@@ -297,19 +304,20 @@ class TrafficBudget:
             logger.warning("the traffic of this run is not kept: %s", error)
 
     def _renew(self, wall_time: float) -> None:
-        ends, kept = self.limit.bounds(wall_time)[1], self._kept
+        ends, kept = self._ends(wall_time), self._kept
         if ends == kept.now.ends:
             return
         others = {each.ends: each for each in (*kept.others, kept.now)}
         now = others.pop(ends, None) or _Spent(ends, wall_time)
         self._kept = _Kept(self.limit.period, now, tuple(others.values())[-OTHERS:])
 
+    def _ends(self, wall_time: float) -> dt.date:
+        return dt.datetime.fromtimestamp(self.limit.bounds(wall_time)[1]).astimezone().date()
+
     def _read(self) -> _Kept | None:
         """What was kept, unless it is of another kind of period."""
         kept = read_kept(self._path, _Kept, _MAX_FILE_BYTES)
-        if kept is None:
-            return None
-        return kept if kept.period == self.limit.period and kept.now.since < kept.now.ends < math.inf else None
+        return kept if kept is not None and kept.period == self.limit.period else None
 
 
 # ---- All rules together: whether this machine may take part now.

@@ -7,8 +7,9 @@ The file has JSON lines:
     {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
 
 `t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
-one is begun with the rare entries of that, such as bans and held-out figures, and the last step before each, which
-tells where in the run it was. Readers skip lines that they do not understand, such as a last line that was cut off.
+one is begun with the rare entries of that, such as bans and held-out figures, the last step before each, which tells
+where in the run it was, and the last step of all. Readers skip lines that they do not understand, such as one that was
+cut off.
 """
 
 from __future__ import annotations
@@ -96,9 +97,13 @@ class History:
 
     def _write(self, path: Path, entry: Entry) -> None:
         try:
-            with path.open("ab") as file:
-                # What was refused before may have left half a line.
-                file.write(b"\n" * self._is_refused + json.dumps(entry).encode() + b"\n")
+            if not path.exists() and _begun(path).exists():  # a process was killed in between
+                _begun(path).replace(path)
+            with path.open("a+b") as file:
+                file.seek(max(0, file.tell() - 1))
+                # The disk may have refused the rest of a line, or its process was killed.
+                is_cut = file.read() not in (b"", b"\n")
+                file.write(b"\n" * is_cut + json.dumps(entry).encode() + b"\n")
                 full = file.tell() > self._max_bytes // 2
             if full:
                 self._begin_anew(path)
@@ -119,12 +124,13 @@ class History:
                     carried.append((step, whole))
         sizes = itertools.accumulate(len(step) + len(line) for step, line in reversed(carried))
         fitting = sum(size <= self._max_bytes // 8 for size in sizes)
+        last = _last_step(path)
+        ends = b"" if last is None else json.dumps(last).encode() + b"\n"
         # Of several rare entries after one step the first one brings it.
-        kept = b"".join(dict.fromkeys(itertools.chain(*carried[len(carried) - fitting :])))
-        begun = path.with_name(f"{path.name}.new")
-        write_atomically(begun, kept)  # before what it is taken from is gone
+        kept = b"".join(dict.fromkeys([*itertools.chain(*carried[len(carried) - fitting :]), ends]))
+        write_atomically(_begun(path), kept)  # before what it is taken from is gone
         path.replace(_older(path))
-        begun.replace(path)
+        _begun(path).replace(path)
 
 
 def read_history(path: Path) -> list[Entry]:
@@ -139,7 +145,8 @@ def read_history(path: Path) -> list[Entry]:
             continue
         except OSError as error:
             raise ConfigurationError(f"{file}: cannot be read: {reason_of(error)}") from error
-    entries = [entry for line in lines if (entry := parse_entry(line)) is not None]
+    # The last step of the older half is the first one of the newer, too.
+    entries = [entry for line in dict.fromkeys(lines) if (entry := parse_entry(line)) is not None]
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
     return sorted(entries, key=lambda entry: float(entry["t"]))
@@ -147,20 +154,16 @@ def read_history(path: Path) -> list[Entry]:
 
 def samples_in(path: Path) -> tuple[int, int] | None:
     """The step and the count of samples with which the history in `path` ends; None if it tells of none."""
-    found = [last for file in (_older(path), path) if (last := _last_step(file)) is not None]
-    if not found:
-        return None
-    *before, (time_s, known) = found
-    # One that was carried over is earlier in both. The clock alone may have been set back, and so may the run.
-    return next((other for other_s, other in before if other_s > time_s and other > known), known)
+    last = _last_step(path) or _last_step(_older(path))
+    return None if last is None else samples_of(last)
 
 
-def _last_step(file: Path) -> tuple[float, tuple[int, int]] | None:
+def _last_step(file: Path) -> Entry | None:
     with contextlib.suppress(OSError), file.open("rb") as lines:
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
         for line in reversed(lines.read().split(b"\n")):
-            if (entry := parse_entry(line)) is not None and (known := samples_of(entry)) is not None:
-                return float(entry["t"]), known
+            if (entry := parse_entry(line)) is not None and samples_of(entry) is not None:
+                return entry
     return None
 
 
@@ -196,6 +199,10 @@ def number_in(fields: Mapping[str, Any], name: str) -> float | None:
 
 def _older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
+
+
+def _begun(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 # ---- The exchange: asking another peer for the history of a time in which this one did not watch.

@@ -49,7 +49,9 @@ def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
     Raises `StorageError` if there are checkpoints and all of them are damaged, and `ConfigurationError` for a file that
     no backup can bring back.
     """
-    newest = CheckpointStore(folder / CHECKPOINTS).load() if (folder / CHECKPOINTS).is_dir() else None
+    checkpoints = folder / CHECKPOINTS
+    _check_leads_somewhere(checkpoints)
+    newest = CheckpointStore(checkpoints).load() if checkpoints.is_dir() else None
     tops = [top for top in sorted(folder.iterdir()) if top.name not in _LEFT_OUT and not is_own_state(top.name)]
     files = [path for top in tops for path in _files(top)]
     for path in files:
@@ -74,13 +76,17 @@ def safe_name(name: str) -> PurePosixPath:
 def _files(top: Path) -> Iterator[Path]:
     if top.name.startswith(".") or top.name.endswith(".part"):
         return
-    if top.is_dir():
+    _check_leads_somewhere(top)
+    if top.is_dir() and top.resolve() not in map(Path.resolve, top.parents):  # a link may lead back
         for path in sorted(top.iterdir()):
             yield from _files(path)
     elif top.is_file():
         yield top
-    elif top.is_symlink():
-        raise ConfigurationError(f"{top} leads to no file or folder; is a disk missing?")
+
+
+def _check_leads_somewhere(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise ConfigurationError(f"{path} leads to no file or folder; is a disk missing?")
 
 
 # ---- The sealed file: only a passphrase opens it, and it is written and read from front to back.

@@ -26,6 +26,7 @@ from minga.training.backup import (
     SALT_BYTES,
     SealedReader,
     SealedWriter,
+    backup_files,
     restore_backup,
     safe_name,
     write_backup,
@@ -174,6 +175,22 @@ def test_files_on_another_disk_are_kept_and_what_cannot_come_back_is_told(tmp_pa
     (tmp_path / "disk").rename(tmp_path / "elsewhere")
     with pytest.raises(minga.ConfigurationError, match="leads to no file"):
         write_backup(run, tmp_path / "other.backup", organiser, WORDS)
+
+
+def test_no_backup_goes_without_the_checkpoints_of_a_disk_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "away")
+    with pytest.raises(minga.ConfigurationError, match="checkpoints leads to no file"):
+        backup_files(tmp_path)
+
+
+def test_links_that_lead_back_are_no_further_files(tmp_path: Path) -> None:
+    run, disk = tmp_path / "run", tmp_path / "disk" / "deep"
+    for folder in (run, disk):
+        folder.mkdir(parents=True)
+        (folder / "kept").touch()
+    for link, folder in ((run / "files", disk), (run / "self", run), (disk / "run", run), (disk / "up", disk.parent)):
+        link.symlink_to(folder)
+    assert backup_files(run) == (None, [run / "files" / "kept", run / "kept"])
 
 
 def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,17 +250,14 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(
     assert store.steps() == [10, 20]
 
 
-def test_a_checkpoint_of_a_newer_minga_stays_as_it_is_for_that(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_goes_on_beside_a_checkpoint_of_a_newer_minga_which_it_would_replace(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(make_snapshot(10))
     manifest = store.save(make_snapshot(20)) / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": 2, "novelty": 1}))
-    loaded = store.load()
-    assert loaded is not None
-    assert loaded.snapshot.step == 10
-    assert "the checkpoint of step 20 is of a newer minga (format 2, " in caplog.text
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"step-000000020-.* is of a newer minga \(format 2, .*: update minga"):
+            CheckpointStore(tmp_path).load()
     assert store.steps() == [10, 20]
 
 

@@ -175,6 +175,16 @@ def test_a_stale_file_is_dropped_with_one_line(
     assert len(caplog.records) == 1
 
 
+def test_a_file_of_a_newer_minga_stays_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_in(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(own_state, "FORMAT", own_state.FORMAT + 1)
+        file.save(state())
+    with pytest.raises(StorageError, match="is of a newer minga"):
+        file.load(STEP, ROUNDS, LIMIT, SPEC.training.strategy)
+    assert file.path.exists()
+
+
 def test_a_full_disk_leaves_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = file_in(tmp_path)
     file.save(state())

@@ -135,12 +135,17 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
-class NewerFormatError(ValueError):
-    """A checkpoint is not damaged: a newer minga wrote it, which can go on from it."""
-
-
 class _Format(msgspec.Struct, frozen=True):
     format: int
+
+
+def check_format(header: bytes | str, known: int, path: Path) -> None:
+    """Raise `StorageError` if a newer minga wrote what lies at `path`, so that this one neither uses nor removes it."""
+    if (theirs := decode_json(header, _Format).format) > known:
+        raise StorageError(
+            f"{path} is of a newer minga (format {theirs}, and this one knows {known}): update minga, or move it away "
+            "to go on without it"
+        )
 
 
 class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,7 +194,9 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read and verify a checkpoint. Raises `ValueError` naming what is damaged, `OSError` when the disk refuses."""
+    """Read and verify a checkpoint. Raises `ValueError` naming what is damaged, `OSError` when the disk refuses, and
+    `StorageError` if a newer minga wrote it.
+    """
     written = _read_manifest(folder)
     entries = tuple(TensorEntry(each.name, each.dtype, each.shape) for each in written.tensors)
     scalars: dict[str, Json] = json.loads(msgspec.json.encode(written.scalars))
@@ -239,8 +246,7 @@ def _read_manifest(folder: Path) -> _ManifestFile:
         raise ValueError(f"{MANIFEST_NAME} is impossibly large")
     data = path.read_bytes()
     try:
-        if (theirs := decode_json(data, _Format).format) > FORMAT:
-            raise NewerFormatError(f"is of a newer minga (format {theirs}, and this one knows {FORMAT})")
+        check_format(data, FORMAT, folder)
         written = decode_json(data, _ManifestFile)
     except DECODING_ERRORS as error:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
@@ -368,9 +374,9 @@ class CheckpointStore:
         """The newest checkpoint that is intact; None if there is none at all.
 
         Damaged ones are set aside and logged, and where the `founding` of the run is known (the id of its genesis),
-        those that descend from another one; those of a newer minga are logged, and stay. Raises `StorageError` if there
-        are only such, also at the next call: what they held is lost, and no peer is to begin anew without a person's
-        knowledge.
+        those that descend from another one. Raises `StorageError` if there are only such, also at the next call: what
+        they held is lost, and no peer is to begin anew without a person's knowledge; and if the newest is of a newer
+        minga, which the next checkpoints here would replace.
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
@@ -379,9 +385,6 @@ class CheckpointStore:
             step, path = waiting.pop()
             try:
                 checkpoint = read_checkpoint(path)
-            except NewerFormatError as error:
-                problems[path] = f"the checkpoint of step {step} {error}"
-                continue
             except (ValueError, FileNotFoundError) as error:
                 if not path.exists():  # another process removed it as too old, so there are newer ones
                     waiting = complete_checkpoints(self.directory)

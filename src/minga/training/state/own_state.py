@@ -35,7 +35,7 @@ from minga.core.errors import StorageError, reason_of
 from minga.core.files import replacing, unfinished_of
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
-from minga.training.state.checkpoints import Pieces, write_tensors
+from minga.training.state.checkpoints import Pieces, check_format, write_tensors
 from minga.training.state.snapshot import DTYPE_NAMES, TensorEntry
 
 FORMAT = 2
@@ -119,7 +119,8 @@ class OwnStateFile:
         if there is none, or none that can be used.
 
         A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged; so is,
-        without a word, what earlier processes had begun to write when they were killed.
+        without a word, what earlier processes had begun to write when they were killed. Raises `StorageError` for one
+        of a newer minga, which stays.
         """
         for unfinished in unfinished_of(self.path):
             with contextlib.suppress(OSError):
@@ -138,7 +139,9 @@ class OwnStateFile:
         if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
             raise ValueError("it is impossibly large")
         with safe_open(self.path, framework="pt", device="cpu") as file:
-            header = decode_json((file.metadata() or {}).get("minga", ""), _Header)
+            text = (file.metadata() or {}).get("minga", "")
+            check_format(text, FORMAT, self.path)
+            header = decode_json(text, _Header)
             if header.format != FORMAT or header.owner != f"{self._owner} {strategy}":
                 raise ValueError("it is of another run, another model or another strategy")
             if header.step != step:
