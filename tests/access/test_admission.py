@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from minga.access.admission import Admission
-from minga.core.errors import RejectedError
+from minga.access.admission import ENTRY_ATTEMPTS, Admission, Entrance
+from minga.core.errors import RejectedError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban
 from minga.identity.access.orders import Grant, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys import keys
 from minga.identity.keys.keys import Identity
-from minga.network.interface import PeerId
+from minga.network.interface import Address, PeerId
 from minga.network.rpc.run_clock import RunClock
+from tests.worlds.swarm_tools import virtually
 
 RUN = "ab" * 32
 NOW = 1_000_000
@@ -109,3 +113,37 @@ def test_who_may_be_admitted_by_heirs_that_are_not_known_here_is_told_so_and_jud
     admission.meet(PeerId(member.peer_id), token(member, heir).encode())
     assert refusal(liar, token(liar, organiser).encode()) is RefusalCode.ACCESS
     assert admission.ended() == {}
+
+
+@virtually
+async def test_an_entry_that_lacks_orders_ends_no_attempts_to_enter_by_another_one() -> None:
+    stale, other = (Address(PeerId(digit * 64)) for digit in "12")
+    dials: Counter[Address] = Counter()
+
+    async def meet(_: PeerId) -> None:
+        pass
+
+    async def dial(entry: Address) -> None:
+        dials[entry] += 1
+        if entry is stale:
+            raise RejectedError("of term 1", code=RefusalCode.ORDERS)
+        if error := answers.pop(0):
+            raise error
+
+    async def enter() -> None:
+        dials.clear()
+        await Entrance(node, node, [stale, other], meet).enter()
+
+    clock = SimpleNamespace(time_at=lambda _: 1.0, enter_by=lambda *_: None)
+    node: Any = SimpleNamespace(dial=dial, clock=clock, synchronise=meet)
+    silence = UnreachableError("no answer")
+    answers: list[Exception | None] = [silence, None]
+    await enter()
+    answers = [silence] * ENTRY_ATTEMPTS
+    with pytest.raises(RejectedError, match="of term 1"):
+        await enter()
+    assert dials == {stale: ENTRY_ATTEMPTS, other: ENTRY_ATTEMPTS}
+    answers = [RejectedError("banned", code=RefusalCode.BANNED)]
+    with pytest.raises(RejectedError, match="banned"):
+        await enter()
+    assert dials == {stale: 1, other: 1}

@@ -72,8 +72,9 @@ class Peer:
         addresses: dict[PeerId, Address],
         needed: int = 1,
         admitted: tuple[Identity, int] | None = None,
+        up_bytes_per_s: float | None = None,
     ) -> None:
-        host = internet.host(HostSettings(latency_s=0.01))
+        host = internet.host(HostSettings(latency_s=0.01, up_bytes_per_s=up_bytes_per_s))
         addresses[host.peer_id] = host.address
         self.address, self.peer_id, self.log = host.address, host.peer_id, list[Event]()
         events = EventBus(asyncio.get_running_loop().time)
@@ -230,6 +231,52 @@ async def test_who_missed_a_transfer_hears_of_it_from_whom_the_heirs_admitted_wh
 
 
 @virtually
+async def test_who_missed_a_transfer_hears_of_it_though_all_orders_take_longer_than_a_dial() -> None:
+    bans = list(map(bar, range(1, 101)))
+    assert sum(len(msgspec.msgpack.encode(page)) for page in Orders.of(bans).pages()) > 15_000
+    for thin in (FIRST, GUEST):
+        internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+        away, heirs = (
+            Peer(internet, addresses, admitted=(signer, term), up_bytes_per_s=1000.0 if signer is thin else None)
+            for signer, term in ((FIRST, 0), (GUEST, 1))
+        )
+        for peer in (away, heirs):
+            assert not peer.take(bans)
+        assert not heirs.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+        await heirs.node.dial(away.address)
+        assert away.ledger.term == 1
+        assert away.node.is_connected(heirs.peer_id)
+        assert ["of term 1" in str(event.data) for event in away.log if event.kind == "peer.turned_away"] == [True]
+        await close(away, heirs)
+
+
+@virtually
+async def test_an_exchange_of_orders_that_does_not_end_leaves_both_sides_the_reason_of_the_refusal() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 1))
+    stranger.node.exchange_orders = lambda _: asyncio.Event().wait()  # type: ignore[assignment, return-value]
+    with pytest.raises(RejectedError, match="of term 1, of which nothing is known here"):
+        await stranger.node.dial(member.address)
+    await asyncio.sleep(1.0)
+    reasons = [str(event.data) for event in member.log if event.kind == "peer.turned_away"]
+    assert ["of term 1" in reason for reason in reasons] == [True, True]
+    await close(member, stranger)
+
+
+@virtually
+async def test_who_is_not_admitted_brings_orders_and_gets_none() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 1))
+    assert not member.take([bar(1)])
+    assert not stranger.take([bar(2)])
+    with pytest.raises(RejectedError):
+        await stranger.node.dial(member.address)
+    assert stranger.ledger.barred().keys() == {f"{2:064x}"}
+    assert member.ledger.barred().keys() == {f"{1:064x}", f"{2:064x}"}
+    await close(member, stranger)
+
+
+@virtually
 async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_and_no_connection() -> None:
     internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
     member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 1))
@@ -252,7 +299,7 @@ async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_an
     with pytest.raises(RejectedError, match="of term 1, of which nothing is known here") as refused:
         await stranger.node.dial(member.address)
     assert refused.value.code is RefusalCode.ORDERS
-    assert (len(tried), served) == (6, [])
+    assert (tried, served) == (["run.spec", "run.spec", METHOD], []), "once, though it dials twice"
     with pytest.raises(RejectedError):
         await member.node.dial(stranger.address)
     assert member.connections == 0

@@ -385,7 +385,8 @@ class Entrance:
         """Enter by the first entry that lets this peer in; without entries, at once. An attempt lasts as long as a
         dial, about 10 s. Who `may_be_alone` makes one only, and enters by another newcomer, too.
 
-        Raises `RejectedError` if the peers that answer refuse this one, and `UnreachableError` if none answers.
+        Raises `RejectedError` if the peers that answer refuse this one, for want of orders only after the last attempt,
+        and `UnreachableError` if none answers.
         """
         error: RemoteError | None = None
         attempts = 1 if may_be_alone else ENTRY_ATTEMPTS
@@ -400,9 +401,13 @@ class Entrance:
                         return
                     except RemoteError as failure:
                         errors.append(failure)
-            if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
-                raise refused[0]
-            error = errors[-1]
+            refused = [failure for failure in errors if isinstance(failure, RejectedError)]
+            for refusal in refused:
+                if refusal.code is not RefusalCode.ORDERS:  # an entry that lacks orders says nothing of the other ones
+                    raise refusal
+            error = (refused or errors)[-1]
+        if isinstance(error, RejectedError):
+            raise error
         if error is not None:
             raise UnreachableError(
                 f"none of the {len(self._entries)} entry addresses of the link answers; the last error was: {error}"

@@ -427,7 +427,8 @@ class OrderExchange:
                 same = held.digest == self._digest()
                 await stream.send(OrdersCompared(same))
                 if not same:
-                    await _send(stream, self._pages())
+                    is_admitted = peer in self._admission.members()
+                    await _send(stream, self._pages() if is_admitted else [Orders()])  # others are heard, not told
                     await self._receive(stream)
         finally:
             self._serving.discard(peer)

@@ -45,7 +45,7 @@ class RefusalCode(StrEnum):
     ACCESS = "access", RefusalCause.LOCAL
     """The peer that asks shows no valid access, or its access does not cover this call."""
     ORDERS = "orders", RefusalCause.REMOTE
-    """The organisers that admitted the peer that asks are not known to the one that was asked."""
+    """One of the two does not know the organisers that admitted the other."""
     BANNED = "banned", RefusalCause.LOCAL
     """The organisers banned the peer that asks: its key, its invitation or its addresses."""
     CLOCK = "clock", RefusalCause.LOCAL

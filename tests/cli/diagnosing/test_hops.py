@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from minga.cli.diagnosing.hops import OwnAccess
+from minga.cli.diagnosing.hops import OwnAccess, _try_entry
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban, draft_revocation
@@ -71,3 +75,13 @@ def test_only_a_run_for_members_that_the_doctor_cannot_enter_may_still_be_joined
 ) -> None:
     refused = RejectedError("the words do not matter: for members only", code=code)
     assert OwnAccess(ME, token, ()).joins_otherwise(LINK, refused) is joins
+
+
+def test_a_machine_whose_organisers_an_entry_does_not_know_is_told_to_ask_for_other_entries() -> None:
+    async def dial(_: object) -> None:
+        raise RejectedError("of which nothing is known here", code=RefusalCode.ORDERS)
+
+    node: Any = SimpleNamespace(dial=dial)
+    outcome = asyncio.run(_try_entry(node, LINK.entries[0], LINK, OwnAccess(ME, Token(None), ())))
+    assert (outcome.ok, outcome.detail) == (False, "of which nothing is known here")
+    assert "by another peer" in outcome.advice

@@ -59,6 +59,7 @@ _REFUSALS = {
     RefusalCode.CUT_OFF: "the peer has cut this machine off for a while: wait a minute and try again",
     RefusalCode.ACCESS: "ask the organiser, who can admit you",
     RefusalCode.BANNED: BANNED_ADVICE,
+    RefusalCode.ORDERS: "that peer does not know the organisers who admitted you: ask them for a link by another peer",
     RefusalCode.FULL: "the peer has as many connections as it takes: try again later, or ask for another link",
 }
 _OTHER_REFUSALS = {

@@ -19,9 +19,9 @@ replaced: the other one may have lost it without a word that arrived.
 
 Nothing here grows with the number of strangers. Connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are the bytes that wait to be read (`minga.network.backlog`). A connection is
-kept once its handshake is complete; until then `MAX_WAITING` may wait, each for `HELLO_TIMEOUT_S`. When there are more,
-the one that has waited longest makes room, since an honest peer says hello within a round trip. Peers that break the
-protocol are cut off for a while.
+kept once its handshake is complete; until then `MAX_WAITING` may wait, each for `HELLO_TIMEOUT_S`, and for `ORDERS_S`
+if it is refused for want of orders. When there are more, the one that has waited longest makes room, since an honest
+peer says hello within a round trip. Peers that break the protocol are cut off for a while.
 """
 
 from __future__ import annotations
@@ -99,6 +99,9 @@ ALIVE_S = 5.0
 is noticed sooner."""
 
 HELLO_TIMEOUT_S = 10.0
+ORDERS_S = 10.0
+"""Seconds for the orders on a connection that is refused; those that admit a peer are the first that are sent."""
+
 MAX_WAITING = 128
 """How many connections may wait for a hello."""
 
@@ -509,44 +512,41 @@ class Node:
             last_heard = self._last_heard[peer] = LastHeard()
         return last_heard
 
-    async def _dial(self, address: Address) -> Connection:
+    async def _dial(self, address: Address, *, exchanges: bool = True) -> Connection:
+        """Connect and say hello. If one side lacks orders to judge the other it `exchanges` them, and dials again."""
+        peer = address.peer_id
+        brief = self._connections.has_lately_ended(peer)
+        async with _in_time(peer, BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S):
+            connection = await self.network.connect(address)
+        is_kept = False
         try:
-            return await self._connect(address)
-        except RejectedError as error:
-            if error.code is not RefusalCode.ORDERS or self.exchange_orders is None:
-                raise
-        return await self._connect(address)
-
-    async def _connect(self, address: Address) -> Connection:
-        peer, now = address.peer_id, asyncio.get_running_loop().time
-        connection: Connection | None = None
-        try:
-            brief = self._connections.has_lately_ended(peer)
-            async with asyncio.timeout(BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S) as limit:
-                connection = await self.network.connect(address)
-                limit.reschedule(now() + DIAL_TIMEOUT_S)  # as much for the hellos
-                stream = self.wrap(await connection.open_stream(), connection, pulses=False)
-                own, sent_s = self._hello(), now()
-                try:
-                    hello = await handshake.introduce(
-                        stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
-                    )
-                    self._adopt(connection, stream, hello, (now() - sent_s) / 2.0, dialled=True)
-                except RejectedError as error:
-                    if error.code is RefusalCode.ORDERS and self.exchange_orders is not None:
-                        await stream.close()
-                        with contextlib.suppress(RemoteError):
-                            await self.exchange_orders(connection)
-                    raise
-        except BaseException as error:
-            if connection is not None:
+            is_kept = await self._say_hello(connection, exchanges=exchanges)
+        finally:
+            if not is_kept:
                 await connection.close()
-            if isinstance(error, TimeoutError):
-                raise UnreachableError("no answer to the dial in time", peer=peer) from error
-            if isinstance(error, RejectedError):
+        return connection if is_kept else await self._dial(address, exchanges=False)
+
+    async def _say_hello(self, connection: Connection, *, exchanges: bool) -> bool:
+        """False if one side lacked orders to judge the other: they were exchanged then, as far as time allowed."""
+        peer, now = connection.peer_id, asyncio.get_running_loop().time
+        async with _in_time(peer, DIAL_TIMEOUT_S):
+            stream = self.wrap(await connection.open_stream(), connection, pulses=False)
+            own, sent_s = self._hello(), now()
+            try:
+                hello = await handshake.introduce(
+                    stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
+                )
+                self._adopt(connection, stream, hello, (now() - sent_s) / 2.0, dialled=True)
+                return True
+            except RejectedError as error:
                 self._note_refusal(error, peer)
-            raise
-        return connection
+                if not exchanges or error.code is not RefusalCode.ORDERS or self.exchange_orders is None:
+                    raise
+                await stream.close()
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with asyncio.timeout(ORDERS_S):
+                await self.exchange_orders(connection)
+        return False
 
     def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
         """A peer may say what it likes of this one's clock and key: only of the key there is a proof."""
@@ -601,25 +601,23 @@ class Node:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 peer, stream = connection.peer_id, self.wrap(await connection.accept_stream(), connection)
-                try:
-                    hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
-                except RejectedError as error:
-                    if error.code is RefusalCode.ORDERS:
-                        await self._hear_orders(connection)
-                    raise
+                hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
             self._adopt(connection, stream, hello)
         except (RemoteError, TimeoutError) as error:
             self.events.emit(PeerTurnedAway(peer=connection.peer_id, reason=str(error) or "no hello"))
+            if isinstance(error, RejectedError) and error.code is RefusalCode.ORDERS:
+                await self._hear_orders(connection)
             await connection.close()
         finally:
             self._waiting.pop(connection, None)
 
     async def _hear_orders(self, connection: Connection) -> None:
         """Serve the one stream of a connection that is refused; nothing but orders is permitted on it."""
-        with contextlib.suppress(RemoteError):
-            stream = await connection.accept_stream()
-            self._count(connection.peer_id, 1)
-            await self._serve_stream(self.wrap(stream, connection, pulses=False), connection)
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with asyncio.timeout(ORDERS_S):
+                stream = await connection.accept_stream()
+                self._count(connection.peer_id, 1)
+                await self._serve_stream(self.wrap(stream, connection, pulses=False), connection)
 
     # ---- being called
 
@@ -697,6 +695,16 @@ class Node:
             logger.error("a background task failed: %s", error)
         except Exception:
             logger.exception("a background task failed")
+
+
+@contextlib.asynccontextmanager
+async def _in_time(peer: PeerId, limit_s: float) -> AsyncIterator[None]:
+    """Raises `UnreachableError` after the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise UnreachableError("no answer to the dial in time", peer=peer) from error
 
 
 class Carriers:
