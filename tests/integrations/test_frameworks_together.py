@@ -110,6 +110,18 @@ class Late(Module):
         return super().training_step(batch, index) if self.current_epoch >= 5 else None
 
 
+class Clips(Module):
+    # By itself, to what the Trainer says.
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
+
+class ClipsLater(Module):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        if self.trainer.global_step:
+            self.clip_gradients(optimizer, 0.003, "norm")
+
+
 class Lockstep(pl.Callback):
     # The other peer leaves as soon as the last step is taken, so the last figures may be of one peer alone.
     most_peers = 0
@@ -134,19 +146,23 @@ def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **
     loader = DataLoader(data, batch_size=size, shuffle=True)
     trainer.fit(module, loader, DataLoader(data, batch_size=6), ckpt_path=resume)
     figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return {"values": values(module), "figures": figures, "local": trainer.global_step,
+    as_before = "clip_gradients" not in vars(trainer.precision_plugin)
+    as_before &= trainer.gradient_clip_val == settings.get("gradient_clip_val")
+    return {"values": values(module), "figures": figures, "local": trainer.global_step, "as_before": as_before,
             "seed": loader.sampler.generator.initial_seed()}
 
 
 with enter(spec_of(12, 4)) as peer:
     lockstep = Lockstep()
-    together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[lockstep], gradient_clip_val=0.001)
+    together = train({"network": peer}, rows(6, int(role)), 3, module=Clips(), callbacks=[lockstep],
+                     gradient_clip_val=0.001)
 role = "0"
 with enter(spec_of(5, 3), 11) as peer:
     short = train(peer, rows(6, 0)[:5], 2, module=Late())
     short["by_peer"] = short["seed"] == peer.seed
 
-begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_checkpointing=True)
+unclipped = spec_of(6, 5, optimizer={"max_grad_norm": "off"})
+begun = train(enter(unclipped, 12), rows(6, 0), 3, module=ClipsLater(), max_steps=2, enable_checkpointing=True)
 (checkpoint,) = (folder / "lightning").rglob("*.ckpt")
 resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
 
@@ -196,6 +212,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     both = reference([torch.cat([rows(6, 0), rows(6, 1)])] * 4, rates=RATES)
     assert accelerate["together"]["values"] == pytest.approx(both, abs=1e-5)
     assert lightning["together"]["values"] == accelerate["together"]["values"]
+    assert lightning["together"]["as_before"]
     assert accelerate["together"]["rates"] == [0.1]  # after four global steps
     assert lightning["most_peers"] == 2
     assert "run_loss" in lightning["together"]["figures"]
@@ -229,7 +246,8 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
         assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
     told = (tmp_path / "errors1").read_text("utf-8")
     assert told.count("this script clips to 0.002, which is left out") == 2  # of each network, and once
-    assert told.count("sets no norm") == 3
+    assert told.count("this script clips to 0.003, which is left out") == 1  # from its second step on
+    assert told.count("sets no norm") == 2
     assert told.count("the last 10 optimizer calls stood for no sample") == 1
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told

@@ -144,5 +144,8 @@ def test_another_version_of_minga_prepares_anew(monkeypatch: pytest.MonkeyPatch)
     spec = spec_of("causal-lm", FILES)
     before = prepared_module._key(spec, load_recipe(spec))
     assert prepared_module._key(spec, load_recipe(spec)) == before
-    monkeypatch.setattr(metadata, "version", lambda _: "77.0")
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", lambda _: "77.0")
+        assert prepared_module._key(spec, load_recipe(spec)) != before
+    monkeypatch.setattr(prepared_module, "_PREPARATION", 77)
     assert prepared_module._key(spec, load_recipe(spec)) != before

@@ -11,6 +11,7 @@ data, epochs, callbacks, checkpoints and `global_step`, which counts its own opt
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -89,6 +90,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._schedules: list[LRScheduler | None] = []
         self._untold: dict[torch.optim.Optimizer, RunPlace] = {}
         """Optimizers in whose runs nothing was said yet about the script's clipping."""
+        self._trainer_clips_to: float | None = None
+        """The Trainer's `gradient_clip_val`. In `fit` it is infinity there: a module may clip to it by torch."""
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -123,6 +126,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
                 each.tally.told_by = "self.manual_backward(loss)"
         self._untold = dict(zip(joined, self._places, strict=True))
         self.precision_plugin.clip_gradients = self._leave_clipping
+        if trainer.gradient_clip_val:
+            self._trainer_clips_to, trainer.gradient_clip_val = trainer.gradient_clip_val, math.inf
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
 
@@ -200,11 +205,18 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             if all(each.finished for each in self._joined):
                 self._end(self.lightning_module.trainer)
 
-    def _leave_clipping(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
+    def _leave_clipping(
+        self, optimizer: Any, clip_val: float = math.inf, gradient_clip_algorithm: str | None = None
+    ) -> None:
         """What the framework calls to clip, in place of its own: leave that to the run, and say so once."""
         own = getattr(optimizer, "optimizer", optimizer)  # manual optimization hands out wrapped ones
-        if (place := self._untold.pop(own, None)) is not None:
-            place.tell_of_clipping(clip_val, by_value=gradient_clip_algorithm == "value")
+        if clip_val == math.inf:
+            clip_val = self._trainer_clips_to or 0.0
+            gradient_clip_algorithm = self.lightning_module.trainer.gradient_clip_algorithm
+        if (place := self._untold.get(own)) is not None:
+            told = place.tell_of_clipping(clip_val, by_value=gradient_clip_algorithm == "value")
+            if told or clip_val:  # a script that does not clip may do so later
+                del self._untold[own]
 
     def _end(self, trainer: Any) -> None:
         """Stop `fit`, and say why where the framework says so of its own limits."""
@@ -230,6 +242,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         places, self._places, self._joined = self._places, [], []
         for place in places:
             place.leave()
+        self.precision_plugin.__dict__.pop("clip_gradients", None)
+        if self._trainer_clips_to is not None:
+            self.lightning_module.trainer.gradient_clip_val, self._trainer_clips_to = self._trainer_clips_to, None
         super().teardown()
 
 

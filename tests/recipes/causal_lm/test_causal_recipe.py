@@ -256,30 +256,35 @@ def test_what_the_readme_of_an_export_loads_reads_text_as_training_did(tmp_path:
 
 @pytest.mark.parametrize(
     ("single", "packing", "first"),
-    [("<s> $A", "stream", 1), ("<s> $A", "document", 1), ("</s> $A </s>", "stream", 2)],
-    ids=["as of Llama", "as of Llama, apart", "by the end alone"],
+    [
+        ("<s> $A", "stream", [1]),
+        ("<s> $A", "document", [1]),
+        ("<s> <unk> $A", "stream", [1, 0]),
+        ("</s> $A </s>", "stream", [2]),
+    ],
+    ids=["as of Llama", "as of Llama, apart", "as of GLM", "by the end alone"],
 )
 def test_the_tokenizer_of_an_export_begins_texts_as_training_did(
-    single: str, packing: str, first: int, tmp_path: Path
+    single: str, packing: str, first: list[int], tmp_path: Path
 ) -> None:
     """The exported one set a token before each text that no row of the run had."""
     text = GENESIS.read_text("utf-8")
     given = parsed(train_tokenizer([text], 400, "bpe", ["<unk>", "<s>", "</s>"]))
-    given.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 1), ("</s>", 2)])
+    given.post_processor = TemplateProcessing(single=single, special_tokens=[("<unk>", 0), ("<s>", 1), ("</s>", 2)])
     given.save(str(tmp_path / TOKENIZER_FILE))
     recipe: Any = case("gpt2", tokenizer=f"from:{tmp_path}", packing=packing).recipe()
     files, target, model = prepared(recipe, tmp_path / "run"), tmp_path / "exported", new_model(recipe)
     recipe.export(model, files, target, recipe.provenance(1))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(target)
-    asked = [first, *given.encode("In the beginning", add_special_tokens=False).ids]
+    asked = [*first, *given.encode("In the beginning", add_special_tokens=False).ids]
     assert tokenizer("In the beginning").input_ids == asked, "and no end, behind which nothing goes on"
-    assert tokenizer.bos_token_id == GenerationConfig.from_pretrained(target).bos_token_id == first
+    assert tokenizer.bos_token_id == GenerationConfig.from_pretrained(target).bos_token_id == first[0]
     rows = heldout_rows(list(unpack_documents(files[HELDOUT_FILE])), given, 2, 32, apart=packing == "document")
-    is_said = first == 1  # an end stands before a text anyway
+    is_said = first != [2]  # an end stands before a text anyway
     for document in [*StoredTokens(files[TOKENS_FILE], 400).documents(), rows.ids[0]]:
-        assert (document[0] == first) == is_said
+        assert (document[: len(first)].tolist() == first) == is_said
         assert 1 not in document[1:]
-    assert not (rows.is_text & np.isin(rows.ids[:, 1:], [1, 2])).any()
+    assert not (rows.is_text & np.isin(rows.ids[:, 1:], [0, 1, 2])).any()
     drawn: list[list[int]] = []
     model.register_forward_pre_hook(lambda _, __, how: drawn.append(how["input_ids"][0].tolist()), with_kwargs=True)
     recipe.sample(model, files, ["In the beginning"], SampleOptions(length=1))

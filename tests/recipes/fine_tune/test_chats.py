@@ -72,16 +72,21 @@ def test_a_token_that_ends_a_sentence_and_the_turn_is_learned(tokenizer: Tokeniz
     assert learned(ChatWriter(tokenizer, form), tokenizer, document) == "at the hill.\n\nthe barn.\n\n<|endoftext|>"
 
 
-def test_texts_begin_with_the_token_that_the_base_saw_first(base: Path, tokenizer: Tokenizer) -> None:
-    number = tokenizer.token_to_id("<unk>")
-    tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", number)])
+@pytest.mark.parametrize("begun", [("<unk>",), ("<unk>", "<|endoftext|>")], ids=["one", "two"])
+def test_texts_begin_with_the_tokens_that_the_base_saw_first(
+    begun: tuple[str, ...], base: Path, tokenizer: Tokenizer
+) -> None:
+    numbers = [tokenizer.token_to_id(token) for token in begun]
+    special = list(zip(begun, numbers, strict=True))
+    tokenizer.post_processor = TemplateProcessing(single=[*begun, "$A"], special_tokens=special)
     form = ChatFormat.of_base(base, tokenizer)
-    writer = ChatWriter(tokenizer, form)
-    assert form.prompt("where is the cow", tokenizer)[0] == number
-    for document in ({"messages": MESSAGES}, {"text": "the cow"}, {"text": "<unk>the cow"}):
+    writer, first = ChatWriter(tokenizer, form), slice(len(begun))
+    assert form.prompt("where is the cow", tokenizer)[first] == numbers
+    for document in ({"messages": MESSAGES}, {"text": "the cow"}, {"text": "".join(begun) + "the cow"}):
         ((ids, carries),) = writer.chats([json.dumps(document)])
-        assert ids.tolist().count(number) == 1
-        assert (ids[0], carries[0]) == (number, "<unk>" in document.get("text", ""))
+        assert ids.tolist().count(numbers[0]) == 1
+        assert ids[first].tolist() == numbers
+        assert carries[first].tolist() == [begun[0] in document.get("text", "")] * len(begun)
 
 
 def test_what_the_assistant_says_first_of_all_is_read_and_not_learned(tokenizer: Tokenizer) -> None:

@@ -14,8 +14,10 @@ from minga.recipes.text import tokenizer as tokenizer_module
 from minga.recipes.text.sources import sentence_documents
 from minga.recipes.text.tokenizer import (
     MASKED_TOKENS,
+    beginning_of,
     encoded_texts,
     find_special_tokens,
+    frame_texts,
     parsed,
     read_tokenizer,
     train_tokenizer,
@@ -158,6 +160,14 @@ def test_an_interrupt_is_no_fault_of_the_tokenizer() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         encoded_texts(Interrupted(), ["a"])  # type: ignore[arg-type]
+
+
+def test_what_frames_texts_is_found_also_where_no_word_is_known() -> None:
+    given = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1}))
+    assert beginning_of(given) == {}
+    frame_texts(given, ["<s>"], ["</s>"])
+    assert beginning_of(given) == {"<s>": 0}
+    assert given.encode("").tokens == ["<s>", "</s>"]
 
 
 def test_a_special_token_comes_before_an_ordinary_one_of_a_more_usual_name():

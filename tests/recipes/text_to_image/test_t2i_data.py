@@ -150,8 +150,10 @@ def test_pictures_that_are_left_out_are_told_of(
     data = ImageTextData(source="folder", folder=str(folder), heldout_fraction=0.2)
     picture_sets(data, 32, 0)
     assert "of the first 12 pictures 10 are taken" in caplog.text
+    for beyond in (2, 10):  # the third by number, and by name
+        (folder / f"{beyond}.png").write_bytes(b"nobody opens it")
     picture_sets(data.model_copy(update={"most_pictures": 2}), 32, 0)
-    assert "of the first 3 pictures 2 are taken" in caplog.text
+    assert "of the first 2 pictures 2 are taken" in caplog.text
 
 
 def test_captions_may_lie_in_text_files_beside_their_pictures(tmp_path: Path) -> None:

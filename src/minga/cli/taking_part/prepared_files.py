@@ -1,9 +1,10 @@
 """The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
 Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
-hash of the run spec, which names the commits of data sets of a hub, of minga's version, and of the sizes and dates of
-the organiser's own files that the recipe reads. For a recipe of another package its code counts, too: its author
-changes it between two runs without another version. Parameters to begin with are kept where they come from.
+hash of the run spec, which names the commits of data sets of a hub, of minga's version and a number for what it makes
+of them, and of the sizes and dates of the organiser's own files that the recipe reads. For a recipe of another package
+its code counts, too: its author changes it between two runs without another version. Parameters to begin with are kept
+where they come from.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from minga.recipes.registry import CUSTOM, load_recipe, pinned
 from minga.training.transfer.run_files import whole_digest
 
 _INDEX = "index.json"
+_PREPARATION = 2
+"""One more whenever equal settings give other files than before, which may be between two versions."""
 
 
 def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
@@ -60,7 +63,8 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
 
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
-    facts: list[object] = [without_private(spec).canonical_bytes().hex(), metadata.version(minga.__name__)]
+    version = metadata.version(minga.__name__)
+    facts: list[object] = [without_private(spec).canonical_bytes().hex(), version, _PREPARATION]
     for path in (*recipe.inputs(), *recipe.files_of_model().values(), *_code(recipe)):
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])

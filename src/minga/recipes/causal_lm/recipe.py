@@ -37,7 +37,7 @@ from minga.recipes.language.export import CAUSAL
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import Packing, Tokens
-from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens, first_token
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens, first_tokens
 from minga.security.randomness.public_batch import PublicBatch
 
 # ---- From rows of tokens to batches: each row one token longer than a sample, which is guessed from the ones before.
@@ -109,10 +109,10 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
     def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
         """With what texts are begun from before them, unless that is the end of the document before."""
         found, end = super().encoded(documents, tokenizer), find_special_tokens(tokenizer)["end"]
-        first = np.array([first_token(tokenizer, end)], dtype=np.int32)
-        if self.packing != "document" and first[0] == end:
+        first = first_tokens(tokenizer, end)
+        if self.packing != "document" and first == [end]:
             return found
-        return (np.concatenate([first, each]) for each in found)
+        return (np.concatenate([np.array(first, dtype=np.int32), each]) for each in found)
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Batches as `make_batch` describes them."""

@@ -26,8 +26,9 @@ def by_rank(contents: Iterable[str]) -> list[str]:
 
 
 def held_out(contents: Sequence[bytes | str], fraction: float) -> list[bool]:
-    """For each of all contents that there are, whether it is held out: about that share, at least one. Others that
-    come later move none from training to what is held out, unless all had ranks below the fraction.
+    """For each of all contents that there are, whether it is held out: what has a rank below the fraction, the lowest
+    one in any case, and never the highest. So none that was trained on is held out where others are added, unless all
+    had ranks below the fraction, or came from a stream, of which the lowest one is not held out.
 
     Raises `ConfigurationError` if nothing is left to train on.
     """

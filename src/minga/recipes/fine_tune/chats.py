@@ -205,8 +205,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     @classmethod
     def _usual(cls, end: str, tokenizer: Tokenizer) -> ChatFormat:
         begun = beginning_of(tokenizer)
-        template = ("{{ bos_token }}" if begun else "") + USUAL_TEMPLATE
-        return cls.of_template(template, end, begun or end, tokenizer)
+        return cls.of_template("".join(begun) + USUAL_TEMPLATE, end, [*begun, end][0], tokenizer)
 
     @classmethod
     def of_base(cls, folder: Path, tokenizer: Tokenizer) -> ChatFormat:
@@ -288,8 +287,7 @@ class ChatWriter:
 
     def __init__(self, tokenizer: Tokenizer, form: ChatFormat) -> None:
         self._tokenizer, self._end = tokenizer, form.end_of(tokenizer)
-        begun = tokenizer.token_to_id(beginning_of(tokenizer))
-        self._beginning = [] if begun is None else [begun]
+        self._beginning = [*beginning_of(tokenizer).values()]
         self._writer = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             chat_template=form.chat_template,
@@ -319,8 +317,9 @@ class ChatWriter:
                 ids, carries = encoding.ids[:last], carries[:last]
                 if ids[-1] != self._end:
                     ids, carries = [*ids, self._end], [*carries, True]
-                if "text" in document and ids[:1] != self._beginning:  # a template writes what begins conversations
-                    ids, carries = [*self._beginning, *ids], [False] * len(self._beginning) + carries
+                begun = self._beginning
+                if "text" in document and ids[: len(begun)] != begun:  # a template writes what begins conversations
+                    ids, carries = [*begun, *ids], [False] * len(begun) + carries
                 yield Chat(np.array(ids, dtype=np.int32), np.array(carries, dtype=np.uint8))
         if unfound:
             logger.warning(

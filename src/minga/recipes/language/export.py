@@ -102,11 +102,11 @@ def wrap_tokenizer(
     """
     config = model.config
     names = find_special_tokens(tokenizer).names
-    before, after = list[str](), list[str]()
     if generates:
+        before, after = [*beginning_of(tokenizer)], list[str]()
         roles = dict.fromkeys(_ENDS, special.get("eos_token") or names["end"])
-        if first := beginning_of(tokenizer):
-            roles["bos_token"], before = first, [first]
+        if before:
+            roles["bos_token"] = before[0]
     else:
         before, after = [names["cls"]], [names["sep"]]
         roles = {word: names[role] for role, word in _ROLES.items() if role in names}

@@ -355,16 +355,14 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
 
 
 def warn_of_rest(sources: Sequence[Sequence[str]], drawn: Collection[str]) -> None:
-    """Tell of what a mixture that is drawn once, for all passes over it, has not of its sources."""
+    """Warn of what a mixture that is drawn once, for all passes over it, has not of its sources, where it is more than
+    chance leaves out of each.
+    """
     there = set(drawn)
     for number, documents in enumerate(sources, 1):
-        if rest := sum(each not in there for each in documents):
-            logger.warning(
-                "source %d of the mixture: %d of its %d are never trained on; raise its weight",
-                number,
-                rest,
-                len(documents),
-            )
+        rest = sum(each not in there for each in documents)
+        if rest > 0.05 * len(documents):
+            logger.warning("source %d of the mixture: %d of its %d are never trained on", number, rest, len(documents))
 
 
 def prepared_documents(source: SourceSettings, language: str) -> list[str]:

@@ -223,37 +223,44 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(ids, names, ordinary)
 
 
-def beginning_of(tokenizer: Tokenizer) -> str:
-    """The token that a tokenizer sets before each text, as those of Llama do: its model was trained so. Or nothing.
+def beginning_of(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that a tokenizer sets before each text, as those of Llama do, and their ids: its model was trained so.
 
     Raises `ConfigurationError` if the tokenizer fails.
     """
-    try:
-        encoding = tokenizer.encode("a")
-    except BaseException as error:  # see above
-        raise _in_words(error, "it fails at a text") from error
-    return str(encoding.tokens[0]) if encoding.special_tokens_mask[:1] == [1] else ""
+    before, _ = _frame_of(tokenizer)
+    return {token: number for token in before if (number := tokenizer.token_to_id(token)) is not None}
 
 
-def first_token(tokenizer: Tokenizer, end: int) -> int:
-    """What a causal model goes on from at the beginning of a text: the token that the tokenizer sets before it, or else
-    the `end` of another.
+def first_tokens(tokenizer: Tokenizer, end: int) -> list[int]:
+    """What a causal model goes on from at the beginning of a text: the tokens that the tokenizer sets before it, or
+    else the `end` of another.
     """
-    found = tokenizer.token_to_id(beginning_of(tokenizer))
-    return end if found is None else int(found)
+    return [*beginning_of(tokenizer).values()] or [end]
 
 
 def frame_texts(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
     """Let the tokenizer set these special tokens before and after a text, and no others."""
-    first, last = ([tokenizer.token_to_id(token) for token in some] for some in (before, after))
-    if tokenizer.encode("a").ids == [*first, *tokenizer.encode("a", add_special_tokens=False).ids, *last]:
+    if _frame_of(tokenizer) == ([*before], [*after]):
         return
     single = [*before, "$A", *after]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=" ".join(single),
         pair=" ".join([*single, "$B:1", *(f"{token}:1" for token in after)]),
-        special_tokens=list(zip([*before, *after], [*first, *last], strict=True)),
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (*before, *after)],
     )
+
+
+def _frame_of(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    """What it sets before and after any text: of a real one it need not know the words."""
+    text = Encoding()
+    text.pad(1, pad_token="$A")  # noqa: S106
+    try:
+        tokens: list[str] = tokenizer.post_process(text).tokens
+        place = tokens.index("$A")
+    except BaseException as error:  # see above
+        raise _in_words(error, "it fails at a text") from error
+    return tokens[:place], tokens[place + 1 :]
 
 
 def tokens_needed(tokenizer: Tokenizer) -> int:

@@ -132,19 +132,21 @@ CaptionedPicture = tuple[str, Pixels]
 
 
 def _taken(found: Iterable[CaptionedPicture | None], most: int | None = None) -> Iterator[CaptionedPicture]:
-    """Those that are not None, at most so many; in the end a warning says that there are others."""
+    """Those that are not None, at most so many, and none beyond is opened; in the end a warning says that there may be
+    others.
+    """
     seen = taken = 0
     for each in found:
         seen += 1
-        if each is None:
-            continue
-        if taken == most:
-            break
-        taken += 1
-        yield each
-    if taken < seen:
+        if each is not None:
+            taken += 1
+            yield each
+            if taken == most:
+                break
+    if taken < seen or taken == most:
         logger.warning(
-            "of the first %d pictures %d are taken: data.filters, most_pictures or a missing caption leave out others",
+            "of the first %d pictures %d are taken: data.filters, most_pictures or a missing caption leave out any "
+            "others",
             seen,
             taken,
         )
