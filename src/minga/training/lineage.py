@@ -9,7 +9,8 @@ Two histories of one founding can both go on for a while: of two members that lo
 does a peer that comes back with its checkpoint and sees nobody. When they meet, one gives way. Which one is no question
 of the higher step, since a peer that is alone takes steps as fast as it can. What counts are the rounds that at least
 two peers took together. So a state also says how many rounds one peer took `solo`, and which peer was `alone` in the
-last one. `Standing` is the order that follows.
+last one. `Standing` is the order that follows. Histories part where a peer goes on alone: those with the same `branch`
+have the same rounds at least up to there.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Standing(NamedTuple):
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The `founding` that a state descends from (the id of its genesis, "" for none), the `epoch` of the organisers'
-    last regroup, the running digest of its `rounds`, how many of these one peer took `solo`, and the peer that was
-    `alone` in the last one ("" if none was).
+    last regroup, the running digest of its `rounds`, how many of these one peer took `solo`, the peer that was `alone`
+    in the last one ("" if none was), and the `branch`: what `rounds` was after the last solo one ("" before any).
     """
 
     founding: ShortDigest = ""
@@ -56,6 +57,7 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     rounds: ShortDigest = ""
     solo: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROUNDS)] = 0
     alone: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    branch: ShortDigest = ""
 
     @classmethod
     def founded(cls, founding: str) -> Lineage:
@@ -71,7 +73,8 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         """The lineage after the round whose result has this id, which `members` made."""
         rounds = blake3(f"minga rounds\n{self.rounds}\n{round_id}".encode()).hexdigest(length=DIGEST_BYTES)
         alone = next(iter(members)) if len(members) == 1 else ""
-        return msgspec.structs.replace(self, rounds=rounds, solo=self.solo + bool(alone), alone=alone)
+        solo, branch = (self.solo + 1, rounds) if alone else (self.solo, self.branch)
+        return msgspec.structs.replace(self, rounds=rounds, solo=solo, alone=alone, branch=branch)
 
     def in_epoch(self, epoch: int) -> Lineage:
         """The same state after the organisers' regroup of this epoch."""
@@ -79,12 +82,9 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     def may_lead_to(self, later: Lineage) -> bool:
         """Whether the rounds behind this state can be among those behind the `later` one: both descend from one
-        founding, and no peer took rounds alone on the way to one of them only. Peers that lost each other may each have
-        taken as many: so after a round alone only a state of the very same rounds will do.
+        founding, and no peer took rounds alone on the way to one of them only.
         """
-        if self.alone:
-            return self.rounds == later.rounds
-        return (self.founding, self.solo) == (later.founding, later.solo)
+        return (self.founding, self.branch) == (later.founding, later.branch)
 
     def standing(self, step: int, organiser: str | None, *, final: bool = False) -> Standing:
         """How far the history got with which a peer is at `step`, which may be `final` there."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minga.access.access_files import AccessFiles
-from minga.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders
+from minga.access.standing_orders import OPTIMIZER, STOP, STRATEGY, StandingOrders
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import (
@@ -201,6 +201,19 @@ class Organiser:
         if STRATEGY in changes:
             _check_strategy(changes, amended)
         return order.signed_by(self._key)
+
+    def check_end(self, order: Amendment) -> None:
+        """Raise `ConfigurationError` if the run would end by this order before all members hear of it: some would take
+        another step. It may have waited for signatures.
+        """
+        if STOP not in dict(order.changes):
+            return
+        last, soonest = self._amended(order).training.stop_after_steps, self.step_ahead(PAUSE_LEAD_S)
+        if last is not None and last < soonest:
+            raise ConfigurationError(
+                f"the run cannot end after step {last}: not all members would hear of it before that; name step "
+                f"{soonest} or a later one"
+            )
 
     def regroup(self) -> Regroup:
         """An order that the run goes on with the members that are in sight, with this organiser's signature.

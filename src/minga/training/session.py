@@ -344,6 +344,11 @@ class Session:
             if progress is not None and progress.is_settled:
                 founding.step = max(founding.step, progress.step)
 
+        def others_have_state() -> bool:
+            genesis, told = founding.genesis, self.board.payloads(Progress).values()
+            return genesis is not None and any(progress.lineage.founding == genesis.id for progress in told)
+
+        founding.others_have_state = others_have_state
         for peer in self.board.payloads(Progress):
             note(peer, "progress")
         self.board.observe(note)

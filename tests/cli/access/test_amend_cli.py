@@ -108,21 +108,23 @@ def test_an_order_that_no_ledger_takes_is_not_told_to_be_in_force() -> None:
 class AtPeer(Organiser):
     """A desk at a peer that sees the run at step 30, and others at `steps`."""
 
-    def __init__(self, spec: RunSpec, *steps: int) -> None:
+    ahead = 33
+
+    def __init__(self, spec: RunSpec, *steps: int, key: Identity | None = None) -> None:
         status = SimpleNamespace(step=30, peers=())
         told = [SimpleNamespace(payload=Progress(step, 0, 0.0, "training")) for step in (30, *steps)]
         session = SimpleNamespace(board=SimpleNamespace(items=lambda _: told), ledger=None)
         peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function(), session=session)
         files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
-        key = Identity.generate()
-        ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+        key, organisers = key or Identity.generate(), spec.security.organisers
+        ledger = AccessLedger.of_spec(spec.run_id, spec, organisers[0] if organisers else key.peer_id)
         super().__init__(cast(Any, None), spec, ledger, key, files, cast(Any, peer))
 
     def hear(self) -> None:
         pass
 
     def step_ahead(self, seconds: float = 0.0) -> int:
-        return 33
+        return self.ahead
 
     def _issue(self, order: PublicOrder) -> None:
         self.ledger.take(order)
@@ -157,7 +159,29 @@ def test_a_stop_is_at_no_step_that_is_past_before_all_hear_of_it(monkeypatch: py
     desk = AtPeer(PLAIN)
     with pytest.raises(ConfigurationError, match="name step 33 or a later one"):
         told_by(desk, monkeypatch, "stop", at_step=32)
+    with pytest.raises(ConfigurationError, match="name step 33 or a later one"):
+        told_by(desk, monkeypatch, "training.stop_after_steps=32", at_step=0)
+    assert not list(desk.ledger.amendments)
     assert told_by(desk, monkeypatch, "stop", at_step=33)[1]["in_force"]
+
+
+def test_a_stop_that_waited_too_long_for_signatures_is_not_put_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The members would have had two last steps."""
+    one, two = Identity.from_seed(bytes(32)), Identity.from_seed(b"\1" * 32)
+    both = {"organisers": [one.peer_id, two.peer_id], "organisers_needed": 2}
+    spec = RunSpec.from_mapping({"name": "both", "security": both})
+    first, second = AtPeer(spec, key=one), AtPeer(spec, key=two)
+    with pytest.raises(ConfigurationError, match="--at-step"):
+        told_by(first, monkeypatch, "stop", order=tmp_path / "soon")
+    for last in (35, 36):
+        assert not told_by(first, monkeypatch, "stop", at_step=last, order=tmp_path / str(last))[1]["in_force"]
+    second.ahead = 36
+    with pytest.raises(ConfigurationError, match="name step 36 or a later one"):
+        told_by(second, monkeypatch, order=tmp_path / "35")
+    assert told_by(second, monkeypatch, order=tmp_path / "36")[1]["in_force"]
+    assert [dict(each.changes)["training.stop_after_steps"] for each in second.ledger.amendments] == ["36"]
 
 
 def test_one_member_that_claims_a_later_step_keeps_no_order_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

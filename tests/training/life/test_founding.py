@@ -16,6 +16,9 @@ from minga.core.files import write_atomically
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.founding import (
     CALL_S,
     DISK_PERIOD_S,
@@ -184,33 +187,33 @@ def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
 
 
 @virtually
-async def begins(folder: Path, *, organiser_step: int, told: int = 0) -> tuple[bool, float]:
+async def begins(folder: Path, *, lost: int = 1, organiser_step: int = 0, told: int = 0) -> tuple[bool, float]:
     """Whether a peer that has the first state, which the recipe gives all, may begin with it, and after which seconds,
-    if the organiser, which sees the run at a step, does not answer the question once. `told` is what others say.
+    if so many answers of the organiser, which sees the run at a step, are lost. `told` is what others say.
     """
-    world, silent = Foundation(folder, founders=1), True
+    world = Foundation(folder, founders=1)
     organiser, volunteer = await world.node(), await world.node()
     of_organiser, asking = world.founding(organiser), world.founding(volunteer)
     of_organiser.rules = asking.rules = FoundingRules(alike=True)
-    of_organiser.first = STATE
+    of_organiser.first, asking.step = STATE, told
     organiser.spawn(of_organiser.look_on())
     serve = of_organiser._serve
 
-    async def serve_but_once(peer: PeerId, stream: MessageStream) -> None:
-        nonlocal silent
-        if silent and asking.genesis is not None:
-            silent = False
-            asking.step = told
-            await asyncio.Event().wait()
+    async def serve_later(peer: PeerId, stream: MessageStream) -> None:
+        nonlocal lost
+        if asking.genesis is not None:
+            lost -= 1
+            if lost >= 0:
+                await asyncio.Event().wait()
         await serve(peer, stream)
 
-    organiser.serve(METHOD, serve_but_once)
+    organiser.serve(METHOD, serve_later)
     find = asyncio.ensure_future(asking.find(STATE))
     while asking.genesis is None:
         await asyncio.sleep(0.01)
     of_organiser.step, begun_s = organiser_step, asyncio.get_running_loop().time()
     beginning = await find
-    assert not silent
+    assert lost <= 0
     return not beginning.has_begun, asyncio.get_running_loop().time() - begun_s
 
 
@@ -222,6 +225,43 @@ def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
     may_begin, seconds = begins(tmp_path, organiser_step=organiser_step, told=told)
     assert may_begin is may
     assert seconds < 2 * CALL_S
+
+
+def test_the_organiser_is_believed_before_a_stranger_that_tells_of_a_later_step(tmp_path: Path) -> None:
+    may_begin, _ = begins(tmp_path, lost=0, told=5)
+    assert may_begin
+
+
+def test_who_has_the_first_state_does_not_wait_for_an_organiser_that_left_when_another_peer_had_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asked the organiser alone until its wait was over, half an hour later, and failed."""
+    monkeypatch.setattr(FoundingRules, "of", lambda _: FoundingRules(alike=True))
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(1000), seed=1)
+        try:
+            near = HostSettings(latency_s=0.02)
+            host = swarm.add(near, TrainerSettings(1, 1.0), name="host", load_s=1e9)  # only looks on
+            await asyncio.sleep(0.1)
+            founding = host.session.founding
+            assert founding is not None
+            founding.first = host.replica.digest()
+            host.session.node.spawn(founding.look_on())
+            swarm.add(near, TrainerSettings(1, 5.0), name="first")
+            await asyncio.sleep(3.0)
+            swarm.internet.kill("host")
+            await asyncio.sleep(60.0)
+            late = swarm.add(near, TrainerSettings(1, 5.0), name="late")
+            await asyncio.sleep(30.0)
+            assert late.session.member is not None
+            assert late.session.member.ready.is_set()
+            assert late.replica.step == 0
+        finally:
+            await swarm.close()
+
+    main()
 
 
 def test_the_organiser_signs_once_whichever_of_its_calls_is_first(tmp_path: Path) -> None:

@@ -502,6 +502,26 @@ async def test_all_donors_killed_then_resumed_from_the_cache(swarm: Swarm, folde
 
 
 @virtually
+async def test_a_state_that_became_an_old_one_is_that_also_if_chunks_of_it_came(swarm: Swarm) -> None:
+    snapshot = make_snapshot(chunks=16)
+    lost = await swarm.donors(snapshot, snapshot)
+    ahead = await swarm.donors(changed(snapshot, *range(16), step=snapshot.step + 1))
+    newcomer, done = swarm.peer(), list[Event]()
+
+    def watch(event: Event) -> None:
+        if event.kind == "sync.progress":
+            done.append(event)
+            if len(done) == 6:
+                for donor in lost:
+                    swarm.internet.kill(donor.network)
+
+    newcomer.node.events.subscribe(watch)
+    with pytest.raises(OvertakenError):
+        await fetch(newcomer, [*lost, *ahead], Wanted(minimum_step=snapshot.step))
+    assert done[-1].fields["done_bytes"] > 0
+
+
+@virtually
 async def test_a_damaged_cache_costs_only_its_damaged_chunks(swarm: Swarm, folder: Path) -> None:
     snapshot = make_snapshot()
     digest = build_manifest(snapshot).digest

@@ -51,6 +51,7 @@ def _amend(organiser: Organiser, options: AmendCommand, context: Context) -> Non
         order = organiser.amend(parse_changes(options.changes), options.at_step)
     elif options.order is not None:
         order = read_order(options.order, Amendment)
+    organiser.check_end(order)
     _issue(organiser, order, options, context)
 
 
@@ -87,14 +88,15 @@ def _regroup(organiser: Organiser, options: AmendCommand, context: Context) -> N
 def _stop(organiser: Organiser, options: AmendCommand, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
     _check_goes_on(organiser)
-    soonest = max(1, organiser.step_ahead(PAUSE_LEAD_S))
-    last = soonest if options.at_step is None else options.at_step
-    if last < soonest:
+    if options.at_step is None and organiser.ledger.organisers.needed > 1:
         raise ConfigurationError(
-            f"--at-step {last}: not all members would hear of it before that; name step {soonest} or a later one"
+            "more organisers have to sign: name with --at-step a step that the run reaches when all of them have"
         )
-    effect = f"The run ends when its trainers have taken step {last}."
-    _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect)
+    last = max(1, organiser.step_ahead(PAUSE_LEAD_S)) if options.at_step is None else options.at_step
+    order = organiser.amend({STOP: last, PAUSED: False}, 0)
+    if options.at_step is not None:
+        organiser.check_end(order)
+    _issue(organiser, order, options, context, f"The run ends when its trainers have taken step {last}.")
 
 
 def _check_goes_on(organiser: Organiser) -> None:

@@ -28,7 +28,7 @@ from minga.training.life.founding import Bootstrap, Founding
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
-from minga.training.transfer.download import BrokenOffError, Wanted
+from minga.training.transfer.download import BrokenOffError, OvertakenError, Wanted
 
 # ---- Fetching the swarm's state where this member's own differs or is old.
 
@@ -295,7 +295,7 @@ class CatchingUp:
 
     async def note_failure(self, newest: int, error: RemoteError) -> None:
         """The state of step `newest` did not come: tell why, and wait before the next attempt if that is useful."""
-        if isinstance(error, OutOfSyncError | BrokenOffError):
+        if isinstance(error, OutOfSyncError | OvertakenError | BrokenOffError):
             self._wait.hope()
         if isinstance(error, OutOfSyncError):
             self._fetches_given_up += 1

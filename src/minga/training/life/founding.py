@@ -26,7 +26,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -196,6 +196,8 @@ class Founding:
         """Of the organiser's peer that does not train: the digest of the state that the recipe gives all peers."""
         self.told_first = ""
         """Such a digest, as the organiser's peer told it last."""
+        self.others_have_state: Callable[[], bool] = lambda: False
+        """Whether a peer is in sight that has a state of the run."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.run, self.rules = run, FoundingRules.of(run.spec)
@@ -355,20 +357,21 @@ class Founding:
         return 2 * begun > len(founders)
 
     async def _may_begin(self, state: str) -> bool:
-        """Whether the organiser's peer says that a peer which has this state may begin the run with it now. An answer
-        that got lost is asked for again, until the run has gone on without: if nobody begins, nobody has a state.
+        """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
+        it does not answer, this peer asks again, unless others have begun: if nobody begins, nobody has a state.
         """
         if not state or self._was_known or self._node.peer_id == self.run.organiser:
             return False
-        while not self.told_step:
+        while True:
             try:
                 answer = await self._node.call(
                     self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S
                 )
                 return answer.first == state
             except RemoteError:
-                await asyncio.sleep(ASK_PERIOD_S)
-        return False
+                if self.told_step or self.others_have_state():
+                    return False
+            await asyncio.sleep(ASK_PERIOD_S)
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:

@@ -162,15 +162,19 @@ class Donors:
         self.failed[donor] = error
         drop_donor(self._node, donor, error)
 
-    def nobody(self) -> UnreachableError:
-        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one."""
+    def nobody(self, *, chunks_came: bool = False) -> UnreachableError:
+        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one, else a
+        `BrokenOffError` if chunks of it came.
+        """
         reasons = [f"{donor[:10]}: {error.message}" for donor, error in sorted(self.failed.items())]
         reached = {donor: step for donor, step in sorted(self._reached.items()) if donor not in self.failed}
         reasons += [
             f"{donor[:10]}: has another state than the one wanted, of step {reached[donor]}" for donor in reached
         ]
         count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
-        kind = OvertakenError if reached and min(reached.values()) > self._wanted.minimum_step else UnreachableError
+        kind = BrokenOffError if chunks_came else UnreachableError
+        if reached and min(reached.values()) > self._wanted.minimum_step:
+            kind = OvertakenError
         return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
     async def fetch_manifest(self) -> tuple[Manifest, Lineage, list[PeerId]]:
@@ -490,8 +494,7 @@ class _Download:
             await fetch.run(supporters)
             asked.failed.update(fetch.failed)
             if not fetch.complete:
-                error = asked.nobody()
-                raise error if self._done_bytes == begun_bytes else BrokenOffError(error.message, phase=error.phase)
+                raise asked.nobody(chunks_came=self._done_bytes > begun_bytes)
         finally:
             await self._cache.close()
         await self._cache.remove()
