@@ -530,7 +530,7 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
 async def test_who_limited_its_upload_and_left_spoils_no_forecast() -> None:
     """Rounds of the others are too short to measure a line by, and no pause between them is long enough for a probe."""
     line = HostSettings(12 * MB, 12 * MB, latency_s=0.001)
-    swarm = Swarm(make_spec(64), seed=4, make_replica=vector_replica(120_000), gradient=pull)
+    swarm = Swarm(make_spec(64), seed=5, make_replica=vector_replica(120_000), gradient=pull)
     host = swarm.add(line, auxiliary=True, name="host")
     swarm.add(line, TrainerSettings(16, 0.1), name="fast")
 

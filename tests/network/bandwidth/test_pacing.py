@@ -123,25 +123,6 @@ async def test_what_was_not_asked_for_is_owed() -> None:
 
 
 @virtually
-async def test_messages_that_come_in_bursts_keep_to_the_cap_together_with_bulk() -> None:
-    paced = pacer(12_500.0)
-    bulk_bytes = 0
-
-    async def take_bulk() -> None:
-        nonlocal bulk_bytes
-        while True:
-            await paced.take(1000)
-            bulk_bytes += 1000
-
-    taking = asyncio.create_task(take_bulk())
-    for _ in range(5):
-        paced.charge(300_000)
-        await asyncio.sleep(60.0)
-    taking.cancel()
-    assert bulk_bytes + 5 * 300_000 == pytest.approx(12_500.0 * now(), rel=0.05)
-
-
-@virtually
 async def test_who_is_cancelled_takes_nothing_and_blocks_nobody() -> None:
     paced = pacer(1e5)
     tasks = [asyncio.create_task(paced.take(50_000, urgent=i % 2 == 0)) for i in range(40)]

@@ -274,10 +274,12 @@ def test_whoever_slept_beyond_the_life_of_its_records_renews_them() -> None:
     w.board.retract(Progress)
     w.now_s += BEAT_S
     w.board.beat(BEAT_S)
-    assert w.signed[-1].code == BEAT.code
+    beat = w.signed[-1]
+    assert beat.code == BEAT.code
     w.now_s += 3600.0
     w.board.watch(BEAT_S)
     w.board.sweep()
+    assert w.board.receive(beat, A) is Verdict.STALE, "a neighbour that has not swept yet passes it on"
     w.signed.clear()
     w.board.beat(BEAT_S)
     assert {record.code for record in w.signed} == {ADDRESS.code}

@@ -22,13 +22,12 @@ from minga.network.meta_bytes import byte_view
 # Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed, and
 # then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most
 # `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece by
-# piece. Messages that came are owed without having asked, for `MOST_OWED_S` at most, which is longer than for what an
-# exchange of boards or a plan brings at once: else a peer that sends more than the cap would keep bulk bytes waiting
-# long after it has stopped. The more streams wait, the smaller the pieces, so that each stream moves several times a
-# second and none looks dead to the other side.
+# piece. Messages that came are owed without having asked, for `MOST_OWED_S` at most: else a peer that sends more than
+# the cap would keep bulk bytes waiting long after it has stopped. The more streams wait, the smaller the pieces, so
+# that each stream moves several times a second and none looks dead to the other side.
 
 
-BURST_S, MOST_OWED_S = 0.05, 60.0
+BURST_S, MOST_OWED_S = 0.05, 10.0
 TURN_S = 0.1
 """Seconds in which every stream that waits should get a turn."""
 

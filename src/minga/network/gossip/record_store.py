@@ -274,11 +274,13 @@ class RecordStore:
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return self._judge_stale(owner, record, now)
+        dated = records.check_dates(record, wall_time_s * 1000.0)
+        if owner is self.own and dated is Verdict.EXPIRED and record.version <= owner.newest:
+            return Verdict.STALE  # of this life: it was swept here and is not yet there
         if owner is self.own:  # an earlier life of this peer, whose clock may have been another one
             return Verdict.SUPERSEDING if records.is_genuine(record, self._run_id) else Verdict.FORGED
-        verdict = records.check_dates(record, wall_time_s * 1000.0)
-        if verdict is not Verdict.NEW:
-            return verdict
+        if dated is not Verdict.NEW:
+            return dated
         if owner is None and self._is_full_for(owner_id, sender):
             return Verdict.FULL
         if owner is not None and not owner.may_write(now):

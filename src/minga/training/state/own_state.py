@@ -136,11 +136,11 @@ class OwnStateFile:
             return None
 
     def _read(self, step: int, rounds: str, limit_bytes: int, strategy: str) -> OwnState:
-        if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
-            raise ValueError("it is impossibly large")
         with safe_open(self.path, framework="pt", device="cpu") as file:
             text = (file.metadata() or {}).get("minga", "")
             check_format(text, FORMAT, self.path)
+            if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
+                raise ValueError("it is impossibly large")
             header = decode_json(text, _Header)
             if header.format != FORMAT or header.owner != f"{self._owner} {strategy}":
                 raise ValueError("it is of another run, another model or another strategy")
