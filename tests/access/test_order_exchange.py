@@ -308,6 +308,37 @@ async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_an
 
 
 @virtually
+async def test_whom_a_member_knows_by_an_earlier_token_is_a_stranger_too_while_it_is_refused() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, guest = (Peer(internet, addresses, admitted=(FIRST, 0)) for _ in range(2))
+    await guest.node.dial(member.address)
+    await asyncio.sleep(1.0)
+    await guest.node.disconnect(member.peer_id)
+    await asyncio.sleep(1.0)
+    assert guest.peer_id in member.admission.members()
+    guest.admission.show(Token(Grant(RUN, 1, 1, (), bytes.fromhex(guest.peer_id), 0, 1, 1 << 32).signed_by(GUEST)))
+    assert not member.take([bar(1)])
+    served, ask = list[PeerId](), guest.node.exchange_orders
+    assert ask is not None
+
+    async def serve(peer: PeerId, stream: MessageStream) -> None:
+        served.append(peer)
+        await stream.send(OrdersCompared(same=True))
+
+    async def pry(connection: Connection) -> None:
+        await guest.node.call(member.peer_id, "run.spec", OrdersHeld(bytes(32)), OrdersCompared, over=connection)
+
+    member.node.serve("run.spec", serve)
+    for exchange in (ask, pry):
+        guest.node.exchange_orders = exchange
+        with pytest.raises(RejectedError):
+            await guest.node.dial(member.address)
+    assert served == []
+    assert guest.ledger.barred() == {}
+    await close(member, guest)
+
+
+@virtually
 async def test_who_is_barred_while_the_hellos_are_said_is_not_connected() -> None:
     internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
     member, guest = (Peer(internet, addresses) for _ in range(2))

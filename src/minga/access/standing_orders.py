@@ -427,11 +427,15 @@ class OrderExchange:
                 same = held.digest == self._digest()
                 await stream.send(OrdersCompared(same))
                 if not same:
-                    is_admitted = peer in self._admission.members()
-                    await _send(stream, self._pages() if is_admitted else [Orders()])  # others are heard, not told
+                    # Others are heard, not told.
+                    await _send(stream, self._pages() if self._is_admitted(peer) else [Orders()])
                     await self._receive(stream)
         finally:
             self._serving.discard(peer)
+
+    def _is_admitted(self, peer: PeerId) -> bool:
+        """Not one that is refused now: it may be known by a token that it showed before."""
+        return self._node.is_connected(peer) and peer in self._admission.members()
 
     def _pages(self) -> list[Orders]:
         return list(Orders.of(self._ledger.orders()).pages())
