@@ -25,7 +25,14 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.bus import Event, EventBus
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers, PublicOrder, draft_revocation
+from minga.identity.access.ledger import (
+    AccessLedger,
+    InvalidOrderError,
+    Organisers,
+    PublicOrder,
+    draft_range_ban,
+    draft_revocation,
+)
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -227,6 +234,23 @@ async def test_who_missed_a_transfer_hears_of_it_from_whom_the_heirs_admitted_wh
         assert away.node.is_connected(heirs.peer_id)
         assert heirs.node.is_connected(away.peer_id)
         assert away.offences == heirs.offences == []
+        await close(away, heirs)
+
+
+@virtually
+async def test_who_missed_a_transfer_hears_of_it_though_it_knows_of_a_ban_that_the_transfer_ended() -> None:
+    for dialler in range(2):
+        internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+        away = Peer(internet, addresses, admitted=(FIRST, 0))
+        heirs = Peer(internet, addresses, admitted=(GUEST, 1))
+        away.admission.address_of = addresses.get
+        now = int(away.admission.clock.now())
+        ban = draft_range_ban(away.ledger, heirs.address.direct[0].rsplit(":", 1)[0], now + 1000, "", now)
+        assert not away.take([ban.signed_by(THIRD)])
+        assert not heirs.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+        one, other = (away, heirs) if dialler == 0 else (heirs, away)
+        await one.node.dial(other.address)
+        assert away.ledger.term == 1
         await close(away, heirs)
 
 

@@ -326,8 +326,9 @@ class Admission:
             token = Token.decode(credential) if credential else None
         except ValueError as error:
             raise NoAccessError(str(error)) from error
+        access = ledger.check(token, peer, now_s)  # first: a ban of a range ends where the role is handed over
         self._check_address(ledger, peer, now_s)
-        return AdmittedPeer(credential, token, ledger.check(token, peer, now_s))
+        return AdmittedPeer(credential, token, access)
 
     def _check_address(self, ledger: AccessLedger, peer: PeerId, now_s: float) -> None:
         """An address that is known once keeps its peer out, however it connects, until the ban ends."""
