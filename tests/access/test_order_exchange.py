@@ -332,6 +332,34 @@ async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_an
 
 
 @virtually
+async def test_nothing_more_is_heard_from_a_stranger_whose_order_is_none() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 7))
+    liar = Identity.from_seed(bytes([9]) * 32)
+    assert not member.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+    as_of_other_heirs = Transfer(RUN, 0, 2, (), (key(liar),), 1).signed_by(liar)
+
+    async def lie(connection: Connection) -> None:
+        async with stranger.node.open(member.peer_id, METHOD, over=connection) as stream:
+            await stream.send(OrdersHeld(bytes(32)))
+            await stream.receive(OrdersCompared)
+            await stream.receive(Orders)
+            await stream.send(Orders((as_of_other_heirs,), more=True))
+            for subject in range(5):
+                false = Revocation(RUN, 1, 1, (), subject.to_bytes(32, "big"), 1, "").signed_by(liar)
+                await stream.send(Orders(revocations=(false,), more=subject < 4))
+            await stream.finish()
+            await stream.receive_end()
+
+    stranger.node.exchange_orders = lie
+    with pytest.raises(RejectedError):
+        await stranger.node.dial(member.address)
+    assert [event.kind for event in member.log].count("access.invalid_order") == 1
+    assert member.offences == []
+    await close(member, stranger)
+
+
+@virtually
 async def test_whom_a_member_knows_by_an_earlier_token_is_a_stranger_too_while_it_is_refused() -> None:
     internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
     member, guest = (Peer(internet, addresses, admitted=(FIRST, 0)) for _ in range(2))
