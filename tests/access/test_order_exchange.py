@@ -25,7 +25,14 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events.bus import Event, EventBus
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers, PublicOrder, draft_revocation
+from minga.identity.access.ledger import (
+    AccessLedger,
+    InvalidOrderError,
+    Organisers,
+    PublicOrder,
+    draft_range_ban,
+    draft_revocation,
+)
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -231,6 +238,23 @@ async def test_who_missed_a_transfer_hears_of_it_from_whom_the_heirs_admitted_wh
 
 
 @virtually
+async def test_who_missed_a_transfer_hears_of_it_though_it_knows_of_a_ban_that_the_transfer_ended() -> None:
+    for dialler in range(2):
+        internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+        away = Peer(internet, addresses, admitted=(FIRST, 0))
+        heirs = Peer(internet, addresses, admitted=(GUEST, 1))
+        away.admission.address_of = addresses.get
+        now = int(away.admission.clock.now())
+        ban = draft_range_ban(away.ledger, heirs.address.direct[0].rsplit(":", 1)[0], now + 1000, "", now)
+        assert not away.take([ban.signed_by(THIRD)])
+        assert not heirs.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+        one, other = (away, heirs) if dialler == 0 else (heirs, away)
+        await one.node.dial(other.address)
+        assert away.ledger.term == 1
+        await close(away, heirs)
+
+
+@virtually
 async def test_who_missed_a_transfer_hears_of_it_though_all_orders_take_longer_than_a_dial() -> None:
     bans = list(map(bar, range(1, 101)))
     assert sum(len(msgspec.msgpack.encode(page)) for page in Orders.of(bans).pages()) > 15_000
@@ -305,6 +329,65 @@ async def test_who_shows_a_token_of_an_unknown_term_has_one_stream_for_orders_an
     assert member.connections == 0
     assert member.node.clock.time_at(stranger.peer_id) is None
     await close(member, stranger)
+
+
+@virtually
+async def test_nothing_more_is_heard_from_a_stranger_whose_order_is_none() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, stranger = Peer(internet, addresses, admitted=(FIRST, 0)), Peer(internet, addresses, admitted=(GUEST, 7))
+    liar = Identity.from_seed(bytes([9]) * 32)
+    assert not member.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
+    as_of_other_heirs = Transfer(RUN, 0, 2, (), (key(liar),), 1).signed_by(liar)
+
+    async def lie(connection: Connection) -> None:
+        async with stranger.node.open(member.peer_id, METHOD, over=connection) as stream:
+            await stream.send(OrdersHeld(bytes(32)))
+            await stream.receive(OrdersCompared)
+            await stream.receive(Orders)
+            await stream.send(Orders((as_of_other_heirs,), more=True))
+            for subject in range(5):
+                false = Revocation(RUN, 1, 1, (), subject.to_bytes(32, "big"), 1, "").signed_by(liar)
+                await stream.send(Orders(revocations=(false,), more=subject < 4))
+            await stream.finish()
+            await stream.receive_end()
+
+    stranger.node.exchange_orders = lie
+    with pytest.raises(RejectedError):
+        await stranger.node.dial(member.address)
+    assert [event.kind for event in member.log].count("access.invalid_order") == 1
+    assert member.offences == []
+    await close(member, stranger)
+
+
+@virtually
+async def test_whom_a_member_knows_by_an_earlier_token_is_a_stranger_too_while_it_is_refused() -> None:
+    internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
+    member, guest = (Peer(internet, addresses, admitted=(FIRST, 0)) for _ in range(2))
+    await guest.node.dial(member.address)
+    await asyncio.sleep(1.0)
+    await guest.node.disconnect(member.peer_id)
+    await asyncio.sleep(1.0)
+    assert guest.peer_id in member.admission.members()
+    guest.admission.show(Token(Grant(RUN, 1, 1, (), bytes.fromhex(guest.peer_id), 0, 1, 1 << 32).signed_by(GUEST)))
+    assert not member.take([bar(1)])
+    served, ask = list[PeerId](), guest.node.exchange_orders
+    assert ask is not None
+
+    async def serve(peer: PeerId, stream: MessageStream) -> None:
+        served.append(peer)
+        await stream.send(OrdersCompared(same=True))
+
+    async def pry(connection: Connection) -> None:
+        await guest.node.call(member.peer_id, "run.spec", OrdersHeld(bytes(32)), OrdersCompared, over=connection)
+
+    member.node.serve("run.spec", serve)
+    for exchange in (ask, pry):
+        guest.node.exchange_orders = exchange
+        with pytest.raises(RejectedError):
+            await guest.node.dial(member.address)
+    assert served == []
+    assert guest.ledger.barred() == {}
+    await close(member, guest)
 
 
 @virtually

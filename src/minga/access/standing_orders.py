@@ -427,11 +427,15 @@ class OrderExchange:
                 same = held.digest == self._digest()
                 await stream.send(OrdersCompared(same))
                 if not same:
-                    is_admitted = peer in self._admission.members()
-                    await _send(stream, self._pages() if is_admitted else [Orders()])  # others are heard, not told
+                    # Others are heard, not told.
+                    await _send(stream, self._pages() if self._is_admitted(peer) else [Orders()])
                     await self._receive(stream)
         finally:
             self._serving.discard(peer)
+
+    def _is_admitted(self, peer: PeerId) -> bool:
+        """Not one that is refused now: it may be known by a token that it showed before."""
+        return self._node.is_connected(peer) and peer in self._admission.members()
 
     def _pages(self) -> list[Orders]:
         return list(Orders.of(self._ledger.orders()).pages())
@@ -457,13 +461,16 @@ class OrderExchange:
 
     def _take(self, orders: list[PublicOrder], peer: PeerId, *, is_blamed: bool) -> None:
         """`is_blamed`: who passes on an order that is none commits an offence. Who goes by other organisers, since of
-        two transfers another one came there first, cannot know better.
+        two transfers another one came there first, cannot know better. But no more is heard from one that is not
+        admitted: it could go on without end.
         """
         term = self._ledger.term
         if invalid := self._admission.take(orders):
             self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))
             if is_blamed and term == self._ledger.term:
                 raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
+            if not self._is_admitted(peer):
+                raise RejectedError(f"not admitted, and sent an order that is none: {invalid[0]}", peer=peer)
 
     def _digest(self) -> bytes:
         said = [(order.CONTEXT, order.statement()) for order in self._ledger.orders()]

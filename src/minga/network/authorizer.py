@@ -31,8 +31,8 @@ class Authorizer(Protocol):
     def admits(self, peer: PeerId, record_name: str) -> bool:
         """Whether records of `peer` with this name may be kept and passed on. Asked for every record that comes."""
 
-    def permits(self, peer: PeerId, method: str) -> bool:
-        """Whether `peer`, which is connected, may call this method."""
+    def permits(self, peer: PeerId | None, method: str) -> bool:
+        """Whether `peer`, which is connected, may call this method; None: one that is refused."""
 
 
 class OpenAuthorizer:
@@ -53,6 +53,6 @@ class OpenAuthorizer:
         """Everybody's records are kept."""
         return True
 
-    def permits(self, peer: PeerId, method: str) -> bool:  # noqa: ARG002
+    def permits(self, peer: PeerId | None, method: str) -> bool:  # noqa: ARG002
         """Everything may be called."""
         return True

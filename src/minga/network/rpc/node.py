@@ -617,7 +617,7 @@ class Node:
             async with asyncio.timeout(ORDERS_S):
                 stream = await connection.accept_stream()
                 self._count(connection.peer_id, 1)
-                await self._serve_stream(self.wrap(stream, connection, pulses=False), connection)
+                await self._serve_stream(self.wrap(stream, connection, pulses=False), connection, is_refused=True)
 
     # ---- being called
 
@@ -645,7 +645,7 @@ class Node:
         self._count(peer, 1)
         self.spawn(self._serve_stream(self.wrap(stream, connection, pulses=False), connection))
 
-    async def _serve_stream(self, stream: MessageStream, connection: Connection) -> None:
+    async def _serve_stream(self, stream: MessageStream, connection: Connection, *, is_refused: bool = False) -> None:
         try:
             call = await stream.receive(Call)
             if call.method == MULTIPLEX:
@@ -659,7 +659,7 @@ class Node:
             handler = self._handlers.get(call.method)
             if handler is None:
                 raise RejectedError(f"no such method: {call.method[:40]}", code=RefusalCode.METHOD)
-            if not self._authorizer.permits(stream.peer, call.method):
+            if not self._authorizer.permits(None if is_refused else stream.peer, call.method):
                 raise RejectedError(f"not admitted to {call.method[:40]}", code=RefusalCode.ACCESS)
             await handler(stream.peer, stream)
             await stream.finish()
