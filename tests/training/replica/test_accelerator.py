@@ -211,6 +211,16 @@ def test_which_gradients_there_were_crosses_once_for_micro_batches_that_take_tur
     assert len(vector._presence_there) == 1
 
 
+def test_streams_that_cannot_wait_for_each_other_are_not_used(
+    device: PretendModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "Stream", object)  # those of `torch.mps` know no events
+    trainer, twin = Trainer(is_away=True), Trainer(is_away=False)
+    assert trainer.replica.accelerator is not None
+    assert not trainer.replica.accelerator.has_streams
+    assert life(trainer, Local, {}, aborts=False) == life(twin, Local, {}, aborts=False)
+
+
 def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     trainer = Trainer(is_away=True)
     strategy = Delayed(threading.Condition(), unit=12)

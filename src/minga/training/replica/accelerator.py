@@ -6,7 +6,8 @@ afterwards. So nothing here waits for a device. An *event* marks a place in a st
 for that place alone. Copies have a stream of their own, and memory on the host that the device can write to directly.
 
 Streams and events are those of the module that torch has for each kind of device (`torch.cuda`, `torch.xpu`, that of a
-plug-in). A device whose module has none (`torch.mps`) does the same things in order, and the host waits for them.
+plug-in). Where it has none that wait for each other (`torch.mps`), the device does the same things in order, and the
+host waits for them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Accelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         module: Any = getattr(torch, device.type, None)
-        self.has_streams = all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+        names = ("Stream", "Event", "current_stream", "stream")
+        self.has_streams = all(hasattr(module, name) for name in names) and hasattr(module.Stream, "wait_event")
         self._module, self._side = module, module.Stream(device=device) if self.has_streams else None
         self._has_asked = False
 
