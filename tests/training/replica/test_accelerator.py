@@ -25,6 +25,7 @@ from minga.training.replica import accelerator, flat_vector
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
+from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
@@ -234,6 +235,24 @@ def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     assert bool(sent.any())
     assert not later.is_known(), "the crossing waited for the device, and not for its own event"
     assert later.wait()
+
+
+@pytest.mark.parametrize("kind", [Local, Elastic])
+def test_other_threads_read_what_a_program_with_a_stream_of_its_own_has_changed(
+    kind: type[Strategy], device: PretendModule
+) -> None:
+    found = list[Any]()
+    for is_away in (True, False):
+        trainer = Trainer(is_away=is_away)
+        trainer.replica._values._is_told = True  # to look at parameters waits for them
+        strategy = kind(threading.Condition(), unit=12)
+        strategy.begin(trainer.replica)
+        with device.stream(PretendStream()):
+            take(trainer, strategy, 1)
+            thread = threading.Thread(target=lambda: found.append(strategy.contribution()[0]))  # noqa: B023
+            thread.start()
+            thread.join()
+    assert torch.equal(*found)
 
 
 def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobody_waits_for_the_update() -> None:

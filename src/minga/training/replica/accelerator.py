@@ -102,6 +102,26 @@ class Accelerator:
             raise torch.OutOfMemoryError(f"{self.device} has {free + reserved - used} bytes to spare, not {size_bytes}")
 
 
+class WriteMarks:
+    """Behind what a thread has asked that changes some `tensors`, so that other threads read them after it: a program
+    may compute in a stream of its own.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+        self._accelerators = [Accelerator(device) for device in devices]
+        self.mark()
+
+    def mark(self) -> None:
+        """This thread has changed them."""
+        self._events = [accelerator.mark() for accelerator in self._accelerators]
+
+    def follow(self) -> None:
+        """See `Accelerator`."""
+        for accelerator, event in zip(self._accelerators, self._events, strict=True):
+            accelerator.follow(event)
+
+
 class _EndOfAll:
     """An event of a device that has none: it is there when all is done that was asked."""
 
