@@ -24,6 +24,7 @@ from minga.training.bridge.thread_bridge import WAIT, ThreadTask
 from minga.training.replica import accelerator, flat_vector
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
+from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
@@ -220,6 +221,27 @@ def test_streams_that_cannot_wait_for_each_other_are_not_used(
     assert trainer.replica.accelerator is not None
     assert not trainer.replica.accelerator.has_streams
     assert life(trainer, Local, {}, aborts=False) == life(twin, Local, {}, aborts=False)
+
+
+def test_where_the_system_allows_no_more_page_locked_memory_other_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, twin, zeros = Trainer(is_away=True), Trainer(is_away=False), torch.zeros
+    refused = []
+
+    def refuse(*shape: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+        if pin_memory:
+            refused.append(shape)
+            raise RuntimeError("CUDA error: out of memory")
+        return zeros(*shape, **settings)
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    in_ram = HostMemory(trainer.replica.optimizer).values
+    assert len(refused) == len(in_ram)
+    for parameter, same in zip(trainer.net.parameters(), twin.net.parameters(), strict=True):
+        assert torch.equal(in_ram[parameter], same)
+    refused.clear()
+    trainer.replica.vector.accelerator = None  # as where parameters are on several
+    assert torch.equal(trainer.replica.read_values(), twin.replica.read_values())
+    assert len(refused) == 1
 
 
 def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:

@@ -76,12 +76,12 @@ class Accelerator:
             self.follow(event)
             yield
 
-    def host_memory(self, numel: int) -> torch.Tensor:
-        """A zeroed float32 vector on the host, to which the device can write directly if there is such memory."""
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Zeros on the host, to which the device can write directly if there is such memory."""
         with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
             if self.has_streams:
-                return torch.zeros(numel, dtype=torch.float32, pin_memory=True, device="cpu")
-        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+                return torch.zeros(shape, dtype=dtype, pin_memory=True, device="cpu")
+        return torch.zeros(shape, dtype=dtype, device="cpu")
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""
