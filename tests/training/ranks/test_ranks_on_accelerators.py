@@ -362,6 +362,24 @@ with pretended_device():
 """
 )
 
+FULL = (
+    RANK
+    + """
+sum_up = dist.all_reduce
+
+
+def lack(tensor, group=None):
+    if not tensor.is_cpu:
+        raise dist.DistBackendError("NCCL error: Cuda failure 2 'out of memory'")
+    sum_up(tensor, group=group)
+
+
+dist.all_reduce = lack
+with pretended_device():
+    Trainer(is_away=True)
+"""
+)
+
 MISSED = (
     RANK
     + """
@@ -519,6 +537,11 @@ def test_a_share_without_a_micro_batch_that_the_others_added_is_not_brought(tmp_
     leader, follower = ended(started(MISSED, tmp_path, "synchronous"))
     assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
     assert "an operation of the device failed" in follower
+
+
+def test_a_device_without_memory_to_take_part_says_so_before_the_first_micro_batch(tmp_path: Path) -> None:
+    for said in ended(started(FULL, tmp_path, "synchronous")):
+        assert "ClosedError: this process lacks memory to reach the others: NCCL error: Cuda failure 2" in said
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from blake3 import blake3
 from minga.core.decoding import decode_msgpack
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import is_out_of_memory
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
@@ -204,6 +205,7 @@ class ProcessGroup:
             return False
         with _together():
             self._devices = dist.new_group(backend=backend)
+        self.sum_there(torch.zeros(1, device=device))  # a device that cannot take part says so now: NCCL connects here
         return True
 
     def sum_there(self, vector: torch.Tensor) -> None:
@@ -338,4 +340,7 @@ def _together() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # ValueError: the program has ended all groups by itself
-        raise ClosedError(f"another process of this peer has ended: {str(error)[:200]}") from error
+        why = "another process of this peer has ended"
+        if is_out_of_memory(error):
+            why = "this process lacks memory to reach the others"
+        raise ClosedError(f"{why}: {str(error)[:200]}") from error
