@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARS, SGD, AdamW, Muon
-from minga.training.replica.build_optimizer import build_optimizer, schedule
+from minga.optim import LAMB, LARS, SGD, AdamW, MomentStorage, Muon
+from minga.training.replica.build_optimizer import build_optimizer, moment_bytes, schedule
 
 
 def _model() -> nn.Module:
@@ -37,6 +38,17 @@ def test_lars_scales_the_gradients_of_matrices_only():
     matrices, vectors = optimizer.param_groups
     assert (matrices["trust_coefficient"], vectors["trust_coefficient"]) == (0.001, 0.0)
     assert {group["momentum"] for group in optimizer.param_groups} == {0.8}
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_moments_take_what_the_optimizer_keeps(bits):
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((300, 400), (70, 30))]
+    optimizer = LAMB(weights, storage=MomentStorage(bits=bits))
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step")
+    assert moment_bytes((120_000, 2100), OptimizerSection(state_bits=bits)) == kept
 
 
 def test_settings_reach_the_optimizer():
