@@ -235,19 +235,19 @@ def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
     """One that others cannot dial computes as well as any. Moments are there, and the sum of the gradients if it fits:
     without that the sum is made elsewhere.
     """
-    run, others = RecipeRun(peer, Work("cpu")), set[int]()
+    run, others = RecipeRun(peer, Work("cpu")), set[tuple[int, int]]()
     size = sum(parameter.numel() for parameter in run.model.parameters())
 
-    def seconds(_: MadeUpPasses, size: int, *, beside: int) -> float:
+    def seconds(_: MadeUpPasses, size: int, *, beside: tuple[int, int]) -> float:
         others.add(beside)
-        return Device(room=37 if beside <= room else 0)(size)
+        return Device(room=37 if sum(beside) <= room else 0)(size)
 
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
     monkeypatch.setattr(run, "device", torch.device("lazy"))
     monkeypatch.setattr(MadeUpPasses, "seconds", seconds)
     room = 8 * size
     assert run._choose_micro_batch(Work()) == found
-    assert others == (set() if role == "auxiliary" else {8 * size, 12 * size})
+    assert others == (set() if role == "auxiliary" else {(8 * size, 0), (8 * size, 4 * size)})
     if found == 32:
         room = 8 * size - 1
         with pytest.raises(minga.ConfigurationError, match="too little memory for one sample"):

@@ -9,8 +9,8 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARS, SGD, AdamW, MomentStorage, Muon
-from minga.training.replica.build_optimizer import build_optimizer, moment_bytes, schedule
+from minga.optim import LAMB, LARS, SGD, AdamW, Muon
+from minga.training.replica.build_optimizer import build_optimizer, kept_bytes, schedule
 
 
 def _model() -> nn.Module:
@@ -41,14 +41,16 @@ def test_lars_scales_the_gradients_of_matrices_only():
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_moments_take_what_the_optimizer_keeps(bits):
-    weights = [nn.Parameter(torch.ones(shape)) for shape in ((300, 400), (70, 30))]
-    optimizer = LAMB(weights, storage=MomentStorage(bits=bits))
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
+@pytest.mark.parametrize("name", KINDS)
+def test_moments_take_what_the_optimizer_keeps(name, bits):
+    model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 30), nn.Linear(30, 70))
+    settings = OptimizerSection(name=name, state_bits=bits if name in ("lamb", "adamw", "muon") else 32)
+    optimizer, _ = build_optimizer(settings, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    kept = sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step")
-    assert moment_bytes((120_000, 2100), OptimizerSection(state_bits=bits)) == kept
+    kept = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
+    assert kept_bytes(model, settings) == kept
 
 
 def test_settings_reach_the_optimizer():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
 from minga.training.replica.accelerator import wait_for
-from minga.training.replica.build_optimizer import build_optimizer, moment_bytes
+from minga.training.replica.build_optimizer import build_optimizer, kept_bytes
 from minga.training.replica.draws import keeping_draws
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
@@ -123,7 +123,7 @@ class MadeUpPasses:
         """
         let_go = partial(release, self.device)
         try:
-            return largest_fit(lambda size: self.seconds(size, beside=moments + total), start, most, let_go)
+            return largest_fit(lambda size: self.seconds(size, beside=(moments, total)), start, most, let_go)
         except ConfigurationError:
             if not total:
                 raise
@@ -131,10 +131,10 @@ class MadeUpPasses:
             let_go()
         return self.fit(start, most, moments=moments, total=0)
 
-    def seconds(self, size: int, *, beside: int = 0) -> float:
-        """How long a pass of `size` samples takes, beside so many bytes of other things on the device."""
+    def seconds(self, size: int, *, beside: Sequence[int] = ()) -> float:
+        """How long a pass of `size` samples takes, beside vectors of so many bytes on the device."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        others = torch.zeros(beside, dtype=torch.uint8, device=self.device)
+        others = [torch.zeros(each, dtype=torch.uint8, device=self.device) for each in beside]
         try:
             with keeping_draws(self.device):
                 made_up = self.recipe.synthetic_batch(size)
@@ -221,9 +221,9 @@ def measure_speed(
     passes, most = MadeUpPasses(recipe, model.to(device), device, precision), smallest_round(spec)
     start = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
     if (size := size_of_all(recipe) or 0) == 0:
-        sizes = [each.numel() for each in model.parameters() if each.requires_grad]
+        total = 4 * sum(each.numel() for each in model.parameters() if each.requires_grad)
         limit = min(start, most) if device.type == "cpu" else most
-        size = passes.fit(start, limit, moments=moment_bytes(sizes, spec.optimizer), total=4 * sum(sizes))
+        size = passes.fit(start, limit, moments=kept_bytes(model, spec.optimizer), total=total)
     try:
         return _measure(passes, spec, seconds, size)
     except Exception as error:

@@ -75,6 +75,16 @@ def build_optimizer(
     return optimizer, LambdaLR(optimizer, schedule(settings, sizes))
 
 
+def kept_bytes(model: nn.Module, settings: OptimizerSection) -> int:
+    """What the optimizer of a run is going to keep for what it trains of a model."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.name != "muon":
+        return moment_bytes([each.numel() for each in trained], settings)
+    hidden, of_rest = hidden_matrices(model), settings.model_copy(update={"name": "adamw"})
+    matrices = sum(each.numel() for each in trained if each in hidden)
+    return 4 * matrices + moment_bytes([each.numel() for each in trained if each not in hidden], of_rest)
+
+
 def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
     """What the optimizer keeps for parameters of so many elements each."""
     if optimizer.name in ("sgd", "lars", "larc") and not optimizer.momentum:
