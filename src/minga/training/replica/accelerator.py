@@ -37,11 +37,11 @@ class DeviceEvent(Protocol):
 
 
 class Accelerator:
-    """The streams and the host memory of one `device`. Any thread may use it."""
+    """The streams and the host memory of one `device`; a CPU has none of its own. Any thread may use it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        module: Any = getattr(torch, device.type, None)
+        module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
         names = ("Stream", "Event", "current_stream", "stream")
         self.has_streams = all(hasattr(module, name) for name in names) and hasattr(module.Stream, "wait_event")
         self._module, self._side = module, module.Stream(device=device) if self.has_streams else None

@@ -101,6 +101,4 @@ class HostMemory:
 def _in_ram(parameter: torch.Tensor) -> torch.Tensor:
     """A copy to which an accelerator can write directly, if there is one."""
     values = parameter.detach()
-    if values.is_cpu:
-        return values.clone()
     return Accelerator(values.device).host_memory(*values.shape, dtype=values.dtype).copy_(values)
