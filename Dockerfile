@@ -6,7 +6,7 @@
 # With an NVIDIA GPU, and NVIDIA's container toolkit on the host:
 #
 #     docker build --tag minga --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
-#     docker run --rm --gpus all --interactive --tty --volume minga:/data minga join LINK
+#     docker run --rm --gpus all --shm-size 8g --interactive --tty --volume minga:/data minga join LINK
 FROM python:3.12-slim
 
 # PyTorch's own index of wheels; /cpu leaves out the gigabytes that only a GPU needs.

@@ -38,6 +38,13 @@ def test_a_call_with_fewer_parts_than_it_is_divided_by_is_scaled() -> None:
     assert tally.samples == 5
 
 
+def test_the_loss_of_a_device_is_not_waited_for() -> None:
+    tally = Tally()
+    for _ in range(2):
+        tally.add_loss(torch.zeros((), device="meta"))  # to read it would fail
+    assert isinstance(tally.loss, torch.Tensor)
+
+
 @pytest.mark.parametrize("window", [1, 8])
 def test_a_call_that_a_program_puts_together_itself_is_left_as_it_is(window: int) -> None:
     tally = Tally()

@@ -87,6 +87,17 @@ def test_muon_has_equal_bits_whatever_the_order_of_sums() -> None:
     assert multiplies_exactly(torch.device("cpu"))
 
 
+def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack(_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    device = torch.device("cpu", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "from_numpy", lack)
+        assert not multiplies_exactly(device)
+    assert multiplies_exactly(device)
+
+
 def test_muon_groups_leave_embeddings_and_the_output_layer_to_adamw() -> None:
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8), nn.Linear(8, 50))
     groups = muon_groups(model, 0.3)

@@ -9,15 +9,12 @@ import torch
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
-from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, MomentStorage
 from minga.planner.device_memory import (
     DeviceMemory,
     PassMemory,
     counted_passes,
     device_memory,
-    moment_bytes,
 )
 from minga.planner.devices import look_up
 from minga.planner.model_facts import facts_of_recipe, model_facts, recipe_spec
@@ -104,20 +101,6 @@ def test_what_cuda_writes_to_takes_powers_of_two() -> None:
     here, away = memory_of(), memory_of(offload=True)
     assert (here.averaging, here.pinned) == (2 * 4000, 2 * 96)
     assert away.pinned == 96
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-def test_moments_take_what_the_optimizer_keeps(bits: int) -> None:
-    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((300, 400), (70, 30))]
-    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}, "optimizer": {"state_bits": bits}})
-    optimizer = LAMB(weights, storage=MomentStorage(bits=bits))
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    kept = sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step")
-    model = model_facts("1")
-    facts = type(model)("x", (120_000, 2100), 1.0, 1, None, "")
-    assert moment_bytes(facts.tensors, spec.optimizer) == kept
 
 
 def test_devices_compute_in_the_format_that_joining_chooses() -> None:

@@ -83,6 +83,6 @@ class Tally:
         return self.window / self.parts
 
     @property
-    def loss(self) -> float | None:
-        """The loss of the call, a mean over its samples; None if nothing told it."""
-        return None if self._loss is None else float(self._loss) * self.scale
+    def loss(self) -> torch.Tensor | float | None:
+        """The loss of the call, a mean over its samples, which a device may still compute; None if nothing told it."""
+        return None if self._loss is None else self._loss * self.scale

@@ -173,15 +173,16 @@ def is_exact(device: torch.device) -> bool:
     The reference is NumPy. If the CPU itself fails, a `RuntimeWarning` says so: then its results may differ from other
     peers', and there is nothing better to compute on.
     """
-    return _passes(_rounds_once, device)
+    return passes(_rounds_once, device)
 
 
 def is_exact_together(device: torch.device) -> bool:
     """Whether `device` gives the same bits where it changes many tensors together (`Tensors`), by a trial."""
-    return device.type != "cpu" and is_exact(device) and _passes(_groups, device)
+    return device.type != "cpu" and is_exact(device) and passes(_groups, device)
 
 
-def _passes(trial: Callable[[torch.device], bool], device: torch.device) -> bool:
+def passes(trial: Callable[[torch.device], bool], device: torch.device) -> bool:
+    """Whether `device` passes a trial; not while it lacks the memory for that."""
     try:
         return trial(device)
     except RuntimeError as error:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from minga.optim.adamw import AdamW
-from minga.optim.arithmetic import multiply, rounded, scale
+from minga.optim.arithmetic import multiply, passes, rounded, scale
 from minga.optim.moments import WHOLE_MOMENTS, MomentStorage, adaptive_defaults
 from minga.optim.norms import norms
 from minga.optim.pieces import pieces
@@ -197,9 +197,13 @@ def _on_grid(values: Tensor, exact: bool) -> Tensor:
     return (values + _GRID).sub_(_GRID) if exact else values
 
 
-@cache
 def multiplies_exactly(device: torch.device) -> bool:
     """Whether products of matrices on `device` are exact where float64 holds every sum, by a trial."""
+    return passes(_multiplies_exactly, device)
+
+
+@cache
+def _multiplies_exactly(device: torch.device) -> bool:
     drawn = np.random.default_rng(0).integers(-(1 << _GRID_BITS), 1 << _GRID_BITS, (2, 192, 192)) // 5
     one, other = (torch.from_numpy(each.astype(np.float64) * 2.0**-_GRID_BITS).to(device) for each in drawn)
     expected = (drawn[0] @ drawn[1]).astype(np.float64) * 2.0 ** (-2 * _GRID_BITS)

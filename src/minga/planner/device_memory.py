@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.planner.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts
+from minga.planner.model_facts import WITH_SCRATCH, ModelFacts
+from minga.training.replica.build_optimizer import moment_bytes
 from minga.training.state.snapshot import FILED_BYTES
 
 if TYPE_CHECKING:
@@ -168,23 +169,6 @@ def state_bytes(tensors: Sequence[int], optimizer: OptimizerSection, strategy: S
     facts = strategy.facts
     moments = moment_bytes(tensors, optimizer) if facts.shares_optimizer else 0
     return 4 * (1 + facts.shared_vectors) * sum(tensors) + moments
-
-
-def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
-    """What the optimizer keeps for parameters of so many elements each."""
-    if optimizer.name in ("sgd", "lars", "larc") and not optimizer.momentum:
-        return 0
-    if optimizer.state_bits != 8:
-        return sum(tensors) * STATE_BYTES[optimizer.name]
-    total = 0
-    for numel in tensors:
-        if optimizer.name == "muon":  # a matrix keeps its one of float32
-            total += 4 * numel if numel >= optimizer.state_min_numel else 8 * numel
-        elif numel < optimizer.state_min_numel:
-            total += STATE_BYTES[optimizer.name] * numel
-        else:
-            total += 2 * (numel + 4 * -(-numel // optimizer.state_block))
-    return total
 
 
 def counted_passes(

@@ -49,10 +49,6 @@ MAX_TENSORS: Final = 1_000_000
 USUAL_TOKENS: Final = 512
 
 OptimizerName = Literal["lamb", "adamw", "muon", "sgd", "lars", "larc"]
-STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "muon": 8, "sgd": 4, "lars": 4, "larc": 4}
-"""Bytes of optimizer state for each parameter: two moments in float32, or one. Muon keeps one for the matrices of
-hidden layers, which plans do not know apart, so two are counted for all.
-"""
 WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "muon", "lars", "larc")
 """Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
 

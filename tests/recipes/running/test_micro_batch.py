@@ -90,7 +90,7 @@ def test_what_the_search_took_of_a_second_card_is_given_back_and_forgotten(monke
     monkeypatch.setattr(MadeUpPasses, "seconds", lambda _, size, **__: Device(100)(size))
     second = torch.device("lazy", 1)
     stub: Any = None
-    assert MadeUpPasses(stub, stub, second, stub).fit(64, 4096) == 64
+    assert MadeUpPasses(stub, stub, second, stub).fit(64, 4096, moments=0, total=0) == 64
     assert told == ["empty", second] * 2  # after the size that was too large, and at the end
 
 
@@ -232,19 +232,27 @@ def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
 def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
     peer: Any, monkeypatch: pytest.MonkeyPatch, role: str, found: int
 ) -> None:
-    """One that others cannot dial computes as well as any. The sum of the gradients is there, too, if it fits."""
-    run, sums = RecipeRun(peer, Work("cpu")), list[int]()
+    """One that others cannot dial computes as well as any. Moments are there, and the sum of the gradients if it fits:
+    without that the sum is made elsewhere.
+    """
+    run, others = RecipeRun(peer, Work("cpu")), set[tuple[int, int]]()
+    size = sum(parameter.numel() for parameter in run.model.parameters())
 
-    def seconds(_: MadeUpPasses, size: int, *, beside: int) -> float:
-        sums.append(beside)
-        return Device(room=0 if beside else 37)(size)
+    def seconds(_: MadeUpPasses, size: int, *, beside: tuple[int, int]) -> float:
+        others.add(beside)
+        return Device(room=37 if sum(beside) <= room else 0)(size)
 
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
     monkeypatch.setattr(run, "device", torch.device("lazy"))
     monkeypatch.setattr(MadeUpPasses, "seconds", seconds)
+    room = 8 * size
     assert run._choose_micro_batch(Work()) == found
-    size = sum(parameter.numel() for parameter in run.model.parameters())
-    assert sorted(set(sums)) == ([] if role == "auxiliary" else [0, size])
+    assert others == (set() if role == "auxiliary" else {(8 * size, 0), (8 * size, 4 * size)})
+    if found == 32:
+        room = 8 * size - 1
+        with pytest.raises(minga.ConfigurationError, match="too little memory for one sample"):
+            run._choose_micro_batch(Work())
+        assert run._choose_micro_batch(Work(offload=True)) == found
 
 
 def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

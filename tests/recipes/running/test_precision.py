@@ -13,6 +13,7 @@ import torch
 
 import minga
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.running.devices import choose_device
 from minga.recipes.running.precision import Precision, choose_precision
 from minga.recipes.running.run import RecipeRun, Work
 from tests.worlds.extension_world import hosted
@@ -51,6 +52,19 @@ def test_a_cpu_computes_in_float32_unless_its_owner_wishes_otherwise() -> None:
     assert choose_precision("bfloat16", CPU, OPEN).name == "bfloat16"
     with pytest.raises(minga.ConfigurationError, match="--precision int8: choose auto, float32, bfloat16 or float16"):
         choose_precision("int8", CPU, OPEN)
+
+
+def test_a_gpu_that_cannot_be_used_is_named_and_the_processor_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "ones", refuse)
+    with pytest.raises(minga.ConfigurationError, match=r"--device cuda: .*no kernel image.*--device cpu$"):
+        choose_device("auto")
+    with pytest.raises(minga.ConfigurationError, match=r"in it .no kernel image.; try --device cpu$"):
+        choose_precision("float32", torch.device("cuda"), OPEN)
 
 
 def test_in_a_byzantine_run_the_spec_chooses_and_another_wish_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,19 @@ def lack(*_):
     raise torch.OutOfMemoryError
 
 
+empty = torch.empty
+
+
+def lack_there(*shape, device, **settings):
+    if torch.device(device).type == "cpu":
+        return empty(*shape, device=device, **settings)
+    torch.empty = empty
+    raise torch.OutOfMemoryError
+
+
 def before_last(trainer):
+    if rank == size - 1 and way == "no-room-for-part":
+        torch.empty = lack_there
     if rank == size - 1 and way == "no-room-to-combine":
         trainer.replica._shares._joined = lack
     if rank == size - 1 and way == "no-room-for-share":
@@ -362,6 +374,33 @@ with pretended_device():
 """
 )
 
+FULL = (
+    RANK
+    + """
+sum_up = dist.all_reduce
+
+
+def lack(tensor, group=None):
+    if not tensor.is_cpu:
+        raise dist.DistBackendError("NCCL error: Cuda failure 2 'out of memory'")
+    sum_up(tensor, group=group)
+
+
+dist.all_reduce = lack
+with pretended_device():
+    Trainer(is_away=True)
+"""
+)
+
+ELSEWHERE = (
+    RANK
+    + """
+ranks = ProcessGroup()
+torch.set_default_device("meta")
+print(json.dumps([ranks.open_devices(None), ranks.rows((1.0 + rank,))]))
+"""
+)
+
 MISSED = (
     RANK
     + """
@@ -460,7 +499,7 @@ def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subproc
     return processes
 
 
-NO_ROOM = "delayed/messages/no-room-to-combine/no-room-for-share"
+NO_ROOM = "delayed/messages/no-room-to-combine/no-room-for-part/no-room-for-share"
 KINDS = ["synchronous/ddp", NO_ROOM, "local", soaked("local/ddp"), soaked("local-batch"), "delayed/aborts"]
 
 
@@ -471,7 +510,7 @@ def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path
     for each in found if "aborts" not in kind else ():  # a sum that goes on after it was brought has another order
         assert len(set(each["digests"])) == 1
     if kind == NO_ROOM:  # which changes nothing but the place
-        assert [each["told"] for each in found] == [[0, 1, 0], [0, 1, 1]]
+        assert [each["told"] for each in found] == [[0, 1, 1, 0], [0, 1, 1, 1]]
 
 
 @pytest.mark.cuda
@@ -519,6 +558,15 @@ def test_a_share_without_a_micro_batch_that_the_others_added_is_not_brought(tmp_
     leader, follower = ended(started(MISSED, tmp_path, "synchronous"))
     assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
     assert "an operation of the device failed" in follower
+
+
+def test_a_device_without_memory_to_take_part_says_so_before_the_first_micro_batch(tmp_path: Path) -> None:
+    for said in ended(started(FULL, tmp_path, "synchronous")):
+        assert "ClosedError: this process lacks memory to reach the others: NCCL error: Cuda failure 2" in said
+
+
+def test_programs_whose_default_device_is_another_one_tell_each_other_numbers(tmp_path: Path) -> None:
+    assert run(ELSEWHERE, tmp_path, "synchronous") == [[False, [[1.0], [2.0]]]] * 2
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from minga.training.bridge.thread_bridge import WAIT, ThreadTask
 from minga.training.replica import accelerator, flat_vector
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
+from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.replica import Replica
+from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
@@ -211,6 +213,37 @@ def test_which_gradients_there_were_crosses_once_for_micro_batches_that_take_tur
     assert len(vector._presence_there) == 1
 
 
+def test_streams_that_cannot_wait_for_each_other_are_not_used(
+    device: PretendModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "Stream", object)  # those of `torch.mps` know no events
+    trainer, twin = Trainer(is_away=True), Trainer(is_away=False)
+    assert trainer.replica.accelerator is not None
+    assert not trainer.replica.accelerator.has_streams
+    assert life(trainer, Local, {}, aborts=False) == life(twin, Local, {}, aborts=False)
+
+
+def test_where_the_system_allows_no_more_page_locked_memory_other_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, twin, zeros = Trainer(is_away=True), Trainer(is_away=False), torch.zeros
+    refused = []
+
+    def refuse(*shape: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+        if pin_memory:
+            refused.append(shape)
+            raise RuntimeError("CUDA error: out of memory")
+        return zeros(*shape, **settings)
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    in_ram = HostMemory(trainer.replica.optimizer).values
+    assert len(refused) == len(in_ram)
+    for parameter, same in zip(trainer.net.parameters(), twin.net.parameters(), strict=True):
+        assert torch.equal(in_ram[parameter], same)
+    refused.clear()
+    trainer.replica.vector.accelerator = None  # as where parameters are on several
+    assert torch.equal(trainer.replica.read_values(), twin.replica.read_values())
+    assert len(refused) == 1
+
+
 def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     trainer = Trainer(is_away=True)
     strategy = Delayed(threading.Condition(), unit=12)
@@ -224,6 +257,24 @@ def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     assert bool(sent.any())
     assert not later.is_known(), "the crossing waited for the device, and not for its own event"
     assert later.wait()
+
+
+@pytest.mark.parametrize("kind", [Local, Elastic])
+def test_other_threads_read_what_a_program_with_a_stream_of_its_own_has_changed(
+    kind: type[Strategy], device: PretendModule
+) -> None:
+    found = list[Any]()
+    for is_away in (True, False):
+        trainer = Trainer(is_away=is_away)
+        trainer.replica._values._is_told = True  # to look at parameters waits for them
+        strategy = kind(threading.Condition(), unit=12)
+        strategy.begin(trainer.replica)
+        with device.stream(PretendStream()):
+            take(trainer, strategy, 1)
+            thread = threading.Thread(target=lambda: found.append(strategy.contribution()[0]))  # noqa: B023
+            thread.start()
+            thread.join()
+    assert torch.equal(*found)
 
 
 def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobody_waits_for_the_update() -> None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, LARS, SGD, AdamW, Muon
-from minga.training.replica.build_optimizer import build_optimizer, schedule
+from minga.training.replica.build_optimizer import build_optimizer, kept_bytes, schedule
 
 
 def _model() -> nn.Module:
@@ -37,6 +38,19 @@ def test_lars_scales_the_gradients_of_matrices_only():
     matrices, vectors = optimizer.param_groups
     assert (matrices["trust_coefficient"], vectors["trust_coefficient"]) == (0.001, 0.0)
     assert {group["momentum"] for group in optimizer.param_groups} == {0.8}
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("name", KINDS)
+def test_moments_take_what_the_optimizer_keeps(name, bits):
+    model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 30), nn.Linear(30, 70))
+    settings = OptimizerSection(name=name, state_bits=bits if name in ("lamb", "adamw", "muon") else 32)
+    optimizer, _ = build_optimizer(settings, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
+    assert kept_bytes(model, settings) == kept
 
 
 def test_settings_reach_the_optimizer():

@@ -103,7 +103,7 @@ class Needs:
         """What a run of this model takes."""
         from minga.averaging.strategy_choice import largest_strategy
         from minga.core.spec.sections import BASE_FOLDER
-        from minga.planner.device_memory import moment_bytes
+        from minga.training.replica.build_optimizer import moment_bytes
 
         size, moments = 4 * model.parameters, moment_bytes(model.tensors, spec.optimizer)
         vectors = 3 + largest_strategy(spec).facts.vectors

@@ -27,7 +27,6 @@ from minga.planner.devices import THIS, Precision, read_measurements
 from minga.planner.explanation import binding_text, seconds_json
 from minga.planner.forecast import Forecast, memory_of
 from minga.planner.model_facts import (
-    STATE_BYTES,
     USUAL_RANK,
     FrozenBase,
     ModelFacts,
@@ -104,7 +103,7 @@ def _asked(options: PlanCommand) -> _Asked:
     strategy = one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     usual = OptimizerSection(name="adamw" if options.fine_tune else "lamb") if spec is None else spec.optimizer
-    wanted = cast("OptimizerName", one_of("--optimizer", options.optimizer or usual.name, tuple(STATE_BYTES)))
+    wanted = cast("OptimizerName", one_of("--optimizer", options.optimizer or usual.name, get_args(OptimizerName)))
     optimizer = usual if wanted == usual.name else OptimizerSection(name=wanted)
     auto = _limits_of(spec) if spec and options.target_batch is None else None
     batch = options.target_batch or (

@@ -33,9 +33,8 @@ def hardware(device: torch.device) -> str:
 def choose_device(name: str) -> torch.device:
     """The device called `name`, checked by using it; "auto" is the best one there is."""
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        best = "mps" if torch.backends.mps.is_available() else "cpu"
+        return choose_device("cuda" if torch.cuda.is_available() else best)
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -48,10 +47,10 @@ def choose_device(name: str) -> torch.device:
             f"python -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
         )
     try:
-        torch.zeros(1, device=device)
+        torch.ones(1, device=device).sum().item()  # zeros would need no kernel
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().split("\n")[0][:160]
-        raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
+        raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device cpu") from error
     return device
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
 from minga.training.replica.accelerator import wait_for
-from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.build_optimizer import build_optimizer, kept_bytes
 from minga.training.replica.draws import keeping_draws
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
@@ -117,24 +117,24 @@ class MadeUpPasses:
     device: torch.device
     precision: Precision
 
-    def fit(self, start: int, most: int, *, beside: int = 0) -> int:
-        """The size from 1 to `most` that suits the device, beside a float32 vector of so many elements if that leaves
-        room for one: the sum of the gradients. Raises `ConfigurationError` as `largest_fit` does.
+    def fit(self, start: int, most: int, *, moments: int, total: int) -> int:
+        """The size from 1 to `most` that suits the device beside so many bytes of moments, and of the sum of the
+        gradients if that leaves room for one. Raises `ConfigurationError` as `largest_fit` does.
         """
         let_go = partial(release, self.device)
         try:
-            return largest_fit(lambda size: self.seconds(size, beside=beside), start, most, let_go)
+            return largest_fit(lambda size: self.seconds(size, beside=(moments, total)), start, most, let_go)
         except ConfigurationError:
-            if not beside:
+            if not total:
                 raise
         finally:
             let_go()
-        return self.fit(start, most)
+        return self.fit(start, most, moments=moments, total=0)
 
-    def seconds(self, size: int, *, beside: int = 0) -> float:
-        """How long a pass of `size` samples takes, beside a float32 vector of so many elements on the device."""
+    def seconds(self, size: int, *, beside: Sequence[int] = ()) -> float:
+        """How long a pass of `size` samples takes, beside vectors of so many bytes on the device."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        total = torch.zeros(beside, dtype=torch.float32, device=self.device)
+        others = [torch.zeros(each, dtype=torch.uint8, device=self.device) for each in beside]
         try:
             with keeping_draws(self.device):
                 made_up = self.recipe.synthetic_batch(size)
@@ -145,7 +145,7 @@ class MadeUpPasses:
                 self._once(batch)
                 return time.perf_counter() - begun
         finally:
-            del total
+            del others
             self.model.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for name, buffer in self.model.named_buffers():
@@ -221,9 +221,9 @@ def measure_speed(
     passes, most = MadeUpPasses(recipe, model.to(device), device, precision), smallest_round(spec)
     start = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
     if (size := size_of_all(recipe) or 0) == 0:
-        total = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        total = 4 * sum(each.numel() for each in model.parameters() if each.requires_grad)
         limit = min(start, most) if device.type == "cpu" else most
-        size = passes.fit(start, limit, beside=total)
+        size = passes.fit(start, limit, moments=kept_bytes(model, spec.optimizer), total=total)
     try:
         return _measure(passes, spec, seconds, size)
     except Exception as error:
@@ -234,8 +234,7 @@ def measure_speed(
 
 def _measure(passes: MadeUpPasses, spec: RunSpec, seconds: float, size: int) -> DeviceSpeed:
     recipe, model, device = passes.recipe, passes.model, passes.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # of the search
+    release(device)
     begun, taken = time.perf_counter(), [passes.seconds(size)]
     while time.perf_counter() - begun < seconds:
         taken.append(passes.seconds(size))

@@ -77,9 +77,8 @@ def _try_out(name: str, device: torch.device) -> None:
         (ones @ ones).sum().item()
     except (RuntimeError, TypeError) as error:
         why = str(error).strip().split("\n")[0][:160]
-        raise ConfigurationError(
-            f"--precision {name}: {device} cannot compute in it ({why}); try --precision float32"
-        ) from error
+        other = "--device cpu" if name == "float32" else "--precision float32"
+        raise ConfigurationError(f"--precision {name}: {device} cannot compute in it ({why}); try {other}") from error
 
 
 class Precision:

@@ -34,7 +34,7 @@ from minga.recipes.running.micro_batch import (
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
-from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.build_optimizer import build_optimizer, kept_bytes
 from minga.training.replica.replica import Replica
 
 logger = logging.getLogger("minga.recipes")
@@ -222,10 +222,11 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
+        moments = 0 if work.offload else kept_bytes(self.model, self.peer.spec.optimizer)
         total = 0 if work.offload else sum(each.numel() for each in self.model.parameters() if each.requires_grad)
-        share = -(-total // self._ranks)  # of the sum, in one of several processes
+        share = 4 * -(-total // self._ranks)  # of the sum, in one of several processes
         passes = MadeUpPasses(self.recipe, self.model, self.device, self.precision)
-        size = passes.fit(start, most, beside=share)
+        size = passes.fit(start, most, moments=moments, total=share)
         self._remembered.keep(str(self.device), size)
         return size
 

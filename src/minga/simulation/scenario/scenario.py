@@ -36,7 +36,6 @@ from minga.core.spec.sections import (
     TrainingSection,
 )
 from minga.core.units import format_size
-from minga.planner.device_memory import moment_bytes
 from minga.simulation.faults.script import RELAY_ACTIONS, ROLES, AtEvent, Fault, parse_faults
 from minga.simulation.scenario.sections import (
     MAX_PEERS,
@@ -52,6 +51,7 @@ from minga.simulation.scenario.sections import (
     StopTable,
 )
 from minga.training.plugins_of_run import with_origins
+from minga.training.replica.build_optimizer import moment_bytes
 
 # ---- The tables of a scenario: its sections, its classes of peers, and what can be computed from them.
 

@@ -28,6 +28,7 @@ from blake3 import blake3
 from minga.core.decoding import decode_msgpack
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import is_out_of_memory
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
@@ -137,7 +138,7 @@ class ProcessGroup:
 
     def rows(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         """Those of each rank, in order; all have equally many."""
-        own = torch.tensor(numbers, dtype=torch.float64)
+        own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         rows = [torch.empty_like(own) for _ in range(self.size)]
         with _together():
             dist.all_gather(rows, own, group=self._group)
@@ -195,8 +196,9 @@ class ProcessGroup:
     def open_devices(self, device: torch.device | None) -> bool:
         """Whether the ranks can add up on their accelerators, of which each has another one; None is none."""
         names = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        own = torch.tensor([0 if device is None else _number_of(device)], device="cpu")
         with _together():
-            dist.all_gather(names, torch.tensor([0 if device is None else _number_of(device)]), group=self._group)
+            dist.all_gather(names, own, group=self._group)
         numbers = {int(name) for name in names}
         backend = "" if device is None else dist.Backend.default_device_backend_map.get(device.type, "")
         is_there = bool(backend) and dist.is_backend_available(backend)
@@ -204,6 +206,7 @@ class ProcessGroup:
             return False
         with _together():
             self._devices = dist.new_group(backend=backend)
+        self.sum_there(torch.zeros(1, device=device))  # a device that cannot take part says so now: NCCL connects here
         return True
 
     def sum_there(self, vector: torch.Tensor) -> None:
@@ -211,12 +214,12 @@ class ProcessGroup:
         with _together():
             dist.all_reduce(vector, group=self._devices)
 
-    def scatter_sum(self, vector: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sum of the ranks' vectors on their devices: one of as many equal ones as ranks."""
-        own = torch.empty(vector.numel() // self.size, dtype=vector.dtype, device=vector.device)
+    def scatter_sum(self, vector: torch.Tensor, own: torch.Tensor) -> None:
+        """Fill `own` with this rank's part of the sum of the ranks' vectors on their devices: one of as many equal ones
+        as ranks.
+        """
         with _together():
             _by_name("reduce_scatter_single", "reduce_scatter_tensor")(own, vector, group=self._devices)
-        return own
 
     def join_parts(self, own: torch.Tensor) -> torch.Tensor:
         """Such parts of all ranks, one behind the other."""
@@ -338,4 +341,7 @@ def _together() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # ValueError: the program has ended all groups by itself
-        raise ClosedError(f"another process of this peer has ended: {str(error)[:200]}") from error
+        why = "another process of this peer has ended"
+        if is_out_of_memory(error):
+            why = "this process lacks memory to reach the others"
+        raise ClosedError(f"{why}: {str(error)[:200]}") from error

@@ -289,10 +289,12 @@ class CopyShares(RankShares):
         """See `RankShares`."""
         if self.lacks_room:
             return None
-        flats, whole = list[torch.Tensor | None](), None
+        flats, whole, own = list[torch.Tensor | None](), None, None
         try:
             flats = self._whole.present_there(self._device)
-            whole = None if self._are_combined else self._joined(flats, samples)
+            if not self._are_combined:
+                whole = self._joined(flats, samples)
+                own = torch.empty(whole.numel() // self._ranks.size, dtype=whole.dtype, device=whole.device)
             is_ready = True
         except Exception as error:  # devices have no class of errors in common
             if not is_out_of_memory(error):
@@ -302,12 +304,12 @@ class CopyShares(RankShares):
         if lacking:
             self.lacks_room = True
             return None
-        if whole is None:
+        if whole is None or own is None:
             self._agree_there(flats, float(self._ranks.leads))  # each begins with the buffers of rank 0
             self._rows += self._own_of(flats)
         else:
             self._agree_there(flats, float(samples))
-            own = self._ranks.scatter_sum(whole)
+            self._ranks.scatter_sum(whole, own)
             self._rows.append((0, own[: sum(self._numels())]))
             self._divisor = float(total)
         return total

@@ -6,7 +6,8 @@ afterwards. So nothing here waits for a device. An *event* marks a place in a st
 for that place alone. Copies have a stream of their own, and memory on the host that the device can write to directly.
 
 Streams and events are those of the module that torch has for each kind of device (`torch.cuda`, `torch.xpu`, that of a
-plug-in). A device whose module has none (`torch.mps`) does the same things in order, and the host waits for them.
+plug-in). Where it has none that wait for each other (`torch.mps`), the device does the same things in order, and the
+host waits for them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class DeviceEvent(Protocol):
 
 
 class Accelerator:
-    """The streams and the host memory of one `device`. Any thread may use it."""
+    """The streams and the host memory of one `device`; a CPU has none of its own. Any thread may use it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        module: Any = getattr(torch, device.type, None)
-        self.has_streams = all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+        module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
+        names = ("Stream", "Event", "current_stream", "stream")
+        self.has_streams = all(hasattr(module, name) for name in names) and hasattr(module.Stream, "wait_event")
         self._module, self._side = module, module.Stream(device=device) if self.has_streams else None
         self._has_asked = False
 
@@ -74,12 +76,12 @@ class Accelerator:
             self.follow(event)
             yield
 
-    def host_memory(self, numel: int) -> torch.Tensor:
-        """A zeroed float32 vector on the host, to which the device can write directly if there is such memory."""
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Zeros on the host, to which the device can write directly if there is such memory."""
         with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
             if self.has_streams:
-                return torch.zeros(numel, dtype=torch.float32, pin_memory=True, device="cpu")
-        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+                return torch.zeros(shape, dtype=dtype, pin_memory=True, device="cpu")
+        return torch.zeros(shape, dtype=dtype, device="cpu")
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""
@@ -98,6 +100,26 @@ class Accelerator:
         (free, _), reserved, used = (getattr(self._module, name)(self.device) for name in names)
         if free + reserved - used < size_bytes:
             raise torch.OutOfMemoryError(f"{self.device} has {free + reserved - used} bytes to spare, not {size_bytes}")
+
+
+class WriteMarks:
+    """Behind what a thread has asked that changes some `tensors`, so that other threads read them after it: a program
+    may compute in a stream of its own.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+        self._accelerators = [Accelerator(device) for device in devices]
+        self.mark()
+
+    def mark(self) -> None:
+        """This thread has changed them."""
+        self._events = [accelerator.mark() for accelerator in self._accelerators]
+
+    def follow(self) -> None:
+        """See `Accelerator`."""
+        for accelerator, event in zip(self._accelerators, self._events, strict=True):
+            accelerator.follow(event)
 
 
 class _EndOfAll:

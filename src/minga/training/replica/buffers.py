@@ -29,12 +29,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT
 from minga.core.errors import ConfigurationError
+from minga.training.replica.accelerator import WriteMarks
 from minga.training.state.base import packed_tensors
 from minga.training.state.model_names import ModelNames
 
@@ -66,6 +67,7 @@ class SharedBuffers:
         self._groups = list(kinds.values())  # places in `averaged` that are handled together, since most are small
         self._bases: list[torch.Tensor] = []
         self._moved: list[torch.Tensor] = []  # of each group; replaced as a whole, since any thread may read it
+        self._written = WriteMarks(self.averaged)
         self._unmoved: list[int] = []  # those of `averaged` that hold NaN or infinity after the last step
         self.rebase()
 
@@ -74,6 +76,7 @@ class SharedBuffers:
         """By how much each of `averaged` had moved since the last step when the last micro-batch ended (float32, its
         shape and device). Any thread may ask, and keep it.
         """
+        self._written.follow()
         return self._in_order(self._moved)
 
     @torch.no_grad()
@@ -82,7 +85,7 @@ class SharedBuffers:
         `moved`.
         """
         present = [self._measured(group) for group in self._groups]
-        self._moved = [torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True)]
+        self._set_moved(torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True))
         return self._in_order(present)
 
     @torch.no_grad()
@@ -130,7 +133,7 @@ class SharedBuffers:
         """
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             tensor.copy_(base)
-        self._moved = [torch.zeros_like(_joined(self.averaged, group), dtype=torch.float32) for group in self._groups]
+        self._set_moved(torch.zeros_like(_joined(self.averaged, group), dtype=torch.float32) for group in self._groups)
         if moved is not None:
             self.take(moved)
             for buffer, base, part in zip(self.averaged, self._bases, self.moved, strict=False):
@@ -141,7 +144,11 @@ class SharedBuffers:
         """What is `moved` is this: it begins as `flat_movements` has it."""
         found = self._split(moved[: sum(buffer.numel() for buffer in self.averaged)], range(len(self.averaged)))
         present = [_joined(found, group).to(old.device) for group, old in zip(self._groups, self._moved, strict=True)]
-        self._moved = [torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True)]
+        self._set_moved(torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True))
+
+    def _set_moved(self, moved: Iterable[torch.Tensor]) -> None:
+        self._moved = list(moved)
+        self._written.mark()
 
     def _warn_of_changed(self) -> None:
         """Say, once, which buffers go back."""

@@ -25,6 +25,11 @@ from minga.optim.together import members_of
 from minga.training.replica.schedule import parts_of
 from minga.training.state.scalars import Json, merge_numbers, number_of
 
+STATE_BYTES: Final[dict[str, int]] = {"lamb": 8, "adamw": 8, "muon": 8, "sgd": 4, "lars": 4, "larc": 4}
+"""Bytes of optimizer state for each parameter: two moments in float32, or one. Muon keeps one for the matrices of
+hidden layers, which sizes do not tell apart, so two are counted for all.
+"""
+
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
 
@@ -68,6 +73,33 @@ def build_optimizer(
     exact, sizes = (True, ()) if run is None else (steps_alike(run), samples_of_rounds(run))
     optimizer = _optimizer(settings, [group for group in groups if group["params"]], exact=exact)
     return optimizer, LambdaLR(optimizer, schedule(settings, sizes))
+
+
+def kept_bytes(model: nn.Module, settings: OptimizerSection) -> int:
+    """What the optimizer of a run is going to keep for what it trains of a model."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.name != "muon":
+        return moment_bytes([each.numel() for each in trained], settings)
+    hidden, of_rest = hidden_matrices(model), settings.model_copy(update={"name": "adamw"})
+    matrices = sum(each.numel() for each in trained if each in hidden)
+    return 4 * matrices + moment_bytes([each.numel() for each in trained if each not in hidden], of_rest)
+
+
+def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
+    """What the optimizer keeps for parameters of so many elements each."""
+    if optimizer.name in ("sgd", "lars", "larc") and not optimizer.momentum:
+        return 0
+    if optimizer.state_bits != 8:
+        return sum(tensors) * STATE_BYTES[optimizer.name]
+    total = 0
+    for numel in tensors:
+        if optimizer.name == "muon":  # a matrix keeps its one of float32
+            total += 4 * numel if numel >= optimizer.state_min_numel else 8 * numel
+        elif numel < optimizer.state_min_numel:
+            total += STATE_BYTES[optimizer.name] * numel
+        else:
+            total += 2 * (numel + 4 * -(-numel // optimizer.state_block))
+    return total
 
 
 def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]], *, exact: bool) -> Optimizer:

@@ -388,8 +388,7 @@ class ParameterVector:
     def _stage(self, run: Sequence[torch.Tensor]) -> torch.Tensor:
         joined = torch.cat([value.to(torch.float32) for value in run])
         if self._staging is None or self._staging.numel() < joined.numel():
-            pinned = joined.device.type == "cuda"
-            self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned, device="cpu")
+            self._staging = Accelerator(joined.device).host_memory(joined.numel())
         return self._staging[: joined.numel()].copy_(joined)  # waits until it is here
 
 

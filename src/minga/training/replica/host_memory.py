@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import torch
 
+from minga.training.replica.accelerator import Accelerator
+
 
 class _Place(NamedTuple):
     """A parameter, its values on the device, and those in RAM."""
@@ -98,5 +100,5 @@ class HostMemory:
 
 def _in_ram(parameter: torch.Tensor) -> torch.Tensor:
     """A copy to which an accelerator can write directly, if there is one."""
-    copied = parameter.detach().to("cpu", copy=True)
-    return copied.pin_memory() if parameter.device.type == "cuda" else copied
+    values = parameter.detach()
+    return Accelerator(values.device).host_memory(*values.shape, dtype=values.dtype).copy_(values)

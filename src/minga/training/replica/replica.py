@@ -24,7 +24,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
-from minga.training.replica.accelerator import Accelerator, DeviceAccess, LateVerdict
+from minga.training.replica.accelerator import Accelerator, DeviceAccess, LateVerdict, WriteMarks
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import (
     check_model,
@@ -166,6 +166,7 @@ class Replica:
         self._host = HostMemory(optimizer) if offload else None
         self.vector.in_ram = None if self._host is None else self._host.values
         self._values = ValueWatch(self.vector.parameters(), accelerator)
+        self._written = WriteMarks(self.vector.parameters())
 
     @property
     def rounds_alike(self) -> bool:
@@ -273,6 +274,7 @@ class Replica:
             with host:
                 yield
             self._values.note()
+        self._written.mark()
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
@@ -456,6 +458,7 @@ class Replica:
 
         The training thread may be amid a micro-batch: parameters stay where they are.
         """
+        self._written.follow()
         with self.point.here():
             return self.vector.read_values()
 
