@@ -137,7 +137,7 @@ class StateWait:
                 gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
                 why = f"the run has no first state yet; its organiser {name} {gives}{away}"
-                if self._founding.told_step:
+                if self._founding.told_step and self._founding.genesis is None:
                     why = (
                         f"the run is at step {self._founding.told_step}, but no peer that is here has the record of "
                         "how it was founded. That lies in the folder and the checkpoints of each peer that trained: "
