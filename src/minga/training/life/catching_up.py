@@ -28,7 +28,7 @@ from minga.training.life.founding import Bootstrap, Founding
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
-from minga.training.transfer.download import BrokenOffError, OvertakenError, Wanted
+from minga.training.transfer.download import BrokenOffError, Wanted
 
 # ---- Fetching the swarm's state where this member's own differs or is old.
 
@@ -169,7 +169,7 @@ class StateWait:
         self._note(why, is_hopeful=True)
 
     def hope(self) -> None:
-        """A peer gave a part of the state, or has a newer one by now: it is worth waiting for."""
+        """A peer gave a part of the state, or would have if the swarm had not gone on: it is worth waiting for."""
         self._hopeless_s = None
 
     def end(self) -> None:
@@ -295,7 +295,7 @@ class CatchingUp:
 
     async def note_failure(self, newest: int, error: RemoteError) -> None:
         """The state of step `newest` did not come: tell why, and wait before the next attempt if that is useful."""
-        if isinstance(error, OutOfSyncError | OvertakenError | BrokenOffError):
+        if isinstance(error, OutOfSyncError | BrokenOffError):
             self._wait.hope()
         if isinstance(error, OutOfSyncError):
             self._fetches_given_up += 1
