@@ -249,7 +249,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     told = (tmp_path / "errors1").read_text("utf-8")
     assert told.count("this script clips to 0.002, which is left out") == 2  # of each network, and once
     assert told.count("this script clips to 0.003, which is left out") == 1  # from its second step on
-    assert told.count("sets no norm") == 2
+    assert told.count("gives its framework no norm") == 2
     assert told.count("the last 10 optimizer calls stood for no sample") == 1
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told
