@@ -116,7 +116,7 @@ def test_who_may_be_admitted_by_heirs_that_are_not_known_here_is_told_so_and_jud
 
 
 @virtually
-async def test_an_entry_that_lacks_orders_ends_no_attempts_to_enter_by_another_one() -> None:
+async def test_an_entry_that_lacks_orders_or_is_busy_ends_no_attempts_to_enter_by_another_one() -> None:
     stale, other = (Address(PeerId(digit * 64)) for digit in "12")
     dials: Counter[Address] = Counter()
 
@@ -137,7 +137,7 @@ async def test_an_entry_that_lacks_orders_ends_no_attempts_to_enter_by_another_o
     clock = SimpleNamespace(time_at=lambda _: 1.0, enter_by=lambda *_: None)
     node: Any = SimpleNamespace(dial=dial, clock=clock, synchronise=meet)
     silence = UnreachableError("no answer")
-    answers: list[Exception | None] = [silence, None]
+    answers: list[Exception | None] = [silence, RejectedError("enough exchanges", code=RefusalCode.BUSY), None]
     await enter()
     answers = [silence] * ENTRY_ATTEMPTS
     with pytest.raises(RejectedError, match="of term 1"):

@@ -213,7 +213,7 @@ def test_a_trainer_that_counts_tokens_and_a_loop_that_counts_samples_do_not_trai
     assert loop["unit"] == "tokens"
     said = (tmp_path / "errors1").read_text("utf-8")  # of a loop with Accelerate that never clips, and of Lightning
     assert said.count("the run clips gradients to 1.0, as its spec says (optimizer.max_grad_norm)") == 2
-    assert said.count("this script sets no norm") == 1
+    assert said.count("this script gives its framework no norm") == 1
     assert said.count("this script clips each value to 1.0, which is left out") == 1
 
 

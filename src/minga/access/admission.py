@@ -33,7 +33,7 @@ from minga.core.aio import racing
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.training import AccessOverused
-from minga.core.refusal_code import RefusalCode
+from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import (
     CLOCK_SKEW_S,
@@ -388,8 +388,8 @@ class Entrance:
         """Enter by the first entry that lets this peer in; without entries, at once. An attempt lasts as long as a
         dial, about 10 s. Who `may_be_alone` makes one only, and enters by another newcomer, too.
 
-        Raises `RejectedError` if the peers that answer refuse this one, for want of orders only after the last attempt,
-        and `UnreachableError` if none answers.
+        Raises `RejectedError` if the peers that answer refuse this one: at once for what it has to change itself, else
+        after the last attempt; and `UnreachableError` if none answers.
         """
         error: RemoteError | None = None
         attempts = 1 if may_be_alone else ENTRY_ATTEMPTS
@@ -406,7 +406,7 @@ class Entrance:
                         errors.append(failure)
             refused = [failure for failure in errors if isinstance(failure, RejectedError)]
             for refusal in refused:
-                if refusal.code is not RefusalCode.ORDERS:  # an entry that lacks orders says nothing of the other ones
+                if refusal.code.cause is RefusalCause.LOCAL:  # one that lacks orders, or is busy, speaks for no other
                     raise refusal
             error = (refused or errors)[-1]
         if isinstance(error, RejectedError):

@@ -60,10 +60,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
-    as the run spec says (`optimizer.max_grad_norm`), and the clipping of Trainer and module is off. `fit` ends when the
-    runs end. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for
-    that. `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
-    begins takes the state of the checkpoint.
+    as the run spec says (`optimizer.max_grad_norm`), and what Trainer and module clip, by `clip_gradients` or to the
+    Trainer's value, is off. `fit` ends when the runs end. A stream (`IterableDataset`) is put into an order of this
+    peer's own, as far as its class has a way for that. `fit(ckpt_path=...)` goes on with the Trainer's data and
+    counters, and with the state of the run; a run that begins takes the state of the checkpoint.
 
     With manual optimization each step of an optimizer counts the batches that went through backward since its last
     `zero_grad`. Of several optimizers each needs that before its own backward.
@@ -90,8 +90,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._schedules: list[LRScheduler | None] = []
         self._untold: dict[torch.optim.Optimizer, RunPlace] = {}
         """Optimizers in whose runs nothing was said yet about the script's clipping."""
-        self._trainer_clips_to: float | None = None
-        """The Trainer's `gradient_clip_val`. In `fit` it is infinity there: a module may clip to it by torch."""
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -125,9 +123,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
             for each in joined:
                 each.tally.told_by = "self.manual_backward(loss)"
         self._untold = dict(zip(joined, self._places, strict=True))
+        self.precision_plugin._clip_gradients = self._have_clipped  # noqa: SLF001  (no other place for it)
         self.precision_plugin.clip_gradients = self._leave_clipping
-        if trainer.gradient_clip_val:
-            self._trainer_clips_to, trainer.gradient_clip_val = trainer.gradient_clip_val, math.inf
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
 
@@ -198,21 +195,37 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Take the step in the run of this optimizer; end with the runs."""
         try:
             result = super().optimizer_step(optimizer, closure, model, **named)
-            self._leave_clipping(optimizer)  # of which it is told, unless the script has clipped
+            trainer = self.lightning_module.trainer
+            self._tell_of_clipping(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
             return result
         finally:
             optimizer.tally.clear()  # also where a gradient scaler left the step out
             if all(each.finished for each in self._joined):
                 self._end(self.lightning_module.trainer)
 
-    def _leave_clipping(
-        self, optimizer: Any, clip_val: float = math.inf, gradient_clip_algorithm: str | None = None
+    def _have_clipped(
+        self, model: Any, optimizer: Any, clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """What the framework calls to clip, in place of its own: leave that to the run, and say so once."""
+        """What the framework calls to have the module clip to the Trainer's value, in place of its own: by functions of
+        torch the module clips to infinity, and to `clip_gradients` it may name a value, which has to be the Trainer's
+        where that has one.
+        """
+        plugin, trainer = self.precision_plugin, self.lightning_module.trainer
+        trainer.gradient_clip_val = None
+        try:
+            to = math.inf if clip_val else clip_val
+            type(plugin)._clip_gradients(plugin, model, optimizer, to, gradient_clip_algorithm)  # noqa: SLF001
+        finally:
+            trainer.gradient_clip_val = clip_val
+
+    def _leave_clipping(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
+        """What `clip_gradients` calls, in place of the framework's own: leave that to the run."""
+        if clip_val not in (0.0, math.inf):  # a value of the module's own
+            self._tell_of_clipping(optimizer, clip_val, gradient_clip_algorithm)
+
+    def _tell_of_clipping(self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str | None) -> None:
+        """Say once that the run clips otherwise."""
         own = getattr(optimizer, "optimizer", optimizer)  # manual optimization hands out wrapped ones
-        if clip_val == math.inf:
-            clip_val = self._trainer_clips_to or 0.0
-            gradient_clip_algorithm = self.lightning_module.trainer.gradient_clip_algorithm
         if (place := self._untold.get(own)) is not None:
             told = place.tell_of_clipping(clip_val, by_value=gradient_clip_algorithm == "value")
             if told or clip_val:  # a script that does not clip may do so later
@@ -242,9 +255,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         places, self._places, self._joined = self._places, [], []
         for place in places:
             place.leave()
-        self.precision_plugin.__dict__.pop("clip_gradients", None)
-        if self._trainer_clips_to is not None:
-            self.lightning_module.trainer.gradient_clip_val, self._trainer_clips_to = self._trainer_clips_to, None
+        for replaced in ("_clip_gradients", "clip_gradients"):
+            self.precision_plugin.__dict__.pop(replaced, None)
         super().teardown()
 
 

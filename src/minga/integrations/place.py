@@ -48,7 +48,7 @@ class RunPlace(NamedTuple):
         """
         norm = self.spec.optimizer.max_grad_norm
         if not own:
-            differs, script = norm is not None, "sets no norm"
+            differs, script = norm is not None, "gives its framework no norm"
         elif by_value:
             differs, script = True, f"clips each value to {own}, which is left out"
         else:

@@ -337,21 +337,7 @@ class Session:
         """
         run = Participation(spec, PeerId(organiser), self.settings.role)
         is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
-        self.founding = founding = Founding(self.node, self.identity, run, path, known)
-
-        def note(peer: PeerId, _: Change) -> None:
-            progress = self.board.get(peer, Progress)
-            if progress is not None and progress.is_settled:
-                founding.step = max(founding.step, progress.step)
-
-        def others_have_state() -> bool:
-            genesis, told = founding.genesis, self.board.payloads(Progress).values()
-            return genesis is not None and any(progress.lineage.founding == genesis.id for progress in told)
-
-        founding.others_have_state = others_have_state
-        for peer in self.board.payloads(Progress):
-            note(peer, "progress")
-        self.board.observe(note)
+        self.founding = founding = Founding(self.node, self.identity, self.board, run, path, known)
         may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
         has_shared_state = not spec.split.is_on or spec.split.averages_clients
         if has_shared_state and (only_looks or not is_organiser or may_sign_for_others):

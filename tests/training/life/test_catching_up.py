@@ -17,7 +17,7 @@ from minga.core.events.training import StateAwaited
 from minga.core.refusal_code import RefusalCode
 from minga.training.life.catching_up import LONGEST_WAIT_S, SYNC_PAUSE_S, CatchingUp, StateWait
 from minga.training.lineage import Lineage, Standing
-from minga.training.transfer.download import BrokenOffError, OvertakenError
+from minga.training.transfer.download import BrokenOffError, OvertakenError, OvertakenMidwayError
 from tests.worlds.swarm_tools import virtually
 
 
@@ -81,7 +81,8 @@ NOTHING = UnreachableError("no state of step 9 or later here")
     ("error", "gives_up"),
     [
         (BrokenOffError("the connection ended"), False),
-        (OvertakenError("has another state than the one wanted"), False),
+        (OvertakenError("has another state than the one wanted"), True),
+        (OvertakenMidwayError("has another state than the one wanted"), False),
         (OutOfSyncError("the swarm went on", code=RefusalCode.BEHIND, round=9), False),
         (NOTHING, True),
     ],

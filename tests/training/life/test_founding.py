@@ -13,6 +13,7 @@ from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
 from minga.core.files import write_atomically
+from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
@@ -33,10 +34,17 @@ from minga.training.life.founding import (
     GenesisAnswer,
     Participation,
 )
+from minga.training.lineage import Lineage
+from minga.training.record_kinds import RUN_KINDS, Progress
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
 
 STATE = "5" * 64
+
+
+def board_of(node: Node) -> Board:
+    clock = asyncio.get_running_loop().time
+    return Board(identity_of(node), node.run_id, run_clock=node.clock, clock=clock, events=node.events, kinds=RUN_KINDS)
 
 
 class Foundation(World):
@@ -45,6 +53,7 @@ class Foundation(World):
     def __init__(self, folder: Path, founders: int = 3) -> None:
         super().__init__()
         self.folder, self.founders = folder, founders
+        self.boards = dict[PeerId, Board]()
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
@@ -52,9 +61,16 @@ class Foundation(World):
         sections = {"security": many} if self.founders > 1 else {"state": {"founder": "first"}}
         organiser = self.nodes[0].peer_id
         known = Genesis.from_file(path, node.run_id, organiser)
-        return Founding(
-            node, identity_of(node), Participation(make_spec(8, **sections), organiser, "trainer"), path, known
-        )
+        run = Participation(make_spec(8, **sections), organiser, "trainer")
+        board = self.boards[node.peer_id] = board_of(node)
+        return Founding(node, identity_of(node), board, run, path, known)
+
+    def tell(self, node: Node, teller: Node, founding: str) -> None:
+        """Let `node` hear that `teller` is at step 5 of a run with this founding."""
+        telling, hearing = board_of(teller), self.boards[node.peer_id]
+        telling.on_signed.add(lambda record: hearing.receive(record, teller.peer_id) and None)
+        telling.put(Progress(5, 0, 0.0, "training", lineage=Lineage.founded(founding)))
+        assert hearing.payloads(Progress)[teller.peer_id].step == 5
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
@@ -186,16 +202,26 @@ def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
         main()
 
 
+OTHER = "6" * 32
+"""The id of another founding than the run's."""
+
+
 @virtually
-async def begins(folder: Path, *, lost: int = 1, organiser_step: int = 0, told: int = 0) -> tuple[bool, float]:
+async def begins(
+    folder: Path, *, lost: int = 1, organiser_sees: str | None = None, sees: str | None = None
+) -> tuple[bool, float]:
     """Whether a peer that has the first state, which the recipe gives all, may begin with it, and after which seconds,
-    if so many answers of the organiser, which sees the run at a step, are lost. `told` is what others say.
+    if so many answers of the organiser are lost. A stranger tells the organiser, or this peer, of a later step of that
+    founding; "" stands for the run's.
     """
     world = Foundation(folder, founders=1)
-    organiser, volunteer = await world.node(), await world.node()
+    organiser, volunteer, stranger = [await world.node() for _ in range(3)]
     of_organiser, asking = world.founding(organiser), world.founding(volunteer)
     of_organiser.rules = asking.rules = FoundingRules(alike=True)
-    of_organiser.first, asking.step = STATE, told
+    of_organiser.first, genesis = STATE, Genesis.sign(RUN_ID, [], STATE, identity_of(organiser))
+    for node, seen in (organiser, organiser_sees), (volunteer, sees):
+        if seen is not None:
+            world.tell(node, stranger, seen or genesis.id)
     organiser.spawn(of_organiser.look_on())
     serve = of_organiser._serve
 
@@ -211,25 +237,47 @@ async def begins(folder: Path, *, lost: int = 1, organiser_step: int = 0, told: 
     find = asyncio.ensure_future(asking.find(STATE))
     while asking.genesis is None:
         await asyncio.sleep(0.01)
-    of_organiser.step, begun_s = organiser_step, asyncio.get_running_loop().time()
+    assert asking.genesis == genesis
+    begun_s = asyncio.get_running_loop().time()
     beginning = await find
     assert lost <= 0
     return not beginning.has_begun, asyncio.get_running_loop().time() - begun_s
 
 
-@pytest.mark.parametrize(("organiser_step", "told", "may"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+@pytest.mark.parametrize(
+    ("organiser_sees", "sees", "may"), [(None, None, True), ("", None, False), (None, "", False), (OTHER, OTHER, True)]
+)
 def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
-    tmp_path: Path, organiser_step: int, told: int, may: bool
+    tmp_path: Path, organiser_sees: str | None, sees: str | None, may: bool
 ) -> None:
-    """It waited half an hour for a peer with the state that it had itself."""
-    may_begin, seconds = begins(tmp_path, organiser_step=organiser_step, told=told)
+    """It waited half an hour for a peer with the state that it had itself, and for ever after a stranger told of a
+    state that is none of the run's.
+    """
+    may_begin, seconds = begins(tmp_path, organiser_sees=organiser_sees, sees=sees)
     assert may_begin is may
     assert seconds < 2 * CALL_S
 
 
 def test_the_organiser_is_believed_before_a_stranger_that_tells_of_a_later_step(tmp_path: Path) -> None:
-    may_begin, _ = begins(tmp_path, lost=0, told=5)
+    may_begin, _ = begins(tmp_path, lost=0, sees="")
     assert may_begin
+
+
+def test_a_stranger_that_tells_all_founders_of_a_later_step_keeps_none_from_beginning(tmp_path: Path) -> None:
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path)
+        *nodes, stranger = [await world.node() for _ in range(4)]
+        foundings = [world.founding(node) for node in nodes]
+        genesis = Genesis.sign(RUN_ID, [node.peer_id for node in nodes], STATE, identity_of(nodes[0]))
+        for node in nodes:
+            world.tell(node, stranger, genesis.id)
+        begun = await asyncio.gather(*(each.find(STATE) for each in foundings))
+        assert begun == [Bootstrap(genesis, has_begun=False)] * 3
+        world.boards[nodes[1].peer_id].put(Progress(2, 0, 0.0, "training", lineage=Lineage.founded(genesis.id)))
+        assert [each.step for each in foundings] == [0, 2, 0]
+
+    main()
 
 
 def test_who_has_the_first_state_does_not_wait_for_an_organiser_that_left_when_another_peer_had_begun(

@@ -59,11 +59,9 @@ async def make_life(
     monkeypatch.setattr(verified_member, "Joiner", Newcomer)
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
-    board, port = (
-        SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None),
-        SimpleNamespace(unit=1, held_s=float),
-    )
-    founding = Founding(node, identity_of(node), Participation(make_spec(8), node.peer_id, "trainer"))
+    board: Any = SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None, payloads=lambda _: {})
+    port = SimpleNamespace(unit=1, held_s=float)
+    founding = Founding(node, identity_of(node), board, Participation(make_spec(8), node.peer_id, "trainer"))
     options = VerifiedOptions(founding, StateServer(node), Behaviour())
     life = VerifiedMember(node, identity_of(node), board, options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]

@@ -28,7 +28,7 @@ from minga.training.life.founding import Bootstrap, Founding
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
-from minga.training.transfer.download import BrokenOffError, OvertakenError, Wanted
+from minga.training.transfer.download import BrokenOffError, Wanted
 
 # ---- Fetching the swarm's state where this member's own differs or is old.
 
@@ -137,7 +137,7 @@ class StateWait:
                 gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
                 why = f"the run has no first state yet; its organiser {name} {gives}{away}"
-                if self._founding.told_step:
+                if self._founding.told_step and self._founding.genesis is None:
                     why = (
                         f"the run is at step {self._founding.told_step}, but no peer that is here has the record of "
                         "how it was founded. That lies in the folder and the checkpoints of each peer that trained: "
@@ -169,7 +169,7 @@ class StateWait:
         self._note(why, is_hopeful=True)
 
     def hope(self) -> None:
-        """A peer gave a part of the state, or has a newer one by now: it is worth waiting for."""
+        """A peer gave a part of the state, or would have if the swarm had not gone on: it is worth waiting for."""
         self._hopeless_s = None
 
     def end(self) -> None:
@@ -295,7 +295,7 @@ class CatchingUp:
 
     async def note_failure(self, newest: int, error: RemoteError) -> None:
         """The state of step `newest` did not come: tell why, and wait before the next attempt if that is useful."""
-        if isinstance(error, OutOfSyncError | OvertakenError | BrokenOffError):
+        if isinstance(error, OutOfSyncError | BrokenOffError):
             self._wait.hope()
         if isinstance(error, OutOfSyncError):
             self._fetches_given_up += 1

@@ -9,10 +9,11 @@ that has one, and never begins with a state of its own.
 In an ordinary run the organiser's peer is the one founder. It begins with what its program has. Where it trains nothing
 itself, and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the run with
 its state. Where it trains nothing, and a recipe gives all peers one first state, it signs that when the first peer that
-has it asks, and names no founder: who has that state begins with it as long as the organiser's peer has seen no step,
-and was not started again. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with
-the same state, which is the organiser's if it is one of them: members vote on everything, and a first list of members
-has to exist before any member could vote on one. A peer that would begin with another state is told how it differs.
+has it asks, and names no founder: who has that state begins with it as long as the organiser's peer has seen no step of
+this founding, and was not started again. In a Byzantine-tolerant run as many founders begin together as the run spec
+says, all with the same state, which is the organiser's if it is one of them: members vote on everything, and a first
+list of members has to exist before any member could vote on one. A peer that would begin with another state is told how
+it differs.
 
 The genesis does not say whether the run has gone on since, so no single peer is believed about that. Of several
 founders, one that waited for the genesis begins, unless more than half of them, each asked by itself, answer that they
@@ -26,7 +27,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -42,12 +43,14 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
+from minga.network.gossip.board import Board, Change
 from minga.network.interface import PeerId
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
 from minga.training.lineage import DIGEST_BYTES
+from minga.training.record_kinds import Progress
 from minga.training.state.manifest import Digest
 
 METHOD = "run.genesis"
@@ -184,24 +187,23 @@ class Founding:
         self,
         node: Node,
         identity: Identity,
+        board: Board,
         run: Participation,
         path: Path | None = None,
         known: Genesis | None = None,
     ) -> None:
         self.step = 0
-        """To be kept up to date: the newest step of the run that this peer has seen."""
+        """The newest step of the run that this peer was at, which is to be kept up to date, or has seen another at."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
         self.first = ""
         """Of the organiser's peer that does not train: the digest of the state that the recipe gives all peers."""
         self.told_first = ""
         """Such a digest, as the organiser's peer told it last."""
-        self.others_have_state: Callable[[], bool] = lambda: False
-        """Whether a peer is in sight that has a state of the run."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.run, self.rules = run, FoundingRules.of(run.spec)
-        self._node, self._identity = node, identity
+        self._node, self._identity, self._board = node, identity, board
         self._path = path
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
@@ -212,6 +214,8 @@ class Founding:
         self._genesis, self._was_known = known, known is not None
         self._settling: asyncio.Future[None] | None = None
         """The keeping of the genesis that was found first: several calls may find one, each with another state."""
+        self._note_all()
+        board.observe(self._note)
         node.serve(METHOD, self._serve)
 
     @property
@@ -262,7 +266,7 @@ class Founding:
 
     @property
     def told_step(self) -> int:
-        """The newest step of the run that this peer has seen, or that another told of."""
+        """The newest step of the run that this peer has seen, or that another told of, who may be anybody."""
         return max(self.step, self._told_step)
 
     async def look_again(self) -> None:
@@ -270,6 +274,24 @@ class Founding:
         await self._ask_all("")
 
     # ---- inner workings
+
+    def _note(self, peer: PeerId, _: Change) -> None:
+        """See how far a peer is. With several founders each goes by its own steps alone, since one stranger could tell
+        all of them the same; who has a state of another founding is at no step of the run.
+        """
+        progress = self._board.get(peer, Progress)
+        if progress is None or not progress.is_settled:
+            return
+        self._told_step = max(self._told_step, progress.step)
+        if self._is_of_run(progress) and (self.rules.founders == 1 or peer == self._node.peer_id):
+            self.step = max(self.step, progress.step)
+
+    def _note_all(self) -> None:
+        for peer in self._board.payloads(Progress):
+            self._note(peer, "progress")
+
+    def _is_of_run(self, progress: Progress) -> bool:
+        return self._genesis is not None and progress.lineage.founding == self._genesis.id
 
     def _sign(self, state: str) -> Genesis | None:
         """A genesis, if this is the organiser's peer and the founders are here."""
@@ -285,6 +307,7 @@ class Founding:
         try:
             await asyncio.to_thread(_keep, self._path, genesis)
             self._genesis = genesis
+            self._note_all()
         finally:
             if self._genesis is None:
                 self._settling = None
@@ -358,7 +381,7 @@ class Founding:
 
     async def _may_begin(self, state: str) -> bool:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
-        it does not answer, this peer asks again, unless others have begun: if nobody begins, nobody has a state.
+        it does not answer, this peer asks again, until it sees one that began: if nobody begins, nobody has a state.
         """
         if not state or self._was_known or self._node.peer_id == self.run.organiser:
             return False
@@ -369,7 +392,7 @@ class Founding:
                 )
                 return answer.first == state
             except RemoteError:
-                if self.told_step or self.others_have_state():
+                if any(map(self._is_of_run, self._board.payloads(Progress).values())):
                     return False
             await asyncio.sleep(ASK_PERIOD_S)
 

@@ -86,6 +86,10 @@ class BrokenOffError(UnreachableError):
     """Chunks of the state came, and then the last donor was lost."""
 
 
+class OvertakenMidwayError(OvertakenError, BrokenOffError):
+    """Chunks of the state came, and no donor that is left has it any more."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The state to fetch: that after `minimum_step` or later, and with this `digest`, if one is given.
@@ -163,8 +167,8 @@ class Donors:
         drop_donor(self._node, donor, error)
 
     def nobody(self, *, chunks_came: bool = False) -> UnreachableError:
-        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one, else a
-        `BrokenOffError` if chunks of it came.
+        """The error that tells why the state cannot be had: an `OvertakenError` if it has become an old one, which is
+        what donors say, a `BrokenOffError` if chunks of it came, which no stranger can say.
         """
         reasons = [f"{donor[:10]}: {error.message}" for donor, error in sorted(self.failed.items())]
         reached = {donor: step for donor, step in sorted(self._reached.items()) if donor not in self.failed}
@@ -174,7 +178,7 @@ class Donors:
         count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
         kind = BrokenOffError if chunks_came else UnreachableError
         if reached and min(reached.values()) > self._wanted.minimum_step:
-            kind = OvertakenError
+            kind = OvertakenMidwayError if chunks_came else OvertakenError
         return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
     async def fetch_manifest(self) -> tuple[Manifest, Lineage, list[PeerId]]:
