@@ -60,8 +60,8 @@ def run_runs(options: RunsCommand, context: Context) -> None:
 def run_remove(options: RunsRemoveCommand, context: Context) -> None:
     """Remove the folder of a run, or all temporary ones that no peer uses, as a rule after a question.
 
-    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
-    nobody can be asked.
+    Raises `ConfigurationError` if that is no run, more than one, or one in which this machine takes part at present,
+    and where nobody can be asked.
     """
     base, output = runs_folder(options.directory), context.output
     folders = run_folders(base)
