@@ -229,7 +229,8 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
     except OSError as error:
         raise StorageError(f"the backup {out} cannot be written: {reason_of(error)}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
     return Backup(run, step, out.stat().st_size)
 
 
@@ -256,7 +257,8 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
     """Make the run's folder again, below `runs`, and the file `key` with the organiser's key.
 
     Without `key` that is the key file of this user, or if there is another key in it, `organiser-key.json` in the run's
-    folder. Raises `ConfigurationError` for a wrong passphrase, a damaged file, or a run that lies there already.
+    folder. Raises `ConfigurationError` for a wrong passphrase, a damaged file, a `key` with another key in it, or a run
+    that lies there already; `StorageError` or `IdentityError` if the disk refuses. No folder is left behind then.
     """
     partial = runs / f".restoring-{secrets.token_hex(4)}"
     try:
@@ -271,12 +273,17 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
             raise ConfigurationError(f"{folder} is there already: move it away to restore the backup")
         flush_tree(partial)
         partial.rename(folder)
+        try:
+            stored = _store_key(identity, key, folder)
+        except BaseException:
+            folder.rename(partial)  # which is deleted: without its key the run is not restored
+            raise
         flush_folder(runs)
     except OSError as error:
         raise StorageError(f"the backup {file} cannot be restored: {reason_of(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Restored(known_run(folder), _store_key(identity, key, folder))
+    return Restored(known_run(folder), stored)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size_bytes: int, written_at: float) -> None:
@@ -321,6 +328,4 @@ def _store_key(identity: Identity, path: Path | None, folder: Path) -> Path:
             stored = key_file.read(candidate)
         if stored is not None and stored[1] == identity.peer_id:
             return candidate
-    raise ConfigurationError(
-        f"the run is restored to {folder}, but {candidates[-1]} holds another key: name another file with --identity"
-    )
+    raise ConfigurationError(f"{candidates[-1]} holds another key: name another file with --identity")
