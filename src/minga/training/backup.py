@@ -35,11 +35,14 @@ from minga.training.state.own_state import is_own_state
 # ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.
 #
 # Left out are older checkpoints, the archive (which has copies of its own, see `checkpoints.upload_to`), downloads
-# that are under way, locks and unfinished files; and what the peer alone has, which rounds may have counted since.
+# that are under way, locks, unfinished files, and the key file of an earlier restoration, since the key is kept anyway;
+# and what the peer alone has, which rounds may have counted since.
 
 
 CHECKPOINTS = "checkpoints"
-_LEFT_OUT = frozenset({"archive", CHECKPOINTS, "downloads", HOST_LOCK})
+_KEY_NAME = "organiser-key"
+_KEY_FILE = f"{_KEY_NAME}.json"
+_LEFT_OUT = frozenset({"archive", CHECKPOINTS, "downloads", HOST_LOCK, _KEY_FILE})
 MAX_PARTS = 8
 
 
@@ -184,7 +187,6 @@ def _nonce(number: int, *, is_last: bool) -> bytes:
 
 ATTEMPTS = 5
 """A checkpoint that is pruned while it is read is no reason to give up: there is a newer one."""
-_KEY_NAME = "organiser-key"
 _MAX_KEY_BYTES = 4096
 
 
@@ -320,7 +322,7 @@ def _extract(reader: SealedReader, folder: Path) -> Identity:
 
 
 def _store_key(identity: Identity, path: Path | None, folder: Path) -> Path:
-    candidates = [path] if path is not None else [key_file.default_path(), folder / f"{_KEY_NAME}.json"]
+    candidates = [path] if path is not None else [key_file.default_path(), folder / _KEY_FILE]
     for candidate in candidates:
         stored = key_file.read(candidate)
         if stored is None:

@@ -202,6 +202,9 @@ def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch
     restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
     assert restored.key.parent == restored.run.directory
     assert Identity.load_or_create(restored.key).seed == organiser.seed
+    write_backup(restored.run.directory, tmp_path / "again.backup", organiser, WORDS)
+    again = restore_backup(tmp_path / "again.backup", tmp_path / "third", None, WORDS)
+    assert Identity.load_or_create(again.key).seed == organiser.seed, "a file that others may read is none"
     with pytest.raises(minga.ConfigurationError, match=r"^\S+ holds another key"):
         restore_backup(tmp_path / "kept.backup", tmp_path / "elsewhere", other, WORDS)
     with pytest.raises(minga.IdentityError, match="key file"):
