@@ -171,6 +171,7 @@ def test_a_run_that_a_program_of_this_machine_is_in_is_not_deleted(tmp_path: Pat
         ("runs", "receipts", "ID"),
         ("runs", "receipts", "ID", "--out", "OUT"),
         ("status", "ID"),
+        ("evaluate", "ID"),
         ("runs", "verify", "ID"),
     ],
 )
