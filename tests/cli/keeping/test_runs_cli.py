@@ -12,6 +12,7 @@ import pytest
 import typer
 
 import minga
+from minga.cli.terminal import output as output_module
 from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
@@ -46,11 +47,13 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_folders_are_shown_whole_also_in_a_narrow_terminal(
+def test_folders_and_figures_are_shown_whole_also_in_a_narrow_terminal(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+    (folders[0] / "checkpoints" / "step-000123456-0123456789ab").mkdir(parents=True)
+    monkeypatch.setattr(output_module, "PLAIN_WIDTH", 30)
     lines = run("runs").stdout.splitlines()
+    assert [folders[0].name, "123456"] in [line.split()[:1] + line.split()[-1:] for line in lines]
     assert all(str(folder) in lines for folder in folders)
 
 
