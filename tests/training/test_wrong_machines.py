@@ -30,6 +30,7 @@ def test_a_copy_of_a_key_is_refused_as_long_as_the_first_lives(tmp_path: Path) -
                 minga.join(organiser.link, options(tmp_path, "copy.json"))
             assert exit_codes.code_of(caught.value) == exit_codes.KEY
             assert exit_codes.advice(caught.value) == ""
+            assert "a peer that only joins can have a key of its own" in caught.value.message, "no host can"
             assert {peer.peer_id for peer in organiser.peers()} == {organiser.peer_id, first.peer_id}
         minga.join(organiser.link, options(tmp_path, "copy.json")).close()
 

@@ -11,7 +11,6 @@ Called by the user's shell; nothing in the library imports it.
 
 from __future__ import annotations
 
-import errno
 import gc
 import io
 import os
@@ -23,9 +22,6 @@ from minga.cli.terminal import exit_codes
 from minga.core.errors import MingaError, StorageError, reason_of
 
 __all__ = ["main"]
-
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-"""How a disk refuses output that the shell wrote into a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,7 +69,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in exit_codes.FULL:
             raise
         return exit_codes.report(
             StorageError(f"the output cannot be written: {reason_of(error)}"), json_output=json_output

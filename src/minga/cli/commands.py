@@ -192,7 +192,7 @@ class EvaluateCommand(OutputOptions, ThreadsOptions):
     Where its recipe has no task, name the folder of the run: it is measured on held-out data.
     """
 
-    model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub; or a run's folder.")
+    model: str = argument("MODEL", "A folder of `minga export`, OWNER/NAME on the hub, or a run's folder or id.")
     task: str | None = option(
         "Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
         default=None,

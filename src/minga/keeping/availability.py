@@ -9,7 +9,7 @@ The budget limits the bytes of a day, week or month, and spreads them over the t
 another terminal writes the file. To pause is to leave: other peers lose nothing, and the peer comes back as one that
 was away.
 
-Called by cli/taking_part. The module knows clocks and files, and nothing of peers.
+Called by cli/taking_part and training/join. The module knows clocks and files, and nothing of peers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -90,11 +91,12 @@ def _pair(entry: str) -> tuple[int, int]:
 # ---- A word from another terminal: the file `paused` in a run's folder keeps this machine's peers out of the run.
 #
 # Each process that goes by it has a file there, too, which it keeps locked: so the others know whether there is one.
-# Its name says nothing: in containers that share a disk all processes may have the same number.
+# Its name says nothing: in containers that share a disk all processes may have the same number. Each peer has another
+# such file, since those of programs go by no pause; its name begins with a dot, which backups leave out.
 
 
 PAUSE_FILE = "paused"
-_LISTENER = "joined-"
+_LISTENER, _PEER = "joined-", ".peer-"
 _own_names: set[str] = set()
 
 
@@ -120,23 +122,48 @@ def set_paused(directory: Path, *, paused: bool) -> bool:
 def listening(directory: Path) -> Iterator[None]:
     """Count among the `listeners` of a run meanwhile, if its folder can be written."""
     path = directory / f"{_LISTENER}{secrets.token_hex(8)}"
-    with contextlib.ExitStack() as held:
-        _own_names.add(path.name)
-        held.callback(_own_names.discard, path.name)
-        with contextlib.suppress(OSError):
-            path.touch()
-            held.callback(path.unlink, missing_ok=True)
-            if (lock := FileLock.try_acquire(path)) is not None:
-                held.callback(lock.release)
-        yield
+    _own_names.add(path.name)
+    try:
+        with _locked(path):
+            yield
+    finally:
+        _own_names.discard(path.name)
 
 
 def listeners(directory: Path) -> int:
     """How many other processes of this machine take part in the run whose folder this is, as their owner allows."""
+    return _held(path for path in directory.glob(f"{_LISTENER}*") if path.name not in _own_names)
+
+
+def using(directory: Path) -> AbstractContextManager[None]:
+    """Keep the folder of a run from being removed meanwhile, if it can be written."""
+    return _locked(directory / f"{_PEER}{secrets.token_hex(8)}")
+
+
+def is_in_use(directory: Path) -> bool:
+    """Whether a peer is `using` the folder of a run, or a process is `listening` there."""
+    return _held(path for kind in (_LISTENER, _PEER) for path in directory.glob(f"{kind}*")) > 0
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock: FileLock | None = None
+    with contextlib.suppress(OSError):
+        path.touch()
+        lock = FileLock.try_acquire(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _held(paths: Iterable[Path]) -> int:
+    """How many of these files a process holds; the others are deleted."""
     found = 0
-    for path in directory.glob(f"{_LISTENER}*"):
-        if path.name in _own_names:
-            continue
+    for path in paths:
         with contextlib.suppress(OSError):  # it ended just now
             if (lock := FileLock.try_acquire(path)) is None:
                 found += 1

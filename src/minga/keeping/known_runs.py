@@ -20,7 +20,7 @@ from minga.core.files import keep, read_kept
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.keeping.availability import listeners
+from minga.keeping.availability import is_in_use
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints
 from minga.keeping.rejoin import HostLock, signed_spec
 
@@ -69,8 +69,8 @@ class RunFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether it is hosted from, a `minga join` goes by it, or it is one for a time only and its peer lives."""
-        if listeners(self.directory):
+        """Whether it is hosted from, a peer takes part from it, or it is one for a time only and its peer lives."""
+        if is_in_use(self.directory):
             return True
         try:
             HostLock.take(self.directory).release()
@@ -135,7 +135,7 @@ def run_folders(base: Path) -> list[RunFolder]:
             try:
                 found.append(known_run(folder))
             except (ConfigurationError, StorageError):
-                if _UNNAMED.fullmatch(folder.name) and (listeners(folder) or any(folder.iterdir())):
+                if _UNNAMED.fullmatch(folder.name) and (is_in_use(folder) or any(folder.iterdir())):
                     found.append(RunFolder(folder, _age_s(folder.stat().st_mtime)))
     return sorted(found, key=lambda run: run.age_s)
 

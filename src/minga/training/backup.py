@@ -35,11 +35,14 @@ from minga.training.state.own_state import is_own_state
 # ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.
 #
 # Left out are older checkpoints, the archive (which has copies of its own, see `checkpoints.upload_to`), downloads
-# that are under way, locks and unfinished files; and what the peer alone has, which rounds may have counted since.
+# that are under way, locks, unfinished files, and the key file of an earlier restoration, since the key is kept anyway;
+# and what the peer alone has, which rounds may have counted since.
 
 
 CHECKPOINTS = "checkpoints"
-_LEFT_OUT = frozenset({"archive", CHECKPOINTS, "downloads", HOST_LOCK})
+_KEY_NAME = "organiser-key"
+_KEY_FILE = f"{_KEY_NAME}.json"
+_LEFT_OUT = frozenset({"archive", CHECKPOINTS, "downloads", HOST_LOCK, _KEY_FILE})
 MAX_PARTS = 8
 
 
@@ -184,7 +187,6 @@ def _nonce(number: int, *, is_last: bool) -> bytes:
 
 ATTEMPTS = 5
 """A checkpoint that is pruned while it is read is no reason to give up: there is a newer one."""
-_KEY_NAME = "organiser-key"
 _MAX_KEY_BYTES = 4096
 
 
@@ -229,7 +231,8 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
     except OSError as error:
         raise StorageError(f"the backup {out} cannot be written: {reason_of(error)}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
     return Backup(run, step, out.stat().st_size)
 
 
@@ -256,7 +259,8 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
     """Make the run's folder again, below `runs`, and the file `key` with the organiser's key.
 
     Without `key` that is the key file of this user, or if there is another key in it, `organiser-key.json` in the run's
-    folder. Raises `ConfigurationError` for a wrong passphrase, a damaged file, or a run that lies there already.
+    folder. Raises `ConfigurationError` for a wrong passphrase, a damaged file, a `key` with another key in it, or a run
+    that lies there already; `StorageError` or `IdentityError` if the disk refuses. No folder is left behind then.
     """
     partial = runs / f".restoring-{secrets.token_hex(4)}"
     try:
@@ -271,12 +275,17 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
             raise ConfigurationError(f"{folder} is there already: move it away to restore the backup")
         flush_tree(partial)
         partial.rename(folder)
+        try:
+            stored = _store_key(identity, key, folder)
+        except BaseException:
+            folder.rename(partial)  # which is deleted: without its key the run is not restored
+            raise
         flush_folder(runs)
     except OSError as error:
         raise StorageError(f"the backup {file} cannot be restored: {reason_of(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Restored(known_run(folder), _store_key(identity, key, folder))
+    return Restored(known_run(folder), stored)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size_bytes: int, written_at: float) -> None:
@@ -313,7 +322,7 @@ def _extract(reader: SealedReader, folder: Path) -> Identity:
 
 
 def _store_key(identity: Identity, path: Path | None, folder: Path) -> Path:
-    candidates = [path] if path is not None else [key_file.default_path(), folder / f"{_KEY_NAME}.json"]
+    candidates = [path] if path is not None else [key_file.default_path(), folder / _KEY_FILE]
     for candidate in candidates:
         stored = key_file.read(candidate)
         if stored is None:
@@ -321,6 +330,4 @@ def _store_key(identity: Identity, path: Path | None, folder: Path) -> Path:
             stored = key_file.read(candidate)
         if stored is not None and stored[1] == identity.peer_id:
             return candidate
-    raise ConfigurationError(
-        f"the run is restored to {folder}, but {candidates[-1]} holds another key: name another file with --identity"
-    )
+    raise ConfigurationError(f"{candidates[-1]} holds another key: name another file with --identity")

@@ -19,6 +19,7 @@ from minga.core.urls import is_loopback
 from minga.identity.keys.keys import Identity, Rank
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.availability import using
 from minga.keeping.choice_of_key import to_join
 from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
 from minga.keeping.rejoin import MAX_PEERS, MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
@@ -186,6 +187,7 @@ def join(
         else:
             options = options.placed(held)
             directory = made(options.run_directory(link.run_id))
+            held.enter_context(using(directory))
         known = RejoinFile.spec(directory, link)
         if known is not None and needs_plugins:
             check_plugins(known[1])

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from minga.cli.keeping.models import NAMES
+from minga.cli.terminal import exit_codes
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
+from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
 from minga.recipes import RECIPES
@@ -62,6 +64,13 @@ def test_the_folder_of_a_run_says_what_to_type(recipe: str, words: str, tmp_path
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_link_is_no_name_of_a_model_and_it_is_said_what_to_type() -> None:
+    entries = tuple(EntryPoint(f"{number}d" * 32) for number in range(8))  # longer than a file's name may be
+    done = run("evaluate", f"https://volunteers.example/#{Link('ab' * 32, 'cd' * 32, entries)}")
+    assert done.returncode == exit_codes.USAGE
+    assert "no model yet; type minga export LINK --out MODEL" in done.stderr
 
 
 def test_a_model_without_tasks_says_what_to_type(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
 
+import minga
+from minga.cli.terminal import output as output_module
 from minga.cli.terminal.options import folder_or_link, own_run
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
@@ -17,8 +20,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.keeping.known_runs import FOLDER_DIGITS, known_run, runs_folder
+from minga.keeping.known_runs import FOLDER_DIGITS, RunFolder, known_run, runs_folder
 from minga.keeping.rejoin import SPEC_FILE, HostLock
+from minga.training.join import PeerOptions
 from tests.worlds.cli_run import last_json, run
 
 
@@ -43,11 +47,13 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_folders_are_shown_whole_also_in_a_narrow_terminal(
+def test_folders_and_figures_are_shown_whole_also_in_a_narrow_terminal(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+    (folders[0] / "checkpoints" / "step-000123456-0123456789ab").mkdir(parents=True)
+    monkeypatch.setattr(output_module, "PLAIN_WIDTH", 30)
     lines = run("runs").stdout.splitlines()
+    assert [folders[0].name, "123456"] in [line.split()[:1] + line.split()[-1:] for line in lines]
     assert all(str(folder) in lines for folder in folders)
 
 
@@ -146,6 +152,18 @@ def test_a_run_that_a_join_of_this_machine_is_in_is_not_deleted(folders: list[Pa
     assert not folders[0].exists()
 
 
+def test_a_run_that_a_program_of_this_machine_is_in_is_not_deleted(tmp_path: Path) -> None:
+    options = PeerOptions("auxiliary", tmp_path / "host.json", directory=tmp_path / "host", host="127.0.0.1")
+    own = replace(options, identity=tmp_path / "guest.json", directory=tmp_path / "guest")
+    with minga.host(RunSpec(name="here"), options) as host:
+        with minga.join(host.link, own) as guest:
+            folder = guest.directory
+            refused = run("runs", "remove", folder.name, "--directory", str(folder.parent), "--yes")
+            assert "end that process before you remove it" in refused.stderr
+        assert folder.is_dir()
+        assert not RunFolder(folder, 0.0).is_used
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -156,6 +174,7 @@ def test_a_run_that_a_join_of_this_machine_is_in_is_not_deleted(folders: list[Pa
         ("runs", "receipts", "ID"),
         ("runs", "receipts", "ID", "--out", "OUT"),
         ("status", "ID"),
+        ("evaluate", "ID"),
         ("runs", "verify", "ID"),
     ],
 )

@@ -105,6 +105,17 @@ def test_a_reader_that_goes_ends_the_command_without_a_word(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(("command", "code"), [(["runs"], exit_codes.STORAGE), (["status", "x"], exit_codes.USAGE)])
+def test_json_that_a_full_disk_refused_is_no_success(tmp_path: Path, command: list[str], code: int) -> None:
+    program = f"from minga.cli import main; main([*{command}, '--directory', '.', '--json'])"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, check=False
+        )
+    assert (done.returncode, done.stderr.count(b"minga: "), b"Traceback" in done.stderr) == (code, 1, False)
+
+
 @pytest.mark.parametrize("width", [60, 90])
 def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
     width: int, capsys: pytest.CaptureFixture[str]

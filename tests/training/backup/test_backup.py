@@ -202,8 +202,14 @@ def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch
     restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
     assert restored.key.parent == restored.run.directory
     assert Identity.load_or_create(restored.key).seed == organiser.seed
-    with pytest.raises(minga.ConfigurationError, match="holds another key"):
+    write_backup(restored.run.directory, tmp_path / "again.backup", organiser, WORDS)
+    again = restore_backup(tmp_path / "again.backup", tmp_path / "third", None, WORDS)
+    assert Identity.load_or_create(again.key).seed == organiser.seed, "a file that others may read is none"
+    with pytest.raises(minga.ConfigurationError, match=r"^\S+ holds another key"):
         restore_backup(tmp_path / "kept.backup", tmp_path / "elsewhere", other, WORDS)
+    with pytest.raises(minga.IdentityError, match="key file"):
+        restore_backup(tmp_path / "kept.backup", tmp_path / "elsewhere", other / "key.json", WORDS)
+    assert list((tmp_path / "elsewhere").iterdir()) == [], "without its key the run is not restored"
     assert Identity.load_or_create(other).seed == own.seed
     with pytest.raises(minga.ConfigurationError, match="organiser of this run"):
         write_backup(tmp_path / "run", tmp_path / "second.backup", own, WORDS)
@@ -233,6 +239,8 @@ def test_a_full_disk_leaves_no_unfinished_backup(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(backup_module, "_add", full)
     with pytest.raises(minga.StorageError, match="No space"):
         write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    with pytest.raises(minga.StorageError, match="cannot be written"):
+        write_backup(tmp_path / "run", tmp_path / "run" / SPEC_FILE / "kept.backup", organiser, WORDS)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

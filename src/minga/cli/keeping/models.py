@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any, Final
 
 from minga.cli.commands import USUAL_REPEAT, EvaluateCommand, ExportCommand, SampleCommand
 from minga.cli.terminal.context import Context, apply_threads
-from minga.cli.terminal.options import LookingOptions, check_empty, folder_or_link
+from minga.cli.terminal.options import LookingOptions, check_empty, folder_or_link, own_run
 from minga.cli.terminal.output import Display, plain_table
-from minga.core.errors import ConfigurationError, UnreachableError
+from minga.core.errors import ConfigurationError, LinkError, UnreachableError
 from minga.core.files import store
 from minga.core.units import counted
+from minga.identity.links.links import Link
 from minga.keeping.known_runs import known_run
 from minga.keeping.rejoin import SPEC_FILE
 from minga.network.gossip.record_kinds import AddressInfo
@@ -168,8 +170,14 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     figures on held-out data. Raises `ConfigurationError`.
     """
     apply_threads(options.threads)
-    model, task = options.model, options.task
+    model, task = own_run(options.model), options.task
     folder = Path(model).expanduser()
+    with contextlib.suppress(LinkError):
+        Link.parse(model)
+        raise ConfigurationError(
+            f"{model[:20]}…: the link of a run, and no model yet; type minga export LINK --out MODEL, and then "
+            "minga evaluate MODEL"
+        )
     provenance = read_provenance(folder)
     of_run, trained = _recipe_of_run(folder)
     name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)

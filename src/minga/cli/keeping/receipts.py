@@ -9,7 +9,7 @@ from minga.cli.commands import RunsReceiptsCommand, RunsVerifyCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.options import folder_or_link, own_run
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import FittedTable
 from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import store
 from minga.core.units import counted, format_size
@@ -168,12 +168,20 @@ def _named(digits: str, book: ReceiptBook) -> PeerId:
 
 
 def _show(totals: dict[PeerId, PeerTotals], context: Context) -> None:
-    table = plain_table("peer", "samples", "steps", "bytes reduced", "claims", left=["peer"])
-    for peer, total in sorted(totals.items(), key=lambda each: (-each[1].samples, -each[1].reduced_bytes, each[0])):
-        claims = f"{total.counted} of {total.claimed}"
-        reduced = format_size(total.reduced_bytes)
-        table.add_row(peer[:16], f"{total.samples:,}", f"{total.steps:,}", reduced, claims)
-    context.output.say(table)
+    most_first = sorted(totals.items(), key=lambda each: (-each[1].samples, -each[1].reduced_bytes, each[0]))
+    context.output.say(
+        FittedTable(
+            ("peer", "samples", "steps", "bytes reduced", "claims"),
+            [_cells(peer, total) for peer, total in most_first],
+            left=(),
+            least_first=("claims", "bytes reduced", "steps"),
+        )
+    )
+
+
+def _cells(peer: PeerId, total: PeerTotals) -> tuple[str, ...]:
+    claims = f"{total.counted} of {total.claimed}"
+    return peer[:16], f"{total.samples:,}", f"{total.steps:,}", format_size(total.reduced_bytes), claims
 
 
 def _as_json(totals: dict[PeerId, PeerTotals]) -> dict[str, Any]:

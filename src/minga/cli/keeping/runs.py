@@ -14,7 +14,7 @@ import typer
 from minga.cli.commands import RunsBackupCommand, RunsCommand, RunsRemoveCommand, RunsRestoreCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.options import own_run
-from minga.cli.terminal.output import Output, plain_table
+from minga.cli.terminal.output import FittedTable, Output
 from minga.core.errors import ConfigurationError
 from minga.core.files import read_secret
 from minga.core.units import counted, format_duration, format_size
@@ -30,11 +30,12 @@ def run_runs(options: RunsCommand, context: Context) -> None:
     runs = run_folders(base)
     temporary = _temporary(runs)
     listed = [run for run in runs if run not in temporary]
-    table = plain_table("run", "name", "step", "age", "size", left=["name"], wraps="name")
-    for run in listed:
-        step = str(run.step) if isinstance(run, KnownRun) and run.step is not None else ""
-        size = format_size(run.size_bytes())
-        table.add_row(run.directory.name, run.name, step, format_duration(run.age_s), size)
+    table = FittedTable(
+        ("run", "name", "step", "age", "size"),
+        [_cells(run) for run in listed],
+        left=("name",),
+        least_first=("size", "age", "name"),
+    )
     output.say(table if listed else f"No run lies in {base}.")
     if listed:  # on lines of their own: in a narrow terminal a column would break them
         output.say("\nTheir folders; where a command takes such a FOLDER, it takes the word under run as well:\n")
@@ -57,11 +58,16 @@ def run_runs(options: RunsCommand, context: Context) -> None:
     )
 
 
+def _cells(run: RunFolder) -> tuple[str, ...]:
+    step = str(run.step) if isinstance(run, KnownRun) and run.step is not None else ""
+    return run.directory.name, run.name, step, format_duration(run.age_s), format_size(run.size_bytes())
+
+
 def run_remove(options: RunsRemoveCommand, context: Context) -> None:
     """Remove the folder of a run, or all temporary ones that no peer uses, as a rule after a question.
 
-    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
-    nobody can be asked.
+    Raises `ConfigurationError` if that is no run, more than one, or one in which this machine takes part at present,
+    and where nobody can be asked.
     """
     base, output = runs_folder(options.directory), context.output
     folders = run_folders(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import sys
@@ -42,6 +43,9 @@ MEANINGS = {
 }
 """What each code says."""
 
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""How a disk refuses output that the shell writes into a file."""
+
 _REFUSALS = {RefusalCode.CLOCK: CLOCK, RefusalCode.KEY: KEY}
 
 before_last_line: list[Callable[[], None]] = []
@@ -66,7 +70,7 @@ counts."""
 
 
 _NOBODY_READS = contextlib.suppress(OSError, ValueError)
-"""Around the last words of a command that was ended: whoever read them may have been ended by the same signal."""
+"""Around the last words of a command: whoever read them may have been ended by the same signal, or the disk is full."""
 
 
 def code_of(error: BaseException) -> int:
@@ -152,8 +156,7 @@ def _tell_interrupt(code: int, *, json_output: bool) -> None:
     if json_output:
         name = "KeyboardInterrupt" if code == INTERRUPTED else "Terminated"
         fields = {"summary": True, "ok": False, "error": name, "message": "interrupted", **done}
-        with _NOBODY_READS:
-            _print_last_line({**fields, "exit_code": code})
+        _print_last_line({**fields, "exit_code": code})
 
 
 def _fitted(text: str, stream: TextIO) -> str:
@@ -169,4 +172,5 @@ def _fitted(text: str, stream: TextIO) -> str:
 def _print_last_line(fields: dict[str, object]) -> None:
     for prepare in before_last_line:
         prepare()
-    print(json.dumps(fields), flush=True)
+    with _NOBODY_READS:
+        print(json.dumps(fields), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -131,6 +130,7 @@ class Output:
         self._lock = threading.Lock()
         self._ended = False
         self._left_out = 0
+        self._refusal: OSError | None = None
         self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING_LINES)
         if json_output:
             threading.Thread(target=self._write_forever, name="minga-output", daemon=True).start()
@@ -172,11 +172,13 @@ class Output:
         self.summary(ok=True, **view.values)
 
     def summary(self, **fields: Any) -> None:
-        """The last line of JSON: what comes after it is dropped."""
+        """The last line of JSON: what comes after it is dropped. Raises `OSError` if a full disk refused any line."""
         if self.json_output:
             self._ended = True
             self._lines.put(_line({"summary": True, **fields, "left_out": self._left_out}))
             self._lines.join()
+            if self._refusal is not None:
+                raise self._refusal
 
     def stop(self) -> None:
         """Drop further events, and wait a moment for those that were not written yet."""
@@ -190,9 +192,14 @@ class Output:
             line = self._lines.get()
             # Below Python's buffered stdout: a thread inside it would hold its lock while the interpreter ends.
             data = line.encode()
-            with contextlib.suppress(OSError, AttributeError):  # whoever read the pipe is gone, or there is no stdout
+            try:
                 while data:
                     data = data[os.write(sys.stdout.fileno(), data) :]
+            except AttributeError:  # there is no stdout
+                pass
+            except OSError as error:
+                if error.errno in exit_codes.FULL:  # else whoever read the pipe is gone
+                    self._refusal = error
             self._lines.task_done()
 
 

@@ -129,7 +129,8 @@ def key_in_use(since: float, proof: bytes = b"", peer: PeerId | None = None) -> 
     begun = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return RejectedError(
         f"this key is in use by another process since {begun}: on another machine, or from a copy of the key file. "
-        "End that one, or give this one a key of its own: --identity FILE, with a FILE that does not exist yet",
+        "End that one; a peer that only joins can have a key of its own: --identity FILE, with a FILE that does not "
+        "exist yet",
         code=RefusalCode.KEY,
         proof=proof,
         peer=peer,
