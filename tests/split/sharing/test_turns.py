@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
+from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.halves import Question, converse
-from minga.split.computing.parts import cross_entropy
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.server.service import SplitService
-from minga.split.sharing.round_robin import TurnHalf, WrongPartError, pack, unpack
+from minga.split.sharing.round_robin import TurnHalf, Turns, WrongPartError, pack, unpack
+from minga.split.wire.messages import Kind
 from minga.split.wire.tensors import EncodedTensors
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec, two_parts
@@ -150,6 +156,30 @@ def test_who_asks_for_its_turn_again_and_again_and_never_trains_loses_it() -> No
         return round.applied
 
     assert run_virtual(play()) == [1] * 2 * TURN
+
+
+class Turned:
+    """Whoever has the top, and what each client asks of it."""
+
+    def __init__(self) -> None:
+        part = ModelPart([two_parts()[1]], partial(torch.optim.SGD, lr=LEARNING_RATE), OptimizerSection())
+        self.turns, self._tickets = Turns(part, cross_entropy, TURN), itertools.count()
+
+    def ask(self, client: str, kind: Kind, part: nn.Module | None = None) -> list[BatchOutcome]:
+        tensors, digest = ((), "") if part is None else pack(part)
+        return list(self.turns.apply(BatchWork(next(self._tickets), client, kind, tensors, digest=digest)))
+
+
+def test_a_server_that_is_started_again_hands_on_what_was_handed_over(tmp_path: Path) -> None:
+    before, after, own = Turned(), Turned(), two_parts(seed=1)[0]
+    before.ask("a", "turn")
+    before.ask("a", "hand_over", own)
+    before.turns.save(tmp_path / "top")
+    after.turns.load(tmp_path / "top")
+    (granted,) = after.ask("b", "turn")
+    other = two_parts(seed=2)[0]
+    unpack(other, granted.tensors, granted.digest)
+    assert torch.equal(values(own), values(other))
 
 
 def test_a_part_arrives_as_it_was_sent_or_not_at_all() -> None:

@@ -12,6 +12,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -66,15 +67,26 @@ class BrokenPartError(LocalError):
 
 
 class Applying(ABC):
-    """What computes with the server's part of a model."""
+    """What computes with `part`, the server's part of a model."""
 
     kinds: Collection[Kind] = ()
     """The kinds of requests that it takes; a server refuses others before their tensors are read."""
 
+    def __init__(self, part: ModelPart) -> None:
+        self.part = part
+
     @property
-    @abstractmethod
     def steps(self) -> int:
         """Steps that the server's part has taken."""
+        return self.part.steps
+
+    def save(self, path: Path) -> None:
+        """Write all that a server goes on from when it is started again. Raises as `ModelPart.save`."""
+        self.part.save(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from what was written, if there is such a file. Raises as `ModelPart.load`."""
+        self.part.load(path)
 
     @abstractmethod
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
@@ -131,14 +143,10 @@ class OneTop(Applying):
     """One top for all clients. `loss` compares its outputs with labels; without one it takes U-shaped batches."""
 
     def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
-        self.part, self._loss = part, loss
+        super().__init__(part)
+        self._loss = loss
         self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
         self._half_done: dict[str, _HalfDone] = {}
-
-    @property
-    def steps(self) -> int:
-        """Steps of the top."""
-        return self.part.steps
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once."""

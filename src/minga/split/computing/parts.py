@@ -5,27 +5,34 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.core.files import store
 from minga.core.spec.sections import OptimizerSection
 from minga.training.replica.build_optimizer import build_optimizer
-from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.snapshot import DTYPE_NAMES, StateMemory, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
 
 OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """An optimizer of the part's parameters, or what makes one of them, such as `partial(torch.optim.Adam, lr=1e-3)`."""
 
 Tensors = tuple[torch.Tensor, ...]
+
+_BESIDE: Final = "beside/"
 
 
 class ModelPart:
@@ -144,6 +151,43 @@ class ModelPart:
         self._state().restore(snapshot)
         self.steps = snapshot.step
         self.zero_grad()
+
+    def save(self, path: Path, beside: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write to one file, of safetensors, what `capture` copies, and tensors that are to be found `beside` it.
+
+        Raises `StorageError`, with the file as before, if the disk refuses, and as `capture`.
+        """
+        state = self.capture()
+        tensors = {entry.name: tensor.clone() for entry, tensor in state.named_tensors()}
+        tensors |= {_BESIDE + name: tensor.contiguous() for name, tensor in (beside or {}).items()}
+        store(path, save(tensors, {"step": str(state.step), "scalars": json.dumps(state.scalars)}))
+
+    def load(self, path: Path) -> Mapping[str, torch.Tensor] | None:
+        """Go on from what `save` wrote; what lay beside it, or None if there is no such file.
+
+        Raises `ConfigurationError`, with nothing changed, if it is of another part.
+        """
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                said = file.metadata() or {}
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (this is no dictionary)
+            step, scalars = int(said["step"]), json.loads(said["scalars"])
+            entries = tuple(
+                TensorEntry(name, DTYPE_NAMES[each.dtype], tuple(each.shape))
+                for name, each in found.items()
+                if not name.startswith(_BESIDE)
+            )
+            state = StateSnapshot.within(step, entries, scalars, StateMemory.of(layout_bytes(entries)))
+            for entry, tensor in state.named_tensors():
+                tensor.copy_(found[entry.name])
+            self.restore(state)
+        except (OSError, SafetensorError, KeyError, ValueError, ConfigurationError) as error:
+            raise ConfigurationError(
+                f"{path}: not this part of the model: {str(error)[:200]}; move the file away"
+            ) from error
+        return {name.removeprefix(_BESIDE): each for name, each in found.items() if name.startswith(_BESIDE)}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

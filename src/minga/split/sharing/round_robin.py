@@ -4,7 +4,8 @@
 
 Clients queue in the order in which they ask. The one whose turn it is loses it when it does not come in time, or begins
 anew; what it trained stays in the top. The part that goes from client to client is kept as it came, unread: the next
-client checks its digest. A server that was started again has none, and the first client goes on with what it has.
+client checks its digest. It lies in the file of the top, and a server that is started again goes on with both; while
+there is none, the first client goes on with what it has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -36,16 +38,26 @@ class Turns(Applying):
     kinds: Collection[Kind] = ("predict", "train", "turn", "hand_over")
 
     def __init__(self, part: ModelPart, loss: LossFunction, batches: int) -> None:
+        super().__init__(part)
         self._top, self._batches = OneTop(part, loss), batches
         self._queue: deque[BatchWork] = deque()
         self._holder: str | None = None
         self._left = 0
         self._handed: tuple[Tensors, str] = ((), "")
 
-    @property
-    def steps(self) -> int:
-        """Steps of the top."""
-        return self._top.steps
+    def save(self, path: Path) -> None:
+        """The top, with the clients' part that fits it."""
+        tensors, digest = self._handed
+        beside = {str(index): each for index, each in enumerate(tensors)}
+        if digest:
+            beside["digest"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+        self.part.save(path, beside)
+
+    def load(self, path: Path) -> None:
+        """See `save`."""
+        beside = dict(self.part.load(path) or {})
+        if (digest := beside.pop("digest", None)) is not None:
+            self._handed = tuple(beside[name] for name in sorted(beside)), bytes(digest.tolist()).hex()
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """A "turn" is answered when it is granted, all others at once."""

@@ -42,6 +42,7 @@ class Blocks(Applying):
     kinds: Collection[Kind] = ("block", "predict_block")
 
     def __init__(self, part: ModelPart, loss: LossFunction, blocks: int) -> None:
+        super().__init__(part)
         self._top, self._blocks = OneTop(part, loss), blocks
         self._waiting: dict[SetKey, dict[int, BatchWork]] = {}
         self._at: dict[tuple[Kind, int], dict[str, int]] = {}
@@ -49,11 +50,6 @@ class Blocks(Applying):
         self._over = -1
         """The last set that was trained."""
         self._given_up: dict[SetKey, None] = {}
-
-    @property
-    def steps(self) -> int:
-        """Steps of the top: sets that were trained."""
-        return self._top.steps
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Answers when the last block of a set is there."""

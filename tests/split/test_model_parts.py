@@ -1,0 +1,46 @@
+"""A part of a cut model: its file, how it is clipped, and the buffers of a client's part."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.sections import OptimizerSection
+from minga.split.computing.parts import ModelPart
+from tests.worlds.split_world import batch, layers, values
+
+adam = partial(torch.optim.AdamW, lr=0.01)
+
+
+def step(part: ModelPart, number: int) -> None:
+    inputs, labels = batch(number)
+    nn.functional.cross_entropy(nn.Sequential(*part.modules)(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    part.step()
+
+
+def test_one_file_has_all_modules_of_a_part_and_what_its_optimizer_keeps(tmp_path: Path) -> None:
+    path, modules, again = tmp_path / "folder" / "parts.safetensors", layers(3), layers(4)
+    part, other = (
+        ModelPart([nn.Sequential(*each[:5]), each[5]], adam, OptimizerSection()) for each in (modules, again)
+    )
+    assert other.load(path) is None
+    for number in range(3):
+        step(part, number)
+    part.save(path, {"beside": torch.arange(3)})
+    beside = other.load(path)
+    assert beside is not None
+    assert beside["beside"].tolist() == [0, 1, 2]
+    assert other.steps == 3
+    step(part, 3)
+    step(other, 3)
+    assert torch.equal(values(*modules), values(*again)), "the moments, too, are those of before"
+    with pytest.raises(ConfigurationError, match="not this part of the model"):
+        ModelPart([modules[0]], adam, OptimizerSection()).load(path)
+    path.write_bytes(b"damaged")
+    with pytest.raises(ConfigurationError, match="not this part of the model"):
+        other.load(path)
