@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -44,3 +45,27 @@ def test_one_file_has_all_modules_of_a_part_and_what_its_optimizer_keeps(tmp_pat
     path.write_bytes(b"damaged")
     with pytest.raises(ConfigurationError, match="not this part of the model"):
         other.load(path)
+
+
+def test_a_part_with_the_optimizer_of_the_run_spec_is_clipped_as_that_says() -> None:
+    section = OptimizerSection(
+        name="sgd",
+        learning_rate=1.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        max_grad_norm=0.5,
+        schedule="constant",
+        warmup_steps=0,
+    )
+    for own, given, longest in (
+        (None, None, 0.5),
+        (None, 2.0, 2.0),
+        (partial(torch.optim.SGD, lr=1.0), None, math.inf),
+    ):
+        module = nn.Linear(2, 1, bias=False)
+        before = values(module)
+        part = ModelPart([module], own, section, given)
+        module(torch.full((1, 2), 100.0)).sum().backward()
+        part.step()
+        moved = float((values(module) - before).norm())
+        assert moved == pytest.approx(min(longest, 100.0 * 2**0.5), rel=1e-3)

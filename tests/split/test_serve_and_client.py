@@ -160,6 +160,8 @@ def test_what_makes_no_sense_is_said(options: Any) -> None:
         serve(spec(), layers()[5], optimizer=lambda _: 5)
     with pytest.raises(minga.ConfigurationError, match=r"nobody else has the data"):
         serve({**spec(), "security": {"verification": "byzantine"}}, layers()[5])
+    with pytest.raises(minga.ConfigurationError, match=r"optimizer\.schedule"):  # rounds of bottoms, batches of the top
+        serve(spec("splitfed-2"), layers()[5], optimizer=None)
 
 
 def test_the_optimizer_of_the_run_spec_with_its_schedule(options: Any) -> None:

@@ -44,8 +44,8 @@ class Client:
     loss: mean loss by outputs and labels; but for U-shaped runs the server has its own, and this one is for `evaluate`.
     penalty: a further loss of the bottom, by the inputs and what it returns, such as `NoPeek()`; it stays here, and is
         not in the loss that `train` returns.
-    max_grad_norm: scales down the gradient of this part of the model alone; where clients' parts are averaged, by the
-        same number at all of them.
+    max_grad_norm: scales down the gradient of this part of the model alone, None by that of the run spec, if the
+        optimizer is; where clients' parts are averaged, by the same number at all of them.
     block: (vertical) the number, from 0, of the block of features that is here.
     options: settings of the peer that joins by a link, as of `minga.join`.
     patience_s: seconds to wait for the server, or for one that comes back, before a call fails.

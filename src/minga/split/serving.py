@@ -19,7 +19,7 @@ from minga.split.computing.applying import BrokenPartError
 from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice, cross_entropy
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
-from minga.split.sharing.variants import applying_for, check_split, server_of
+from minga.split.sharing.variants import applying_for, check_schedule, check_split, server_of
 from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
 from minga.training.bridge.loop_thread import LOOK_S
@@ -181,7 +181,7 @@ def serve(
     optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
         for each batch.
     loss: mean loss by outputs and labels; U-shaped runs have no use for it.
-    max_grad_norm: scales down the gradient of `top` alone.
+    max_grad_norm: scales down the gradient of `top` alone; None is that of the run spec, if the optimizer is.
     options: settings of the peer that begins the run, as of `minga.host`.
     resume: a file that `SplitServer.save` wrote, from which to go on; one that is not there yet says nothing.
 
@@ -199,6 +199,8 @@ def serve(
             raise ConfigurationError(
                 f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.server"
             )
+        if optimizer is None and peer.spec.split.averages_clients:
+            check_schedule(peer.spec)
         part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
         applying = applying_for(peer.spec.split, part, loss)
         if resume is not None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from minga.core.errors import StorageError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.split import taking_part
-from minga.recipes.split.taking_part import ClientRun, ServerRun
+from minga.recipes.split.taking_part import ClientRun, ServerRun, split_recipe
 from minga.split.computing.applying import BrokenPartError
 from minga.split.computing.parts import ModelPart
 from minga.split.examples.samples import LabelledSamples
@@ -138,3 +138,20 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
             last()
     kept.broken = BrokenPartError("half a step")
     server.close()  # and the last good part stays
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"optimizer": {"warmup_steps": 0}}, 'schedule = "linear"'),
+        ({"optimizer": {"schedule": "constant", "warmup_steps": 9}}, "warmup_steps = 9"),
+        ({"model": {"recipe": "split", "init_from": "there"}}, "model.init_from"),
+        ({"training": {"stop_after_steps": 10}}, "--batches"),
+    ],
+)
+def test_settings_that_no_part_would_heed_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        split_recipe(RunSpec.from_mapping({**MAPPING, **change}))
+    split_recipe(
+        RunSpec.from_mapping({**MAPPING, "split": {"variant": "splitfed-1"}, "training": {"stop_after_steps": 10}})
+    )

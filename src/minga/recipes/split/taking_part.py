@@ -21,7 +21,7 @@ from minga.recipes.split.recipe import CutParts, SplitRecipe
 from minga.split.client import Client
 from minga.split.examples.samples import LabelledSamples
 from minga.split.serving import serve
-from minga.split.sharing.variants import check_split
+from minga.split.sharing.variants import check_schedule, check_split
 from minga.training.peer import Peer
 
 logger = logging.getLogger("minga")
@@ -44,7 +44,9 @@ OWN_HELD_OUT: Final = 0.1
 
 
 def split_recipe(spec: RunSpec) -> SplitRecipe:
-    """The recipe of a run with a cut model. Raises `ConfigurationError` if it has none that could be cut."""
+    """The recipe of a run with a cut model. Raises `ConfigurationError` if it has none that could be cut, and for
+    settings that such a run would not heed.
+    """
     check_split(spec)
     if spec.model.recipe == CUSTOM:
         raise ConfigurationError("the parts of this model are in the organiser's program: it calls minga.split")
@@ -55,6 +57,14 @@ def split_recipe(spec: RunSpec) -> SplitRecipe:
         raise ConfigurationError(
             'split.variant = "vertical" needs clients that have other columns of the same samples, which the recipe '
             '"split" has not: write a program that calls minga.split.Client(link, bottom, block=…)'
+        )
+    check_schedule(spec)
+    if spec.model.init_from is not None:
+        raise ConfigurationError("model.init_from: the parts of a cut model begin new")
+    if spec.training.stop_after_steps is not None and not spec.split.averages_clients:
+        raise ConfigurationError(
+            f'training.stop_after_steps: with split.variant = "{spec.split.variant}" clients have no steps in common; '
+            "each ends after as many batches as its --batches says"
         )
     return recipe
 

@@ -38,8 +38,9 @@ _BESIDE: Final = "beside/"
 class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
-    Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
-    scales down the gradient of this part alone: clipped part by part a model takes other steps than as a whole.
+    Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch, and with its
+    `max_grad_norm` if nothing else is said. That scales down the gradient of this part alone: clipped part by part a
+    model takes other steps than as a whole.
 
     Raises `ConfigurationError` for an optimizer that is none, or that lacks some of these parameters.
     """
@@ -58,7 +59,7 @@ class ModelPart:
         self.modules = tuple(modules)
         self.parameters = [each for each in nn.ModuleList(modules).parameters() if each.requires_grad]
         self.optimizer, self.scheduler = self._made(optimizer, section)
-        self._max_grad_norm = max_grad_norm
+        self.max_grad_norm = section.max_grad_norm if optimizer is None and max_grad_norm is None else max_grad_norm
         self.steps = 0
         """Steps that this part has taken."""
 
@@ -100,7 +101,7 @@ class ModelPart:
             self.steps += 1
             return
         try:
-            norm = nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf)
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
             if not bool(torch.isfinite(norm)):
                 raise NonFiniteError("a gradient of this part of the model is not finite")
             self.optimizer.step()

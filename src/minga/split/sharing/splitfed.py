@@ -154,12 +154,12 @@ class AveragedPart(ModelPart):
         max_grad_norm: float | None,
         peer: Peer,
     ) -> None:
-        super().__init__(modules, optimizer, section)
+        super().__init__(modules, optimizer, section, max_grad_norm)
         if self.optimizer is None:
             raise ConfigurationError("a client's part that has nothing to train cannot be averaged")
         model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
         self._averaging = Optimizer(
-            self.optimizer, peer, model=model, scheduler=self.scheduler, max_grad_norm=max_grad_norm
+            self.optimizer, peer, model=model, scheduler=self.scheduler, max_grad_norm=self.max_grad_norm
         )
         self.steps = self.round  # at least so many led to the parameters that it begins with
 
