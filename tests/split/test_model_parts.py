@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.sections import OptimizerSection
+from minga.split.computing.halves import BatchFate
 from minga.split.computing.parts import ModelPart
-from tests.worlds.split_world import batch, layers, values
+from tests.worlds.split_world import CLASSES, batch, layers, make_half, split_spec, values
 
 adam = partial(torch.optim.AdamW, lr=0.01)
 
@@ -69,3 +70,21 @@ def test_a_part_with_the_optimizer_of_the_run_spec_is_clipped_as_that_says() -> 
         part.step()
         moved = float((values(module) - before).norm())
         assert moved == pytest.approx(min(longest, 100.0 * 2**0.5), rel=1e-3)
+
+
+def test_a_batch_that_is_not_finite_or_is_given_up_leaves_the_buffers_of_a_client_alone() -> None:
+    for spoilt in (False, True):
+        bottom = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+        half, (inputs, labels) = make_half(split_spec(), bottom), batch(1)
+        before = [each.clone() for each in bottom.buffers()]
+        if spoilt:
+            inputs[0, 0] = math.inf
+            with pytest.raises(NonFiniteError):
+                next(half.train(inputs, labels))
+        else:
+            talk = half.train(inputs, labels)
+            next(talk)
+            with pytest.raises(StopIteration) as end:
+                talk.send(BatchFate.GIVEN_UP)
+            assert end.value.value is None
+        assert all(torch.equal(a, b) for a, b in zip(before, bottom.buffers(), strict=True))

@@ -112,25 +112,13 @@ class ModelPart:
             self.zero_grad()
 
     @contextlib.contextmanager
-    def keeping_buffers(self) -> Iterator[Callable[[], None]]:
-        """If what is done inside fails, the buffers are as before afterwards.
-
-        Gives a check that raises `NonFiniteError` if a buffer that was finite is not so any more: no later batch would
-        mend a running mean with NaN or infinity in it.
-        """
-        buffers = [(each, each.clone()) for each in self.buffers]
-
-        def check() -> None:
-            for each, before in buffers:
-                if each.is_floating_point() and not is_finite(each) and is_finite(before):
-                    raise NonFiniteError("a buffer of this part of the model is not finite any more")
-
+    def keeping_buffers(self) -> Iterator[KeptBuffers]:
+        """If what is done inside fails, the buffers are as before afterwards."""
+        kept = KeptBuffers(self)
         try:
-            yield check
+            yield kept
         except BaseException:
-            with torch.no_grad():
-                for each, before in buffers:
-                    each.copy_(before)
+            kept.put_back()
             raise
 
     def copied(self) -> ModelPart:
@@ -232,6 +220,29 @@ class ModelPart:
                 "require no gradient"
             )
         return made, None
+
+
+class KeptBuffers:
+    """The buffers of a part as they were when this was made."""
+
+    def __init__(self, part: ModelPart) -> None:
+        self._part, self._round = part, part.round
+        self._buffers = [(each, each.clone()) for each in part.buffers]
+
+    def check(self) -> None:
+        """Raise `NonFiniteError` if a buffer that was finite is not so any more: no later batch would mend a running
+        mean with NaN or infinity in it.
+        """
+        for each, before in self._buffers:
+            if each.is_floating_point() and not is_finite(each) and is_finite(before):
+                raise NonFiniteError("a buffer of this part of the model is not finite any more")
+
+    def put_back(self) -> None:
+        """Let the buffers be as they were, unless the part has come to another round, and has those of that."""
+        if self._part.round == self._round:
+            with torch.no_grad():
+                for each, before in self._buffers:
+                    each.copy_(before)
 
 
 def run_module(module: nn.Module, inputs: Any) -> Tensors:

@@ -192,14 +192,11 @@ class BlockHalf(ClientHalf):
         if number <= self._train_set:
             raise ConfigurationError(f"sample_set={number} comes after {self._train_set}: sets come in ascending order")
         self._train_set = number
-        try:
-            own = self._forward(inputs)
+        with self._batch(inputs) as own:
             given = EncodedTensors() if labels is None else self._encoded_labels(labels)
             place = BatchPlace(0, number, self._block)
             question = Question("block", self._encoded(own.cut), given, own.wants_gradients, place)
             return (yield from self._vanilla(own, question))
-        finally:
-            self.part.zero_grad()
 
     def predict(self, inputs: Any, sample_set: int | None = None) -> Conversation[Any]:
         """What the whole model makes of a sample set of which all clients ask for a prediction.
