@@ -240,6 +240,18 @@ def test_who_asks_by_one_number_for_two_sets_has_one_of_them_and_harms_nobody() 
     run_virtual(scene(), limit_s=500.0)
 
 
+def test_a_client_is_as_patient_as_the_server_is_with_the_others() -> None:
+    async def scene() -> None:
+        case = Vertical()
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=700.0)
+        await case.start()
+        await case.run(0, [1])
+        assert case.clients[0].losses == {1: None}, "told that it was given up, after more than patience_s"
+        await case.world.close()
+
+    run_virtual(scene(), limit_s=2000.0)
+
+
 def test_clients_that_do_not_agree_are_told_so() -> None:
     async def scene() -> None:
         case = Vertical()
