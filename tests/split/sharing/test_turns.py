@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.applying import BatchOutcome, BatchWork
@@ -204,6 +205,18 @@ def test_a_server_that_is_started_again_hands_on_what_was_handed_over(tmp_path: 
     other = two_parts(seed=2)[0]
     unpack(other, granted.tensors, granted.digest)
     assert torch.equal(values(own), values(other))
+
+
+def test_a_part_of_other_sizes_than_the_one_before_is_refused_and_the_next_client_goes_on() -> None:
+    turned, own = Turned(), two_parts(seed=1)[0]
+    turned.ask("a", "turn")
+    turned.ask("a", "hand_over", own)
+    turned.ask("b", "turn")
+    assert turned.ask("c", "turn") == []
+    refused, granted = turned.ask("b", "hand_over", nn.Linear(2, 2))
+    assert refused.refusal is not None
+    assert refused.refusal.code == RefusalCode.REFUSED
+    assert (granted.work.client, granted.digest) == ("c", pack(own)[1])
 
 
 def test_a_part_arrives_as_it_was_sent_or_not_at_all() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop, refused
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Question
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors
 from minga.split.wire.messages import Kind
@@ -68,9 +68,13 @@ class Turns(Applying):
         if work.client != self._holder:
             return [BatchOutcome(work, refusal=_lost("it is the turn of another client"))]
         if work.kind == "hand_over":
-            if work.tensors:
-                self._handed = work.tensors, work.digest
             self._holder = None
+            sizes, before = ([each.numel() for each in tensors] for tensors in (work.tensors, self._handed[0]))
+            if sizes and before and sizes != before:
+                why = f"this part has {sum(sizes)} values, and that of the client before {sum(before)}"
+                return [BatchOutcome(work, refusal=refused(why)), *self._grant_next()]
+            if sizes:
+                self._handed = work.tensors, work.digest
             return [BatchOutcome(work), *self._grant_next()]
         if self._left < 1:
             return [BatchOutcome(work, refusal=_lost(f"a turn has {self._batches} batches"))]
