@@ -121,9 +121,11 @@ class ClientRun:
         self.folder = peer.directory / f"client-{peer.peer_id[:10]}"
         if data:
             recipe, files = recipe.own_data(files, data, self.folder)
-        clients = recipe.settings.clients
-        part = int(peer.peer_id[:8], 16) % clients if number is None else number - 1
-        self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part), peer.spec)
+        by_key = 1 + int(peer.peer_id[:8], 16) % recipe.settings.clients
+        part = by_key if number is None else number
+        self.part = None if data else part
+        """That of the example, counted from 1; another client may have the same."""
+        self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part - 1), peer.spec)
         parts = _parts(recipe, peer.spec)
         self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty, resume=self.path)
         self.resumes = self.client.steps > 0
