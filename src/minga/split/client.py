@@ -164,7 +164,8 @@ class Client:
         """Write this client's parts, and what their optimizer keeps, to a file from which `resume` goes on. Where
         clients' parts are averaged it writes a checkpoint to the peer's folder instead, from which the peer goes on.
 
-        Raises `StorageError`, with the file as before, if the disk refuses.
+        Raises `StorageError`, with the file as before, if the disk refuses, and `ConfigurationError` if there is
+        nothing to train.
         """
         self._half.part.save(path)
 
