@@ -103,7 +103,7 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
     assert (status["split"]["steps"], len(status["split"]["servers"])) == (done["batches"], 1)
     for number in (1, 2):
         parts = sorted(path.name for path in (folder / f"c{number}").rglob("*.safetensors"))
-        assert parts == ["bottom.safetensors", "head.safetensors"]
+        assert parts == ["parts.safetensors"]
     assert Path(done["file"]).name == "top.safetensors"
 
 

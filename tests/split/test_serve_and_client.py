@@ -81,6 +81,23 @@ def test_a_server_that_ends_and_comes_again_on_its_peer_is_waited_for(options: A
         assert other.peers(), "a peer that was there before stays"
 
 
+def test_a_server_and_a_client_that_come_again_go_on_as_if_they_had_never_ended(options: Any, tmp_path: Path) -> None:
+    whole, losses = train_whole(layers(), range(6)), list[float | None]()
+    with minga.host(spec(), options("a")) as peer, minga.join(peer.link, options("b")) as other:
+        for life in range(2):
+            modules = layers(3 + life)
+            bottom, top = nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])
+            with (
+                minga.split.serve(peer, top, optimizer=sgd, resume=tmp_path / "top") as server,
+                minga.split.Client(other, bottom, optimizer=sgd, resume=tmp_path / "bottom") as client,
+            ):
+                losses += [client.train(*batch(3 * life + number)) for number in range(3)]
+                assert client.steps == server.status.steps == 3 + 3 * life
+                client.save(tmp_path / "bottom")
+                server.save(tmp_path / "top")
+    assert losses == pytest.approx(whole, abs=1e-6)
+
+
 def test_a_server_whose_step_fails_half_way_serves_no_more_and_says_why(
     options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +160,8 @@ def test_what_makes_no_sense_is_said(options: Any) -> None:
         serve(spec(), layers()[5], optimizer=lambda _: 5)
     with pytest.raises(minga.ConfigurationError, match=r"nobody else has the data"):
         serve({**spec(), "security": {"verification": "byzantine"}}, layers()[5])
+    with pytest.raises(minga.ConfigurationError, match=r"optimizer\.schedule"):  # rounds of bottoms, batches of the top
+        serve(spec("splitfed-2"), layers()[5], optimizer=None)
 
 
 def test_the_optimizer_of_the_run_spec_with_its_schedule(options: Any) -> None:

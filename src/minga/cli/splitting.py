@@ -96,7 +96,8 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
             run.save()
     told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
     trained = f"Trained on {counted(run.batches, 'batch', 'batches')}{f': {told}' if told else ''}."
-    output.say(f"{trained} This client's parts: {run.folder}")
+    kept = joined.directory if joined.spec.split.averages_clients else run.folder
+    output.say(f"{trained} This client's parts: {kept}")
     output.summary(
         ok=True, batches=run.batches, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
     )
@@ -110,8 +111,10 @@ def _first_words(run: ClientRun) -> str:
     section, size = run.client.peer.spec.split, run.samples.inputs.numel() * run.samples.inputs.element_size()
     stays = "inputs and labels stay here" if section.variant == "u-shaped" else "inputs stay here, labels do not"
     known = " It goes on with the parts that are in its folder." if run.resumes else ""
+    example = "" if run.part is None else f" of the example, part {run.part}"
     return (
-        f"This client trains on {counted(len(run.samples.labels), 'sample')} ({format_size(size)}): {stays}.{known} "
+        f"This client trains on {counted(len(run.samples.labels), 'sample')}{example} ({format_size(size)}): "
+        f"{stays}.{known} "
         "docs/split-learning.md says what the server can find out all the same."
     )
 

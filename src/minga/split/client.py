@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -43,11 +44,12 @@ class Client:
     loss: mean loss by outputs and labels; but for U-shaped runs the server has its own, and this one is for `evaluate`.
     penalty: a further loss of the bottom, by the inputs and what it returns, such as `NoPeek()`; it stays here, and is
         not in the loss that `train` returns.
-    max_grad_norm: scales down the gradient of this part of the model alone; where clients' parts are averaged, by the
-        same number at all of them.
+    max_grad_norm: scales down the gradient of this part of the model alone, None by that of the run spec, if the
+        optimizer is; where clients' parts are averaged, by the same number at all of them.
     block: (vertical) the number, from 0, of the block of features that is here.
     options: settings of the peer that joins by a link, as of `minga.join`.
     patience_s: seconds to wait for the server, or for one that comes back, before a call fails.
+    resume: a file that `save` wrote, from which to go on; one that is not there yet says nothing.
 
     One thread at a time may use it. Raises `ConfigurationError` for arguments that make no sense in this run, and as
     `minga.join`.
@@ -66,6 +68,7 @@ class Client:
         block: int | None = None,
         options: PeerOptions | None = None,
         patience_s: float = PATIENCE_S,
+        resume: Path | None = None,
     ) -> None:
         peer = self.peer = run if isinstance(run, Peer) else join(run, options)
         self._owns_peer, self._busy, self._closed = peer is not run, threading.Lock(), False
@@ -75,6 +78,8 @@ class Client:
             spec = peer.spec
             check_split(spec)
             part = part_for(peer, [bottom] if head is None else [bottom, head], optimizer, max_grad_norm)
+            if resume is not None:
+                part.load(resume)
             self._half = half_for(spec.split, bottom, head, part, loss, peer.peer_id, block, penalty)
 
             def begin() -> Exchange:
@@ -155,12 +160,24 @@ class Client:
         """
         return self._lead(self._half.evaluate(inputs, labels))
 
+    def save(self, path: Path) -> None:
+        """Write this client's parts, and what their optimizer keeps, to a file from which `resume` goes on. Where
+        clients' parts are averaged it writes a checkpoint to the peer's folder instead, from which the peer goes on.
+
+        Raises `StorageError`, with the file as before, if the disk refuses, and `ConfigurationError` if there is
+        nothing to train.
+        """
+        self._half.part.save(path)
+
     def close(self) -> None:
         """End; a peer that this client made leaves the run. May be called twice."""
         is_closed, self._closed = self._closed, True
         with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off the goodbye
             if self._owns_peer:
                 rest.callback(self.peer.close)
+            if isinstance(self._half.part, AveragedPart) and not is_closed:
+                with contextlib.suppress(MingaError):
+                    self._half.part.save(self.peer.directory)
             if isinstance(self._half, TurnHalf) and not is_closed:
                 with contextlib.suppress(MingaError, TimeoutError):
                     self._lead(self._half.leave(), LEAVE_S)

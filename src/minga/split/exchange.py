@@ -43,7 +43,8 @@ LOOK_S: Final = 0.25
 class Exchange:
     """Asks `server` one question at a time, as long as the `board` says that it serves; made on the event loop.
 
-    A question that it does not answer within `patience_s` raises the last error.
+    A question that it does not answer within `patience_s` raises the last error. That begins anew where the server,
+    which has the question, lets the client wait for others.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Exchange:
     ) -> None:
         self._node, self._board, self._server, self._patience_s = node, board, server, patience_s
         self._download = TensorWire(section.download_codec, section.max_elements)
+        self._wait_s = section.wait_s
+        self._deadline, self._is_sent = 0.0, False
         self._session, self._number = 0, 0
         self._doubt: BeginRequest | None = None
         self._asking = asyncio.Lock()
@@ -73,21 +76,22 @@ class Exchange:
             return await self._ask(question)
 
     async def _ask(self, question: Question) -> Answer | BatchFate:
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        self._deadline = asyncio.get_running_loop().time() + self._patience_s
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
                 try:
-                    return await self._attempt(question, deadline)
+                    return await self._attempt(question)
                 except RemoteError as error:
-                    self._take_failure(error, question, deadline)
+                    self._take_failure(error, question)
                 await asyncio.sleep(backoff.next_s())
         except BaseException:
             self._session, self._doubt = 0, None  # the next question is another one, whatever became of this
             raise
 
-    async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
-        server = await self._find(deadline)
+    async def _attempt(self, question: Question) -> Answer | BatchFate:
+        self._is_sent = False
+        server = await self._find()
         changes = question.changes
         while changes and not self._session:
             begun = await self._node.call(server, BEGIN, self._doubt or BeginRequest(), BeginReply)
@@ -104,7 +108,7 @@ class Exchange:
             if error.code != RefusalCode.SESSION or not changes:
                 raise
             self._doubt, self._session = BeginRequest(self._session, self._number), 0
-            return await self._attempt(question, deadline)
+            return await self._attempt(question)
         self._number += changes
         self.step = reply.message.step
         return Answer(server, reply)
@@ -116,23 +120,27 @@ class Exchange:
         self._node.events.emit(SplitBatchGivenUp(why=why))
         return BatchFate.GIVEN_UP
 
-    def _take_failure(self, error: RemoteError, question: Question, deadline: float) -> None:
+    def _take_failure(self, error: RemoteError, question: Question) -> None:
         """Raise what trying again does not mend."""
         if isinstance(error, ProtocolError):
             raise error
         passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
         is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
-        waits = question.kind == "turn" and isinstance(error, SilentError)  # others may take as long as they like
-        if waits:
-            return
-        if not (passes or is_gone) or asyncio.get_running_loop().time() >= deadline:
+        now, others_s = asyncio.get_running_loop().time(), 0.0
+        if self._is_sent and question.kind == "turn" and not isinstance(error, RejectedError):
+            self._deadline = now + self._patience_s
+            if isinstance(error, SilentError):
+                return  # it is in the queue, where others may take as long as they like
+        elif self._is_sent and question.kind in ("block", "predict_block"):
+            others_s = self._wait_s  # for which the server waits for their blocks
+        if not (passes or is_gone) or now >= self._deadline + others_s:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
 
-    async def _find(self, deadline: float) -> PeerId:
+    async def _find(self) -> PeerId:
         """The server, once it is there."""
         while (server := self._server) is None or self._board.get(server, SplitServing) is None:
-            if asyncio.get_running_loop().time() >= deadline:
+            if asyncio.get_running_loop().time() >= self._deadline:
                 raise UnreachableError("no peer of this run serves the other part of the model", phase="split")
             await asyncio.sleep(LOOK_S)
         return server
@@ -154,6 +162,7 @@ class Exchange:
             bodies = (*question.tensors.bodies, *question.labels.bodies)
             await send_bodies(stream, bodies, self._node.clockwork.timeout, ANSWER_S)
             await stream.finish()
+            self._is_sent = True
             try:
                 async with self._node.clockwork.timeout(ANSWER_S):
                     message = await stream.receive(BatchReply)

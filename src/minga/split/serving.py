@@ -19,7 +19,7 @@ from minga.split.computing.applying import BrokenPartError
 from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice, cross_entropy
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
-from minga.split.sharing.variants import applying_for, check_split, server_of
+from minga.split.sharing.variants import applying_for, check_schedule, check_split, server_of
 from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
 from minga.training.bridge.loop_thread import LOOK_S
@@ -89,6 +89,18 @@ class SplitServer:
         """
         self._check()
         return self.peer.call(self._service.between_batches(function))
+
+    def save(self, path: Path) -> None:
+        """Write the top, and all that goes with it, to a file from which `serve(…, resume=path)` goes on; between two
+        batches, or after `close`.
+
+        Raises what is `broken`, and `StorageError`, with the file as before, if the disk refuses.
+        """
+        if self._closed:
+            self._check()
+            self._core.applying.save(path)
+        else:
+            self.between_batches(lambda: self._core.applying.save(path))
 
     def wait(self, steps: int | None = None) -> None:
         """Wait until the top has taken so many steps, or (None) for good; also ended by `close`.
@@ -160,6 +172,7 @@ def serve(
     loss: LossFunction = cross_entropy,
     max_grad_norm: float | None = None,
     options: PeerOptions | None = None,
+    resume: Path | None = None,
 ) -> SplitServer:
     """Serve the server's part of a model to the clients of a run, which is begun, or of which `run` is a peer already.
 
@@ -168,8 +181,9 @@ def serve(
     optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
         for each batch.
     loss: mean loss by outputs and labels; U-shaped runs have no use for it.
-    max_grad_norm: scales down the gradient of `top` alone.
+    max_grad_norm: scales down the gradient of `top` alone; None is that of the run spec, if the optimizer is.
     options: settings of the peer that begins the run, as of `minga.host`.
+    resume: a file that `SplitServer.save` wrote, from which to go on; one that is not there yet says nothing.
 
     Raises `ConfigurationError` for arguments that make no sense, a run whose model is not cut, and a peer to which its
     clients would not send anything.
@@ -185,10 +199,13 @@ def serve(
             raise ConfigurationError(
                 f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.server"
             )
+        if optimizer is None and peer.spec.split.averages_clients:
+            check_schedule(peer.spec)
         part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
-        return SplitServer(
-            peer, BatchServer(applying_for(peer.spec.split, part, loss), peer.spec.split), owns_peer=peer is not run
-        )
+        applying = applying_for(peer.spec.split, part, loss)
+        if resume is not None:
+            applying.load(resume)
+        return SplitServer(peer, BatchServer(applying, peer.spec.split), owns_peer=peer is not run)
     except BaseException:
         if peer is not run:
             peer.close()

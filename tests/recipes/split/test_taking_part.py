@@ -10,23 +10,45 @@ from typing import Any
 import pytest
 import torch
 
-from minga.core.errors import StorageError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.split import taking_part
-from minga.recipes.split.taking_part import ClientRun, ServerRun
+from minga.recipes.split.taking_part import ClientRun, ServerRun, split_recipe
 from minga.split.computing.applying import BrokenPartError
+from minga.split.computing.parts import ModelPart
 from minga.split.examples.samples import LabelledSamples
 
 TABLE = {"data": "table", "features": 3, "classes": 2, "bottom": [8], "top": [4]}
-SPEC = RunSpec.from_mapping(
-    {"name": "x", "model": {"recipe": "split"}, "split": {"variant": "u-shaped"}, "recipe": {"split": TABLE}}
-)
+MAPPING: dict[str, Any] = {
+    "name": "x",
+    "model": {"recipe": "split"},
+    "split": {"variant": "u-shaped"},
+    "recipe": {"split": TABLE},
+    "optimizer": {"name": "adamw", "schedule": "constant", "warmup_steps": 0},
+}
+SPEC = RunSpec.from_mapping(MAPPING)
+
+
+class Alone:
+    """A client that has its parts and no server."""
+
+    def __init__(self, peer: Any, bottom: torch.nn.Module, head: torch.nn.Module, *, resume: Path, **_: object) -> None:
+        self.peer, self.finished = peer, False
+        self.part = ModelPart([bottom, head], None, peer.spec.optimizer)
+        self.part.load(resume)
+        self.steps, self.save = self.part.steps, self.part.save
+
+    def watch(self, *_: object) -> None:
+        """Nobody to look at."""
+
+    def train(self, *_: object) -> float:
+        """Nothing is computed."""
+        return 0.5
 
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = SimpleNamespace(watch=lambda *_: None)
-    monkeypatch.setattr(taking_part, "Client", lambda *_, **__: client)
+    monkeypatch.setattr(taking_part, "Client", Alone)
 
 
 def table(path: Path, rows: Sequence[int]) -> str:
@@ -37,6 +59,11 @@ def table(path: Path, rows: Sequence[int]) -> str:
 def client(peer_id: str, folder: Path, data: str) -> ClientRun:
     peer: Any = SimpleNamespace(spec=SPEC, files={}, peer_id=peer_id, directory=folder)
     return ClientRun(peer, data=[data])
+
+
+def part_of(run: ClientRun) -> ModelPart:
+    assert isinstance(run.client, Alone)
+    return run.client.part
 
 
 def first_values(samples: LabelledSamples | None) -> set[float]:
@@ -52,14 +79,15 @@ def test_two_clients_of_one_machine_keep_parts_and_samples_of_their_own(tmp_path
 
     for number, each in enumerate(both()):
         assert not each.resumes
+        part = part_of(each)
         with torch.no_grad():
-            for _, module in each._own():
-                for parameter in module.parameters():
-                    parameter.fill_(1.0 + number)
+            for parameter in part.parameters:
+                parameter.fill_(1.0 + number)
+        part.steps = 5
         each.save()
     for number, each in enumerate(both()):
         assert each.resumes
-        values = {one for _, module in each._own() for every in module.parameters() for one in every.flatten().tolist()}
+        values = {one for every in part_of(each).parameters for one in every.flatten().tolist()}
         assert values == {1.0 + number}
         known = first_values(each.samples) | first_values(each.held_out)
         assert known == set(map(float, range(500 * number, 500 * number + 40)))
@@ -97,13 +125,11 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
     monkeypatch.setattr(taking_part, "SAVE_S", 0.0)
     run = client("a1" * 32, tmp_path, table(tmp_path / "data.csv", range(40)))
     run.folder = tmp_path / "data.csv"  # nothing can be put into a file
-    stub: Any = run.client
-    stub.train, stub.finished, stub.peer = lambda *_: 0.5, False, SimpleNamespace(peer_id="a1" * 32)
     run.train(lambda: run.batches >= 3)
     assert run.batches == 3
     server = ServerRun.__new__(ServerRun)
     server.top, server.folder, server._saved_s = torch.nn.Linear(1, 1), run.folder, 0.0
-    kept: Any = SimpleNamespace(between_batches=lambda function: function(), close=lambda: None, broken=None)
+    kept: Any = SimpleNamespace(save=part_of(run).save, close=lambda: None, broken=None)
     server.server = kept
     server.save_if_due()
     assert len(caplog.records) == 4
@@ -112,3 +138,20 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
             last()
     kept.broken = BrokenPartError("half a step")
     server.close()  # and the last good part stays
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"optimizer": {"warmup_steps": 0}}, 'schedule = "linear"'),
+        ({"optimizer": {"schedule": "constant", "warmup_steps": 9}}, "warmup_steps = 9"),
+        ({"model": {"recipe": "split", "init_from": "there"}}, "model.init_from"),
+        ({"training": {"stop_after_steps": 10}}, "--batches"),
+    ],
+)
+def test_settings_that_no_part_would_heed_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        split_recipe(RunSpec.from_mapping({**MAPPING, **change}))
+    split_recipe(
+        RunSpec.from_mapping({**MAPPING, "split": {"variant": "splitfed-1"}, "training": {"stop_after_steps": 10}})
+    )

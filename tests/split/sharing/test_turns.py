@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from minga.core.refusal_code import RefusalCode
+from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
+from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.halves import Question, converse
-from minga.split.computing.parts import cross_entropy
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.server.service import SplitService
-from minga.split.sharing.round_robin import TurnHalf, WrongPartError, pack, unpack
+from minga.split.sharing.round_robin import TurnHalf, Turns, WrongPartError, pack, unpack
+from minga.split.wire.messages import Kind
 from minga.split.wire.tensors import EncodedTensors
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec, two_parts
@@ -150,6 +157,66 @@ def test_who_asks_for_its_turn_again_and_again_and_never_trains_loses_it() -> No
         return round.applied
 
     assert run_virtual(play()) == [1] * 2 * TURN
+
+
+def test_who_has_waited_long_for_its_turn_still_waits_for_a_server_whose_connection_broke() -> None:
+    async def scene() -> None:
+        case = Round(2)
+        case.world.spec = shared_spec("round-robin", turn_batches=10**6, wait_s=100.0)
+        await case.start()
+        slow = case.clients[1]
+        assert slow.exchange is not None
+        slow.exchange._patience_s = 20.0
+        busy = case.run(0, range(10**6))
+        await asyncio.sleep(1.0)
+        waits = case.run(1, range(5))
+        await asyncio.sleep(30.0)
+        assert not waits.done()
+        await slow.network.process.run(slow.session.node.disconnect(case.server.peer_id))
+        await asyncio.sleep(5.0)
+        assert not waits.done()
+        busy.cancel()
+        async with asyncio.timeout(300.0):
+            await waits
+        await case.world.close()
+
+    run_virtual(scene(), limit_s=1000.0)
+
+
+class Turned:
+    """Whoever has the top, and what each client asks of it."""
+
+    def __init__(self) -> None:
+        part = ModelPart([two_parts()[1]], partial(torch.optim.SGD, lr=LEARNING_RATE), OptimizerSection())
+        self.turns, self._tickets = Turns(part, cross_entropy, TURN), itertools.count()
+
+    def ask(self, client: str, kind: Kind, part: nn.Module | None = None) -> list[BatchOutcome]:
+        tensors, digest = ((), "") if part is None else pack(part)
+        return list(self.turns.apply(BatchWork(next(self._tickets), client, kind, tensors, digest=digest)))
+
+
+def test_a_server_that_is_started_again_hands_on_what_was_handed_over(tmp_path: Path) -> None:
+    before, after, own = Turned(), Turned(), two_parts(seed=1)[0]
+    before.ask("a", "turn")
+    before.ask("a", "hand_over", own)
+    before.turns.save(tmp_path / "top")
+    after.turns.load(tmp_path / "top")
+    (granted,) = after.ask("b", "turn")
+    other = two_parts(seed=2)[0]
+    unpack(other, granted.tensors, granted.digest)
+    assert torch.equal(values(own), values(other))
+
+
+def test_a_part_of_other_sizes_than_the_one_before_is_refused_and_the_next_client_goes_on() -> None:
+    turned, own = Turned(), two_parts(seed=1)[0]
+    turned.ask("a", "turn")
+    turned.ask("a", "hand_over", own)
+    turned.ask("b", "turn")
+    assert turned.ask("c", "turn") == []
+    refused, granted = turned.ask("b", "hand_over", nn.Linear(2, 2))
+    assert refused.refusal is not None
+    assert refused.refusal.code == RefusalCode.REFUSED
+    assert (granted.work.client, granted.digest) == ("c", pack(own)[1])
 
 
 def test_a_part_arrives_as_it_was_sent_or_not_at_all() -> None:

@@ -101,6 +101,25 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
     assert not torch.equal(values(top), values(two_parts()[1])), "the last round's average is in the program's module"
 
 
+def test_a_client_of_splitfed_that_is_the_last_to_leave_comes_again_with_what_it_had(
+    options: Callable[[str], minga.PeerOptions],
+) -> None:
+    _, top = two_parts()
+    with serve(spec_of("splitfed-2"), top, optimizer=sgd, options=options("server")) as server:
+        found = []
+        for _ in range(2):
+            bottom = two_parts()[0]
+            with Client(server.link, bottom, optimizer=sgd, options=options("client")) as client:
+                begun = client._half.part.round
+                number = 0
+                while client._half.part.round < 1:
+                    client.train(*batch(number))
+                    number += 1
+                found.append((begun, values(bottom)))
+    assert [begun for begun, _ in found] == [0, 1]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_clients_in_turns_hand_over_also_at_their_end(options: Callable[[str], minga.PeerOptions]) -> None:
     bottoms = [two_parts(seed=10 + index)[0] for index in range(2)]
     spec, (_, top) = spec_of("round-robin", turn_batches=3), two_parts()

@@ -13,13 +13,16 @@ import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError, RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.applying import BatchWork
 from minga.split.computing.halves import converse
 from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.sharing.vertical import BlockHalf, Blocks
-from minga.split.wire.messages import BatchPlace
+from minga.split.wire.bodies import send_bodies
+from minga.split.wire.messages import BATCH, BEGIN, BatchPlace, BatchReply, BatchRequest, BeginReply, BeginRequest
+from minga.split.wire.tensors import TensorWire
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec
 from tests.worlds.split_world import CLASSES, SplitPeer, SplitWorld, batch, values
@@ -199,6 +202,54 @@ def test_sets_that_strangers_make_up_keep_nobody_from_training() -> None:
         assert send("y", 2**53, 1) == [False, False], "nobody sent labels"
         assert send("y", 2**53 - start, 1) == []
     assert blocks.steps == 6
+
+
+def test_who_asks_by_one_number_for_two_sets_has_one_of_them_and_harms_nobody() -> None:
+    async def scene() -> None:
+        case = Vertical()
+        await case.start()
+        node, wire = case.clients[0].session.node, TensorWire("float32", 1 << 20)
+        begun = await case.clients[0].network.process.run(
+            node.call(case.server.peer_id, BEGIN, BeginRequest(), BeginReply)
+        )
+
+        async def ask(number: int, sample_set: int) -> BatchReply:
+            encoded, place = wire.encode([torch.zeros(8, WIDTHS[0])], ""), BatchPlace(0, sample_set, 0)
+            async with node.open(case.server.peer_id, BATCH, bulk=True) as stream:
+                await stream.send(BatchRequest("block", begun.session, number, encoded.headers, (), True, place))
+                await send_bodies(stream, encoded.bodies, node.clockwork.timeout)
+                await stream.finish()
+                return await stream.receive(BatchReply)
+
+        tasks = []
+        for number, sample_set in ((1, 1), (2, 99), (1, 2)):
+            tasks.append(case.clients[0].network.process.run(ask(number, sample_set)))
+            await asyncio.sleep(0.5)
+        with pytest.raises(RejectedError) as caught:
+            await tasks[1]
+        assert caught.value.code == RefusalCode.BUSY
+        await asyncio.gather(*(case.run(block, (1, 2)) for block in (1, 2)))
+        for client in case.clients[1:]:
+            assert client.losses[1] is not None
+            assert client.losses[2] is None
+        assert case.server.core is not None
+        assert case.server.core.applying.steps == 1
+        assert await tasks[0] == await tasks[2], "the same request"
+        await case.world.close()
+
+    run_virtual(scene(), limit_s=500.0)
+
+
+def test_a_client_is_as_patient_as_the_server_is_with_the_others() -> None:
+    async def scene() -> None:
+        case = Vertical()
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=700.0)
+        await case.start()
+        await case.run(0, [1])
+        assert case.clients[0].losses == {1: None}, "told that it was given up, after more than patience_s"
+        await case.world.close()
+
+    run_virtual(scene(), limit_s=2000.0)
 
 
 def test_clients_that_do_not_agree_are_told_so() -> None:

@@ -44,7 +44,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     if spec.split.is_on:
         raise ConfigurationError(
             "the model of this run is cut: each side has its part alone, written into its folder of the run "
-            "(bottom.safetensors, top.safetensors, head.safetensors)"
+            "(the server's top.safetensors, and parts.safetensors of each client)"
         )
     recipe = load_recipe(spec)
     model, base = new_model(recipe), None

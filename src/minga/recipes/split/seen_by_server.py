@@ -14,7 +14,8 @@ from torch import Tensor
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.images.loading import Pixels
-from minga.recipes.split.taking_part import load_part, split_recipe
+from minga.recipes.split.taking_part import CLIENT_FILE, split_recipe
+from minga.split.computing.parts import ModelPart
 from minga.split.no_peek import distance_correlation
 
 SHOWN: Final = 8
@@ -37,8 +38,9 @@ class SeenByServer:
         there.
         """
         recipe = split_recipe(spec)
-        bottom = recipe.parts(u_shaped=spec.split.variant == "u-shaped").bottom
-        if not load_part(bottom, folder / "bottom.safetensors"):
+        bottom, _, head = recipe.parts(u_shaped=spec.split.variant == "u-shaped")
+        part = ModelPart([bottom] if head is None else [bottom, head], None, spec.optimizer)
+        if part.load(folder / CLIENT_FILE) is None:
             raise ConfigurationError(f"{folder}: the client left no part of the model")
         bottom.eval()
         own = recipe.client_samples({}, 0)

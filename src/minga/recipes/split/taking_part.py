@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import nn
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.interface import Files
@@ -24,34 +21,10 @@ from minga.recipes.split.recipe import CutParts, SplitRecipe
 from minga.split.client import Client
 from minga.split.examples.samples import LabelledSamples
 from minga.split.serving import serve
-from minga.split.sharing.variants import check_split
+from minga.split.sharing.variants import check_schedule, check_split
 from minga.training.peer import Peer
 
 logger = logging.getLogger("minga")
-
-# ---- The parts of a cut network on the disk of whoever has them.
-
-
-def save_part(module: nn.Module, path: Path) -> None:
-    """Write parameters and buffers. Raises `StorageError` if the disk refuses."""
-    tensors = {name: each.detach().cpu().contiguous() for name, each in module.state_dict().items()}
-    store(path, save(tensors))
-
-
-def load_part(module: nn.Module, path: Path) -> bool:
-    """Go on with what was written, if there is such a file; whether there is.
-
-    Raises `ConfigurationError` if it is of another part.
-    """
-    if not path.exists():
-        return False
-    try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"{path}: not this part of the model: {str(error)[:200]}; move the file away"
-        ) from error
-    return True
 
 
 @contextlib.contextmanager
@@ -63,6 +36,7 @@ def _going_on() -> Iterator[None]:
         logger.warning("%s", error)
 
 
+CLIENT_FILE: Final = "parts.safetensors"
 SAVE_S: Final = 60.0
 """Seconds between two times that parts are written."""
 OWN_HELD_OUT: Final = 0.1
@@ -70,7 +44,9 @@ OWN_HELD_OUT: Final = 0.1
 
 
 def split_recipe(spec: RunSpec) -> SplitRecipe:
-    """The recipe of a run with a cut model. Raises `ConfigurationError` if it has none that could be cut."""
+    """The recipe of a run with a cut model. Raises `ConfigurationError` if it has none that could be cut, and for
+    settings that such a run would not heed.
+    """
     check_split(spec)
     if spec.model.recipe == CUSTOM:
         raise ConfigurationError("the parts of this model are in the organiser's program: it calls minga.split")
@@ -81,6 +57,14 @@ def split_recipe(spec: RunSpec) -> SplitRecipe:
         raise ConfigurationError(
             'split.variant = "vertical" needs clients that have other columns of the same samples, which the recipe '
             '"split" has not: write a program that calls minga.split.Client(link, bottom, block=…)'
+        )
+    check_schedule(spec)
+    if spec.model.init_from is not None:
+        raise ConfigurationError("model.init_from: the parts of a cut model begin new")
+    if spec.training.stop_after_steps is not None and not spec.split.averages_clients:
+        raise ConfigurationError(
+            f'training.stop_after_steps: with split.variant = "{spec.split.variant}" clients have no steps in common; '
+            "each ends after as many batches as its --batches says"
         )
     return recipe
 
@@ -93,8 +77,8 @@ class ServerRun:
     def __init__(self, peer: Peer) -> None:
         parts = _parts(split_recipe(peer.spec), peer.spec)
         self.top, self.folder = parts.top, peer.directory
-        self.resumes = load_part(self.top, self.path)
-        self.server = serve(peer, self.top)
+        self.resumes = self.path.exists()
+        self.server = serve(peer, self.top, resume=self.path)
         self._saved_s = time.monotonic()
 
     @property
@@ -107,13 +91,13 @@ class ServerRun:
         if time.monotonic() - self._saved_s >= SAVE_S:
             self._saved_s = time.monotonic()
             with _going_on():
-                self.server.between_batches(lambda: save_part(self.top, self.path))
+                self.server.save(self.path)
 
     def close(self) -> None:
         """Serve no more, and write the part a last time, unless it is broken."""
         self.server.close()
         if self.server.broken is None:
-            save_part(self.top, self.path)
+            self.server.save(self.path)
 
 
 class ClientRun:
@@ -137,22 +121,29 @@ class ClientRun:
         self.folder = peer.directory / f"client-{peer.peer_id[:10]}"
         if data:
             recipe, files = recipe.own_data(files, data, self.folder)
-        clients = recipe.settings.clients
-        part = int(peer.peer_id[:8], 16) % clients if number is None else number - 1
-        self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part), peer.spec)
+        by_key = 1 + int(peer.peer_id[:8], 16) % recipe.settings.clients
+        part = by_key if number is None else number
+        self.part = None if data else part
+        """That of the example, counted from 1; another client may have the same."""
+        self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part - 1), peer.spec)
         parts = _parts(recipe, peer.spec)
-        self._parts = {"bottom": parts.bottom, "head": parts.head}
-        self.resumes = all(load_part(each, self._path(name)) for name, each in self._own())
-        self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty)
+        self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty, resume=self.path)
+        self.resumes = self.client.steps > 0
         if self.held_out is not None:
             self.client.watch(self.held_out.inputs, self.held_out.labels)
         self._batch_size = max(1, min(batch_size, peer.spec.split.max_samples))
         self.batches, self.loss = 0, float("nan")
         self._saved_s = time.monotonic()
 
+    @property
+    def path(self) -> Path:
+        """The file of this client's parts; where they are averaged, they are in the checkpoints of the peer."""
+        return self.folder / CLIENT_FILE
+
     def train(self, is_over: Callable[[], bool]) -> None:
         """Train batch by batch, in an order of this client's own, until it is over or the run has no further step."""
-        chance = torch.Generator().manual_seed(int.from_bytes(self.client.peer.peer_id.encode()[:6], "big"))
+        seed = int.from_bytes(self.client.peer.peer_id.encode()[:6], "big") + self.client.steps
+        chance = torch.Generator().manual_seed(seed)  # another order than before, where the client comes again
         while True:
             for rows in torch.split(torch.randperm(len(self.samples.labels), generator=chance), self._batch_size):
                 if is_over() or self.client.finished:
@@ -178,14 +169,7 @@ class ClientRun:
     def save(self) -> None:
         """Write this client's parts to its folder, from which it goes on when it comes again."""
         self._saved_s = time.monotonic()
-        for name, module in self._own():
-            save_part(module, self._path(name))
-
-    def _own(self) -> list[tuple[str, nn.Module]]:
-        return [(name, module) for name, module in self._parts.items() if module is not None]
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.safetensors"
+        self.client.save(self.path)
 
 
 def _parts(recipe: SplitRecipe, spec: RunSpec) -> CutParts:

@@ -12,6 +12,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,7 +21,7 @@ from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import LocalError, NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.optim.arithmetic import is_out_of_memory
-from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value
+from minga.split.computing.parts import KeptBuffers, LossFunction, ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import EXACT, MAX_LOSS, NOWHERE, BatchPlace, Kind
 from minga.training.replica.accelerator import wait_for
 from minga.training.replica.draws import draws, replaying
@@ -66,15 +67,26 @@ class BrokenPartError(LocalError):
 
 
 class Applying(ABC):
-    """What computes with the server's part of a model."""
+    """What computes with `part`, the server's part of a model."""
 
     kinds: Collection[Kind] = ()
     """The kinds of requests that it takes; a server refuses others before their tensors are read."""
 
+    def __init__(self, part: ModelPart) -> None:
+        self.part = part
+
     @property
-    @abstractmethod
     def steps(self) -> int:
         """Steps that the server's part has taken."""
+        return self.part.steps
+
+    def save(self, path: Path) -> None:
+        """Write all that a server goes on from when it is started again. Raises as `ModelPart.save`."""
+        self.part.save(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from what was written, if there is such a file. Raises as `ModelPart.load`."""
+        self.part.load(path)
 
     @abstractmethod
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
@@ -131,14 +143,10 @@ class OneTop(Applying):
     """One top for all clients. `loss` compares its outputs with labels; without one it takes U-shaped batches."""
 
     def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
-        self.part, self._loss = part, loss
+        super().__init__(part)
+        self._loss = loss
         self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
         self._half_done: dict[str, _HalfDone] = {}
-
-    @property
-    def steps(self) -> int:
-        """Steps of the top."""
-        return self.part.steps
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once."""
@@ -170,14 +178,14 @@ class OneTop(Applying):
 
     def _train(self, work: BatchWork) -> BatchOutcome:
         inputs = self._leaves(work.tensors)
-        with self.part.keeping_buffers() as check_buffers:
+        with self.part.keeping_buffers() as kept:
             outputs = self.run(inputs)
             labels = tuple(each.to(outputs[0].device) for each in work.labels)
             loss = self._loss(as_value(outputs), as_value(labels))  # type: ignore[misc]  # a kind that it has not
             value = float(loss.detach())
             if not abs(value) <= MAX_LOSS:  # also true for NaN
                 raise refused(f"the loss of this batch is {value}")
-            check_buffers()
+            kept.check()
             loss.backward()
             gradients = self._step(inputs, wants_gradients=work.wants_gradients)
         return BatchOutcome(work, gradients, value, applied=True)
@@ -189,11 +197,11 @@ class OneTop(Applying):
         is_over = kept_bytes > 0 and kept_bytes + sum(each.nbytes for each in inputs) > HALF_DONE_BYTES
         if is_over or len(self._half_done) >= MAX_HALF_DONE:
             raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
-        with self.part.keeping_buffers() as check_buffers:
+        with self.part.keeping_buffers() as kept:
             outputs = self.run(inputs)
             if not all(is_finite(each.float()) for each in outputs):
                 raise refused("what the server's part of the model makes of this batch is not finite")
-            check_buffers()
+            kept.check()
         self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
         self._half_done[work.client] = _HalfDone(inputs, outputs, drawn, work.wants_gradients)
         return BatchOutcome(work, tuple(each.detach() for each in outputs))
@@ -270,15 +278,12 @@ class OneTop(Applying):
         """Inside, the top draws what it drew for this batch before; its buffers, such as those of BatchNorm, have seen
         the batch already, and are as before afterwards.
         """
-        buffers = [(each, each.clone()) for each in self.part.buffers]
-        device = self.part.device
-        with replaying(known.draws, device):
+        kept = KeptBuffers(self.part)
+        with replaying(known.draws, self.part.device):
             try:
                 yield
             finally:
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
+                kept.put_back()
 
     def _spoil_graphs(self, but_latest: int = 0) -> None:
         """What was kept of half done batches is of values that change now, or takes too much memory: these batches are

@@ -7,7 +7,8 @@ answered for good, so a batch that is given up changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar
@@ -18,7 +19,15 @@ from torch import nn
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import SplitSection
-from minga.split.computing.parts import LossFunction, ModelPart, Tensors, as_tensors, as_value, run_module
+from minga.split.computing.parts import (
+    KeptBuffers,
+    LossFunction,
+    ModelPart,
+    Tensors,
+    as_tensors,
+    as_value,
+    run_module,
+)
 from minga.split.no_peek import Penalty
 from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
@@ -84,6 +93,7 @@ class _Batch:
     cut: Tensors
     wants_gradients: bool
     penalty: torch.Tensor | None
+    kept: KeptBuffers
 
 
 class ClientHalf:
@@ -116,15 +126,12 @@ class ClientHalf:
 
     def train(self, inputs: Any, labels: Any) -> Conversation[float | None]:
         """Train on one batch. Returns its mean loss, None if the batch was given up: then no part here has changed."""
-        try:
-            own = self._forward(inputs)
+        with self._batch(inputs) as own:
             sent = self._encoded(own.cut)
             if self._head is None:
                 question = Question("train", sent, self._encoded_labels(labels), own.wants_gradients, self._place())
                 return (yield from self._vanilla(own, question))
             return (yield from self._u_shaped(self._head, own, sent, labels))
-        finally:
-            self.part.zero_grad()
 
     def predict(self, inputs: Any) -> Conversation[Any]:
         """What the whole model makes of the inputs, without learning from them."""
@@ -148,13 +155,23 @@ class ClientHalf:
 
     # ---- inner workings
 
-    def _forward(self, inputs: Any) -> _Batch:
-        """Run the bottom on a batch, to learn from it. Raises `ConfigurationError` for too many samples."""
-        cut = run_module(self._bottom, inputs)
-        self._check(cut)
-        wants = any(each.requires_grad for each in cut)
-        penalty = self._penalty(inputs, as_value(cut)) if wants and self._penalty is not None else None
-        return _Batch(cut, wants, penalty)
+    @contextlib.contextmanager
+    def _batch(self, inputs: Any) -> Iterator[_Batch]:
+        """Run the bottom on a batch, to learn from it; afterwards there are no gradients, and if it was given up or
+        failed, the buffers are as before.
+
+        Raises `ConfigurationError` for too many samples, and `NonFiniteError` if the batch spoils a buffer.
+        """
+        try:
+            with self.part.keeping_buffers() as kept:
+                cut = run_module(self._bottom, inputs)
+                self._check(cut)
+                kept.check()
+                wants = any(each.requires_grad for each in cut)
+                penalty = self._penalty(inputs, as_value(cut)) if wants and self._penalty is not None else None
+                yield _Batch(cut, wants, penalty, kept)
+        finally:
+            self.part.zero_grad()
 
     def _vanilla(self, own: _Batch, question: Question) -> Conversation[float | None]:
         for _ in range(MOST_BEGINNINGS):
@@ -163,6 +180,7 @@ class ClientHalf:
         else:
             raise never_applied()
         if isinstance(answer, BatchFate):
+            own.kept.put_back()
             return None
         if answer.reply.message.loss is None:
             raise ProtocolError("a batch came back without its loss", peer=answer.peer)
@@ -185,8 +203,10 @@ class ClientHalf:
             if not floating:
                 raise ProtocolError("the server's part of the model returned nothing to learn from", peer=answer.peer)
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in floating]
+            own.kept.check()  # the head's
             answer = yield Question("backward", self._encoded(gradients), wants_gradients=own.wants_gradients)
             if answer is BatchFate.GIVEN_UP:
+                own.kept.put_back()
                 return None
             if isinstance(answer, Answer):
                 value = float(loss.detach())

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.core.files import store
 from minga.core.spec.sections import OptimizerSection
 from minga.training.replica.build_optimizer import build_optimizer
-from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.snapshot import DTYPE_NAMES, StateMemory, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
 
 OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -27,12 +32,15 @@ OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.o
 
 Tensors = tuple[torch.Tensor, ...]
 
+_BESIDE: Final = "beside/"
+
 
 class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
-    Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
-    scales down the gradient of this part alone: clipped part by part a model takes other steps than as a whole.
+    Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch, and with its
+    `max_grad_norm` if nothing else is said. That scales down the gradient of this part alone: clipped part by part a
+    model takes other steps than as a whole.
 
     Raises `ConfigurationError` for an optimizer that is none, or that lacks some of these parameters.
     """
@@ -51,7 +59,7 @@ class ModelPart:
         self.modules = tuple(modules)
         self.parameters = [each for each in nn.ModuleList(modules).parameters() if each.requires_grad]
         self.optimizer, self.scheduler = self._made(optimizer, section)
-        self._max_grad_norm = max_grad_norm
+        self.max_grad_norm = section.max_grad_norm if optimizer is None and max_grad_norm is None else max_grad_norm
         self.steps = 0
         """Steps that this part has taken."""
 
@@ -93,7 +101,7 @@ class ModelPart:
             self.steps += 1
             return
         try:
-            norm = nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf)
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
             if not bool(torch.isfinite(norm)):
                 raise NonFiniteError("a gradient of this part of the model is not finite")
             self.optimizer.step()
@@ -104,25 +112,13 @@ class ModelPart:
             self.zero_grad()
 
     @contextlib.contextmanager
-    def keeping_buffers(self) -> Iterator[Callable[[], None]]:
-        """If what is done inside fails, the buffers are as before afterwards.
-
-        Gives a check that raises `NonFiniteError` if a buffer that was finite is not so any more: no later batch would
-        mend a running mean with NaN or infinity in it.
-        """
-        buffers = [(each, each.clone()) for each in self.buffers]
-
-        def check() -> None:
-            for each, before in buffers:
-                if each.is_floating_point() and not is_finite(each) and is_finite(before):
-                    raise NonFiniteError("a buffer of this part of the model is not finite any more")
-
+    def keeping_buffers(self) -> Iterator[KeptBuffers]:
+        """If what is done inside fails, the buffers are as before afterwards."""
+        kept = KeptBuffers(self)
         try:
-            yield check
+            yield kept
         except BaseException:
-            with torch.no_grad():
-                for each, before in buffers:
-                    each.copy_(before)
+            kept.put_back()
             raise
 
     def copied(self) -> ModelPart:
@@ -144,6 +140,43 @@ class ModelPart:
         self._state().restore(snapshot)
         self.steps = snapshot.step
         self.zero_grad()
+
+    def save(self, path: Path, beside: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write to one file, of safetensors, what `capture` copies, and tensors that are to be found `beside` it.
+
+        Raises `StorageError`, with the file as before, if the disk refuses, and as `capture`.
+        """
+        state = self.capture()
+        tensors = {entry.name: tensor.clone() for entry, tensor in state.named_tensors()}
+        tensors |= {_BESIDE + name: tensor.contiguous() for name, tensor in (beside or {}).items()}
+        store(path, save(tensors, {"step": str(state.step), "scalars": json.dumps(state.scalars)}))
+
+    def load(self, path: Path) -> Mapping[str, torch.Tensor] | None:
+        """Go on from what `save` wrote; what lay beside it, or None if there is no such file.
+
+        Raises `ConfigurationError`, with nothing changed, if it is of another part.
+        """
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                said = file.metadata() or {}
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (this is no dictionary)
+            step, scalars = int(said["step"]), json.loads(said["scalars"])
+            entries = tuple(
+                TensorEntry(name, DTYPE_NAMES[each.dtype], tuple(each.shape))
+                for name, each in found.items()
+                if not name.startswith(_BESIDE)
+            )
+            state = StateSnapshot.within(step, entries, scalars, StateMemory.of(layout_bytes(entries)))
+            for entry, tensor in state.named_tensors():
+                tensor.copy_(found[entry.name])
+            self.restore(state)
+        except (OSError, SafetensorError, KeyError, ValueError, ConfigurationError) as error:
+            raise ConfigurationError(
+                f"{path}: not this part of the model: {str(error)[:200]}; move the file away"
+            ) from error
+        return {name.removeprefix(_BESIDE): each for name, each in found.items() if name.startswith(_BESIDE)}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -187,6 +220,29 @@ class ModelPart:
                 "require no gradient"
             )
         return made, None
+
+
+class KeptBuffers:
+    """The buffers of a part as they were when this was made."""
+
+    def __init__(self, part: ModelPart) -> None:
+        self._part, self._round = part, part.round
+        self._buffers = [(each, each.clone()) for each in part.buffers]
+
+    def check(self) -> None:
+        """Raise `NonFiniteError` if a buffer that was finite is not so any more: no later batch would mend a running
+        mean with NaN or infinity in it.
+        """
+        for each, before in self._buffers:
+            if each.is_floating_point() and not is_finite(each) and is_finite(before):
+                raise NonFiniteError("a buffer of this part of the model is not finite any more")
+
+    def put_back(self) -> None:
+        """Let the buffers be as they were, unless the part has come to another round, and has those of that."""
+        if self._part.round == self._round:
+            with torch.no_grad():
+                for each, before in self._buffers:
+                    each.copy_(before)
 
 
 def run_module(module: nn.Module, inputs: Any) -> Tensors:

@@ -165,11 +165,10 @@ class SplitService:
 
     async def _answer(self, peer: PeerId, request: BatchRequest, bodies: Sequence[Body]) -> EncodedReply:
         """What becomes of a request that was read; if it is under way already, what becomes of that."""
-        ticket = self._open.get(peer)
-        known = None if ticket is None else self._pending.get(ticket)
-        same = known is not None and (known.request.session, known.request.number) == (request.session, request.number)
-        if not request.changes or known is None or not same:
-            known = self._enter(peer, request, bodies)
+        ticket = self._open.get(peer) if request.changes else None
+        known = self._enter(peer, request, bodies) if ticket is None else self._pending[ticket]
+        if (known.request.session, known.request.number) != (request.session, request.number):
+            raise RejectedError("another batch of this client is not answered yet", code=RefusalCode.BUSY)
         self._answering[peer] += 1
         try:
             return await asyncio.shield(known.answer)

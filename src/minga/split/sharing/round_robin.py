@@ -4,7 +4,8 @@
 
 Clients queue in the order in which they ask. The one whose turn it is loses it when it does not come in time, or begins
 anew; what it trained stays in the top. The part that goes from client to client is kept as it came, unread: the next
-client checks its digest. A server that was started again has none, and the first client goes on with what it has.
+client checks its digest. It lies in the file of the top, and a server that is started again goes on with both; while
+there is none, the first client goes on with what it has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,7 +23,7 @@ from torch import nn
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop, refused
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Question
 from minga.split.computing.parts import LossFunction, ModelPart, Tensors
 from minga.split.wire.messages import Kind
@@ -36,16 +38,26 @@ class Turns(Applying):
     kinds: Collection[Kind] = ("predict", "train", "turn", "hand_over")
 
     def __init__(self, part: ModelPart, loss: LossFunction, batches: int) -> None:
+        super().__init__(part)
         self._top, self._batches = OneTop(part, loss), batches
         self._queue: deque[BatchWork] = deque()
         self._holder: str | None = None
         self._left = 0
         self._handed: tuple[Tensors, str] = ((), "")
 
-    @property
-    def steps(self) -> int:
-        """Steps of the top."""
-        return self._top.steps
+    def save(self, path: Path) -> None:
+        """The top, with the clients' part that fits it."""
+        tensors, digest = self._handed
+        beside = {str(index): each for index, each in enumerate(tensors)}
+        if digest:
+            beside["digest"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+        self.part.save(path, beside)
+
+    def load(self, path: Path) -> None:
+        """See `save`."""
+        beside = dict(self.part.load(path) or {})
+        if (digest := beside.pop("digest", None)) is not None:
+            self._handed = tuple(beside[name] for name in sorted(beside)), bytes(digest.tolist()).hex()
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """A "turn" is answered when it is granted, all others at once."""
@@ -56,9 +68,13 @@ class Turns(Applying):
         if work.client != self._holder:
             return [BatchOutcome(work, refusal=_lost("it is the turn of another client"))]
         if work.kind == "hand_over":
-            if work.tensors:
-                self._handed = work.tensors, work.digest
             self._holder = None
+            sizes, before = ([each.numel() for each in tensors] for tensors in (work.tensors, self._handed[0]))
+            if sizes and before and sizes != before:
+                why = f"this part has {sum(sizes)} values, and that of the client before {sum(before)}"
+                return [BatchOutcome(work, refusal=refused(why)), *self._grant_next()]
+            if sizes:
+                self._handed = work.tensors, work.digest
             return [BatchOutcome(work), *self._grant_next()]
         if self._left < 1:
             return [BatchOutcome(work, refusal=_lost(f"a turn has {self._batches} batches"))]

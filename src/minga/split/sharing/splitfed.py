@@ -14,8 +14,9 @@ Paper: Thapa et al., "SplitFed: When Federated Learning Meets Split Learning" (a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -51,7 +52,8 @@ class TopCopies(Applying):
     kinds: Collection[Kind] = ("predict", "train")
 
     def __init__(self, part: ModelPart, loss: LossFunction, *, max_copies: int = MAX_COPIES) -> None:
-        self.part, self._loss, self._max_copies = part, loss, max_copies
+        super().__init__(part)
+        self._loss, self._max_copies = loss, max_copies
         self._average = OneTop(part, loss)
         self._copies: dict[str, _Copy] = {}
         self._before: dict[str, int] = {}
@@ -152,13 +154,14 @@ class AveragedPart(ModelPart):
         max_grad_norm: float | None,
         peer: Peer,
     ) -> None:
-        super().__init__(modules, optimizer, section)
+        super().__init__(modules, optimizer, section, max_grad_norm)
         if self.optimizer is None:
             raise ConfigurationError("a client's part that has nothing to train cannot be averaged")
         model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
         self._averaging = Optimizer(
-            self.optimizer, peer, model=model, scheduler=self.scheduler, max_grad_norm=max_grad_norm
+            self.optimizer, peer, model=model, scheduler=self.scheduler, max_grad_norm=self.max_grad_norm
         )
+        self.steps = self.round  # at least so many led to the parameters that it begins with
 
     @property
     def round(self) -> int:
@@ -174,3 +177,14 @@ class AveragedPart(ModelPart):
         """Let the gradients of so many samples count in the round; waits where the round has to be averaged first."""
         self._averaging.step(samples=samples, loss=loss)
         self.steps += 1
+
+    def save(self, path: Path, beside: Mapping[str, torch.Tensor] | None = None) -> None:  # noqa: ARG002
+        """Write a checkpoint of the last round to the folder of the peer: the clients may all leave, and this one come
+        again before others.
+        """
+        if self.round:
+            self._averaging.save_checkpoint()
+
+    def load(self, path: Path) -> Mapping[str, torch.Tensor] | None:  # noqa: ARG002
+        """It has gone on from the state of the run when it was made, and a file of its own would be older."""
+        return {} if self.round else None

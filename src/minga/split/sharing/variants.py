@@ -31,6 +31,18 @@ def check_split(spec: RunSpec) -> None:
         TensorWire(choice, spec.split.max_elements)
 
 
+def check_schedule(spec: RunSpec) -> None:
+    """Raise `ConfigurationError` unless the learning rate of the run spec is the same in all steps: the top takes one
+    for each batch of every client, a bottom for its own batches, or only in each round.
+    """
+    section = spec.optimizer
+    if section.schedule != "constant" or section.warmup_steps:
+        raise ConfigurationError(
+            f'optimizer.schedule = "{section.schedule}" with warmup_steps = {section.warmup_steps}: the parts of a cut '
+            'model do not take equally many steps; write schedule = "constant" and warmup_steps = 0'
+        )
+
+
 def server_of(spec: RunSpec) -> PeerId | None:
     """The one peer to which clients of this run send anything; None while nobody has begun it."""
     key = spec.split.server or spec.begun_by
@@ -54,6 +66,8 @@ def part_for(
     """A client's modules with their optimizer; in SplitFed averaged with those of others, once they have a state."""
     section = peer.spec.optimizer
     if peer.spec.split.averages_clients:
+        if optimizer is None:
+            check_schedule(peer.spec)
         return AveragedPart(modules, optimizer, section, max_grad_norm, peer)
     return ModelPart(modules, optimizer, section, max_grad_norm)
 

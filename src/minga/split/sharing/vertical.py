@@ -42,6 +42,7 @@ class Blocks(Applying):
     kinds: Collection[Kind] = ("block", "predict_block")
 
     def __init__(self, part: ModelPart, loss: LossFunction, blocks: int) -> None:
+        super().__init__(part)
         self._top, self._blocks = OneTop(part, loss), blocks
         self._waiting: dict[SetKey, dict[int, BatchWork]] = {}
         self._at: dict[tuple[Kind, int], dict[str, int]] = {}
@@ -49,11 +50,6 @@ class Blocks(Applying):
         self._over = -1
         """The last set that was trained."""
         self._given_up: dict[SetKey, None] = {}
-
-    @property
-    def steps(self) -> int:
-        """Steps of the top: sets that were trained."""
-        return self._top.steps
 
     def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Answers when the last block of a set is there."""
@@ -196,14 +192,11 @@ class BlockHalf(ClientHalf):
         if number <= self._train_set:
             raise ConfigurationError(f"sample_set={number} comes after {self._train_set}: sets come in ascending order")
         self._train_set = number
-        try:
-            own = self._forward(inputs)
+        with self._batch(inputs) as own:
             given = EncodedTensors() if labels is None else self._encoded_labels(labels)
             place = BatchPlace(0, number, self._block)
             question = Question("block", self._encoded(own.cut), given, own.wants_gradients, place)
             return (yield from self._vanilla(own, question))
-        finally:
-            self.part.zero_grad()
 
     def predict(self, inputs: Any, sample_set: int | None = None) -> Conversation[Any]:
         """What the whole model makes of a sample set of which all clients ask for a prediction.
