@@ -28,6 +28,8 @@ from minga.monitor.history import (
     ask_history,
     fill_gaps,
     packed,
+    parse_entry,
+    read_history,
     thinned,
 )
 from minga.network.interface import PeerId
@@ -115,10 +117,11 @@ def test_a_peer_that_keeps_none_refuses() -> None:
         (zlib.compress(b"x" * (1 << 26)), 0),
         (zlib.compress(b'{"t": 5, "event": "step"}\n' * 100_000), MOST_ENTRIES),
         (zlib.compress(b'{"t": 5, "event": "' + b"y" * 9000 + b'"}'), 0),
+        (zlib.compress(b'{"t": 5, "event": "missed", "peer": "\\ud800"}'), 0),
         (b"", 0),
         (b"no zlib", None),
     ],
-    ids=["garbage", "beyond a float", "bomb", "many", "long", "empty", "unpacked"],
+    ids=["garbage", "beyond a float", "bomb", "many", "long", "half a letter", "empty", "unpacked"],
 )
 def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None) -> None:
     async def test() -> None:
@@ -139,6 +142,19 @@ def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None)
             await node.close()
 
     run_virtual(test())
+
+
+def test_what_is_told_can_be_written_however_deep_it_is_nested(tmp_path: Path) -> None:
+    history, speeds = History(tmp_path / "history.jsonl"), {"aa": 3.5}
+    for depth in range(1, 1100):
+        found = parse_entry(
+            b'{"t": 5, "event": "swarm", "by_peer": {"aa": 3.5}, "x": %s}' % (b"[" * depth + b"]" * depth)
+        )
+        if found is not None:  # else too deep to be read
+            history.put(found)
+    assert parse_entry(b'{"t": 5, "event": "swarm", "by_peer": {"aa": {}}}') == entry(5, "swarm")
+    told = read_history(tmp_path / "history.jsonl")
+    assert told == [entry(5, "swarm", by_peer=speeds)]
 
 
 def test_a_long_history_is_thinned_and_rare_entries_stay() -> None:

@@ -176,14 +176,23 @@ def samples_of(entry: Entry) -> tuple[int, int] | None:
 
 
 def parse_entry(line: bytes) -> Entry | None:
-    """One line of a history; None if it is none."""
+    """One line of a history; None if it is none, or has text that no page could show. Fields that are lists, or
+    mappings of anything but single values, are left out: what a stranger told is written and sent on.
+    """
     try:
         entry = json.loads(line)
+        if b"\\u" in line:
+            json.dumps(entry, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("event"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str) or number_in(entry, "t") is None:
         return None
-    return None if number_in(entry, "t") is None else dict(entry)
+    return {name: value for name, value in entry.items() if _is_flat(value)}
+
+
+def _is_flat(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else (value,)
+    return not any(isinstance(each, dict | list) for each in inner)
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:
