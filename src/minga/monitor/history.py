@@ -287,15 +287,16 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
 
 
 def told_since(peer: Peer, since_s: float) -> list[Entry]:
-    """What a peer that keeps a history tells about the time since; organisers are asked first. Not for the loop's own
-    thread. Raises `ClosedError` after the peer was closed.
+    """What a peer that keeps a history tells about the time since. The organiser's host is asked first, and nobody
+    else if it answers. Not for the loop's own thread. Raises `ClosedError` after the peer was closed.
     """
     node, organiser = peer.session.node, peer.link.organiser
 
     async def ask() -> list[Entry]:
         for other in sorted(node.connected(), key=lambda each: (each != organiser, each))[:MOST_ASKED]:
             with contextlib.suppress(RemoteError):
-                if found := await ask_history(node, other, since_s, time.time()):
+                found = await ask_history(node, other, since_s, time.time())
+                if found or other == organiser:
                     return found
         return []
 
