@@ -180,8 +180,6 @@ def test_where_nobody_looked_the_curve_has_a_hole(chromium: Any, crowd: tuple[Ma
             [5, 4, 3, None, 2, 1],
         ]
         assert opened.evaluate(f"({held_out})().then((found) => found[1][1] === undefined)")
-        hourly = """async ([t, step]) => (await import("/static/js/run_tiles.js")).stepsPerHour({ t, step })"""
-        assert opened.evaluate(hourly, [[0, 10, 20, 900, 910], [1, 2, 3, 4, 5]]) == 360
 
 
 def test_the_way_in_is_one_command(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
