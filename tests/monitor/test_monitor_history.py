@@ -157,7 +157,7 @@ def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> Non
         history.add(1000.0 + step, "step", step=step, loss=9.0, samples=10, total_samples=10 * step)
         if step % 60 == 0:
             history.add(1000.5 + step, "evaluation", step=step, headline="heldout_loss", heldout_loss=8.0)
-            history.add(1000.7 + step, "banned", peer=A)
+            history.add(1000.7 + step, "banned", peer=f"{step:064x}")
         assert samples_in(path) == (step, 10 * step)
     entries = read_history(path)
     for entry in entries:

@@ -91,6 +91,13 @@ def test_a_pause_is_no_part_of_the_pace() -> None:
     assert model.steps_per_hour == 360.0
 
 
+def test_a_ban_that_two_peers_tell_of_counts_once() -> None:
+    model = RunModel()
+    for time_s, peer in ((0.0, 4), (1.0, 5), (-0.2, 4), (9.0, 5), (5000.0, 4)):
+        model.take(entry("banned", BEGIN_S + time_s, peer=peer_id(peer), why="revoked"))
+    assert model.counts["banned"] == model.journals["marks"].total == 3
+
+
 def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() -> None:
     model = RunModel()
     for step in range(3000):

@@ -16,6 +16,8 @@ ROUND_TIMES: Final = ("compute_s", "wait_s", "communicate_s", "apply_s")
 SWARM: Final = ("alive", "training", "syncing", "relayed", "samples_per_second", "sent", "received")
 MOST_MARKS, MOST_ROUNDS, MOST_OTHERS = 400, 60, 200
 PACE_STEPS: Final = 40
+ONE_BAN_S: Final = 600.0
+"""A peer is sent off when a step ends, at each of the others a little later."""
 MOST_TEXT: Final = 300
 TEXTS: Final = ("peer", "why", "changes")
 """Fields of entries that are texts; pages handle all others as numbers."""
@@ -71,9 +73,16 @@ class RunModel:
             self._take_evaluation(entry)
         elif event == "swarm":
             self._take_swarm(entry)
-        elif event in self.counts:
+        elif event in self.counts and not self._is_told_again(entry):
             self.counts[event] += 1
             self._list(event, entry)
+
+    def _is_told_again(self, entry: Entry) -> bool:
+        """Whether this is a ban that is known: a monitor hears of it itself, and from the host."""
+        return entry["event"] == "banned" and any(
+            each["event"] == "banned" and each["peer"] == entry.get("peer") and abs(each["t"] - entry["t"]) < ONE_BAN_S
+            for each in self.journals["findings"]
+        )
 
     def _list(self, event: str, entry: Entry) -> None:
         if event == "round":
