@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.client
 import json
@@ -131,6 +132,13 @@ def test_the_run_is_answered_as_json(dashboard: Dashboard, run: MadeUpRun) -> No
     anatomy = found["journals"]["rounds"]["entries"][-1]
     assert all(anatomy[f"{phase}_s"] is not None for phase in ("compute", "wait", "communicate", "apply"))
     assert set(ask(dashboard, "/api/v1").json()["endpoints"]) >= {"run", "peers", "leaderboard", "join"}
+
+
+def test_answers_are_compressed_for_who_takes_that(dashboard: Dashboard) -> None:
+    plain, packed = (ask(dashboard, "/api/v1/run", Accept_Encoding=way) for way in ("identity", "gzip"))
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 2
 
 
 def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
