@@ -115,7 +115,7 @@ def _bearer(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    """Read by hand: `SimpleCookie` needs time in the square of its input before Python 3.11.10, for strangers, too."""
+    """Read by hand: `http.cookies` takes time in the square of what a stranger sends, before Python 3.11.10."""
     pairs = (pair.partition("=") for pair in headers.get("cookie", "").split(";"))
     return next((value.strip().strip('"') for key, _, value in pairs if key.strip() == name), "")
 
