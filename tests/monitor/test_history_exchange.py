@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minga.core.errors import ProtocolError, RejectedError
+from minga.monitor import history as history_module
 from minga.monitor.history import (
     HISTORY,
     LEAST_PERIOD_S,
@@ -28,6 +31,8 @@ from minga.monitor.history import (
     ask_history,
     fill_gaps,
     packed,
+    parse_entry,
+    read_history,
     thinned,
 )
 from minga.network.interface import PeerId
@@ -115,10 +120,11 @@ def test_a_peer_that_keeps_none_refuses() -> None:
         (zlib.compress(b"x" * (1 << 26)), 0),
         (zlib.compress(b'{"t": 5, "event": "step"}\n' * 100_000), MOST_ENTRIES),
         (zlib.compress(b'{"t": 5, "event": "' + b"y" * 9000 + b'"}'), 0),
+        (zlib.compress(b'{"t": 5, "event": "missed", "peer": "\\ud800"}'), 0),
         (b"", 0),
         (b"no zlib", None),
     ],
-    ids=["garbage", "beyond a float", "bomb", "many", "long", "empty", "unpacked"],
+    ids=["garbage", "beyond a float", "bomb", "many", "long", "half a letter", "empty", "unpacked"],
 )
 def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None) -> None:
     async def test() -> None:
@@ -141,6 +147,19 @@ def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None)
     run_virtual(test())
 
 
+def test_what_is_told_can_be_written_however_deep_it_is_nested(tmp_path: Path) -> None:
+    history, speeds = History(tmp_path / "history.jsonl"), {"aa": 3.5}
+    for depth in range(1, 1100):
+        found = parse_entry(
+            b'{"t": 5, "event": "swarm", "by_peer": {"aa": 3.5}, "x": %s}' % (b"[" * depth + b"]" * depth)
+        )
+        if found is not None:  # else too deep to be read
+            history.put(found)
+    assert parse_entry(b'{"t": 5, "event": "swarm", "by_peer": {"aa": {}}}') == entry(5, "swarm")
+    for told in read_history(tmp_path / "history.jsonl"):
+        assert told == entry(5, "swarm", by_peer=speeds)
+
+
 def test_a_long_history_is_thinned_and_rare_entries_stay() -> None:
     entries = [entry(float(second), step=second) for second in range(20_000)]
     entries += [entry(float(second), "lost", peer="aa" * 32) for second in range(0, 20_000, 500)]
@@ -149,8 +168,21 @@ def test_a_long_history_is_thinned_and_rare_entries_stay() -> None:
     assert sum(each["event"] == "lost" for each in few) == 40
     times = [each["t"] for each in few]
     assert times == sorted(times)
-    assert times[0] == 0.0
-    assert times[-1] > 19_980
+    assert times[0] < 20.0
+    assert times[-1] == 19_999.0
+
+
+def test_each_frequent_kind_is_thinned_by_itself_and_evenly_over_time() -> None:
+    """Also where one kind follows the other, and where it is written more often towards the end."""
+    moments = [*range(0, 20_000, 10), *range(20_000, 40_000)]
+    entries = [entry(t + later, kind) for t in moments for later, kind in ((0.0, "step"), (0.5, "round"))]
+    few = thinned([entry(-1e9, "step"), *entries], MOST_ENTRIES)
+    for kind in ("step", "round"):
+        times = [each["t"] for each in few if each["event"] == kind and each["t"] >= 0.0]
+        assert MOST_ENTRIES / 8 <= len(times) <= MOST_ENTRIES / 2
+        assert max(later - earlier for earlier, later in pairwise(times)) <= 20_000 / (len(times) / 4)
+        assert times[0] <= 100.0
+        assert times[-1] >= 39_999.0
 
 
 def test_what_is_sent_is_bounded_in_bytes(tmp_path: Path) -> None:
@@ -160,6 +192,20 @@ def test_what_is_sent_is_bounded_in_bytes(tmp_path: Path) -> None:
     assert len(lines) <= MOST_REPLY_BYTES
     assert len(zlib.decompress(lines).split(b"\n")) >= 100
     assert json.loads(zlib.decompress(lines).split(b"\n")[0])["event"] == "missed"
+
+
+def test_what_is_old_is_neither_kept_in_memory_nor_read_where_the_file_is_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "history.jsonl", [entry(float(second), step=second) for second in range(100)])
+    before = written(tmp_path / "history.jsonl.1", [entry(-1.0)])
+    os.utime(before, (20.0, 20.0))
+    os.utime(path, (99.0, 99.0))
+    read = list[bytes]()
+    monkeypatch.setattr(history_module, "parse_entry", lambda line: read.append(line) or parse_entry(line))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(history_module, "_last_step", lambda _: None)
+    assert len(zlib.decompress(packed([path], 89.0, 1e9)).splitlines()) == 10
+    assert len(read) == 10
 
 
 def test_another_history_fills_the_gaps_of_ones_own() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.dashboard.model.run_model import RunModel
+from minga.monitor import history as history_module
 from minga.monitor.history import FILE_NAME, Entry, History, read_history, samples_in
 from minga.monitor.plot import _by_step, _held_out, _samples_at, _with_holes, plot_history
 from minga.network.interface import PeerId
@@ -98,7 +100,41 @@ def test_history_is_written_read_and_bounded(tmp_path: Path) -> None:
         assert sum(file.stat().st_size for file in path.parent.iterdir()) < 4200
     entries = read_history(path)
     assert entries[-1] == {"t": 1199.0, "event": "step", "step": 199, "loss": 9.0, "total_samples": 199}
-    assert [e["step"] for e in entries] == list(range(entries[0]["step"], 200))
+    steps = [e["step"] for e in entries]
+    assert steps[-10:] == list(range(190, 200))
+    assert steps == sorted(set(steps))
+
+
+def test_a_long_history_tells_of_the_whole_run_evenly(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=64_000)
+    for step in range(10_000):
+        history.add(1000.0 + 6.0 * step, "step", step=step, loss=9.0, total_samples=step)
+        history.add(1003.0 + 6.0 * step, "round", step=step)
+    for kind in ("step", "round"):
+        steps = [0, *(entry["step"] for entry in read_history(path) if entry["event"] == kind)]
+        assert steps[-1] == 9999
+        assert max(later - earlier for earlier, later in pairwise(steps)) <= 500
+
+
+def test_a_disk_with_room_for_a_line_only_is_asked_for_a_new_half_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+
+    def refuse(path: Path, _: bytes) -> None:
+        tried.append(path)
+        raise OSError(errno.ENOSPC, "no room")
+
+    history = History(tmp_path / FILE_NAME, max_bytes=64_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(history_module, "write_atomically", refuse)
+        for step in range(1500):  # of 40 bytes and more
+            history.add(1000.0 + step, "step", step=step)
+    assert 5 <= len(tried) <= 64
+    for step in range(1500, 2000):
+        history.add(1000.0 + step, "step", step=step)
+    assert (tmp_path / FILE_NAME).stat().st_size <= 32_000
 
 
 def test_rare_entries_outlast_frequent_ones_in_the_file(tmp_path: Path) -> None:
@@ -121,7 +157,7 @@ def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> Non
         history.add(1000.0 + step, "step", step=step, loss=9.0, samples=10, total_samples=10 * step)
         if step % 60 == 0:
             history.add(1000.5 + step, "evaluation", step=step, headline="heldout_loss", heldout_loss=8.0)
-            history.add(1000.7 + step, "banned", peer=A)
+            history.add(1000.7 + step, "banned", peer=f"{step:064x}")
         assert samples_in(path) == (step, 10 * step)
     entries = read_history(path)
     for entry in entries:

@@ -104,6 +104,23 @@ def test_any_text_is_the_source_in_a_notebook_as_it_is(source: str) -> None:
     assert ast.literal_eval(link.removeprefix("LINK = ")) == source
 
 
+@pytest.mark.parametrize("text", [joining_notebook(ANY_LINK, CHECKOUT), hosting_notebook(CHECKOUT)])
+def test_a_cell_that_is_run_again_stops_what_it_began(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    def begin(*_: object, **__: object) -> SimpleNamespace:
+        happened.append("begin")
+        return SimpleNamespace(link="", stop=lambda: happened.append("stop"))
+
+    for name in ("join", "host"):
+        monkeypatch.setattr(f"minga.notebook.{name}", begin)
+    cells = nbformat.reads(text, as_version=4).cells
+    cell, variables = next(cell.source for cell in cells if "mine = " in cell.source), dict[str, Any]()
+    for _ in range(2):
+        exec(cell, variables)
+    assert happened == ["begin", "stop", "begin"]
+
+
 def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:
     for name, text in (("join", joining_notebook(ANY_LINK, CHECKOUT)), ("host", hosting_notebook(CHECKOUT))):
         assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == text, "run `make docs`"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from minga.notebook.screen import MAX_POINTS, Screen
+from itertools import pairwise
+
+from minga.notebook.screen import MAX_POINTS, WIDTH, Screen
 
 
 def progress(step: int, loss: float | None, **own: object) -> dict[str, object]:
@@ -32,6 +34,15 @@ def test_the_curve_of_a_long_run_stays_short_and_keeps_both_ends() -> None:
     assert "from 9.000 at step 0" in html
     assert points[0] == "0.0,0.0"
     assert points[-1] == "480.0,80.0"
+
+
+def test_the_curve_of_a_long_run_has_its_points_evenly_over_all_of_it() -> None:
+    screen = Screen("minga join")
+    for step in range(0, 100 * MAX_POINTS, 3):
+        screen.note_progress(progress(step, 9.0))
+    points = screen.html().split('points="')[1].split('"')[0].split()
+    places = [float(point.split(",")[0]) for point in points]
+    assert max(later - earlier for earlier, later in pairwise(places)) <= 5 * WIDTH / MAX_POINTS
 
 
 def test_a_loss_that_stays_the_same_is_a_line() -> None:

@@ -115,7 +115,7 @@ class Dashboard:
         self._record.listeners.append(self._run.take_entry)
         self._watcher.history.listeners.append(self._on_entry)
         self._watcher.listeners.append(self._on_look)
-        self._unsubscribe = self._peer.subscribe(self._on_event)
+        self._unsubscribe = self._peer.on_loop(lambda: self._peer.subscribe(self._on_event))
 
     def close(self) -> None:
         """End the server; may be called twice, and after the peer was closed."""
@@ -223,14 +223,15 @@ class Dashboard:
     # ---- what lasts
 
     def _take_up(self) -> None:
-        """Read what was written before, ask others for the time since, and draw the run from both. What they tell is
-        written, too: the next start asks for what comes after it.
+        """Read what was written before; a monitor asks others for the time since, and draws the run from both. What
+        they tell is written, too: the next start asks for what comes after it. Who takes part asks nobody: a
+        stranger's word of a step far ahead would hold its count of samples for good.
         """
         entries = fill_gaps(_entries_in(self._directory), _entries_in(self._gaps_from))
         self._asked_s = float(entries[-1]["t"]) if entries else 0.0
         for entry in entries:
             self._run.take_entry(entry)
-        for entry in self._missed_since(self._asked_s):
+        for entry in self._missed_since(self._asked_s) if self._run.only_watches else ():
             self._run.take_entry(entry)
             self._record.put(entry)
         if any(known := self._run.model.samples_at_step):

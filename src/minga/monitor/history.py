@@ -7,24 +7,25 @@ The file has JSON lines:
     {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
 
 `t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
-one is begun with the rare entries of that, such as bans and held-out figures, the last step before each, which tells
-where in the run it was, and the last step of all. Readers skip lines that they do not understand, such as one that was
-cut off.
+one is begun with a part of that, which still tells of all its time, and with the last step of all. Readers skip lines
+that they do not understand, such as one that was cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import heapq
 import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -49,8 +50,15 @@ MAX_BYTES = 64 << 20
 MOST_REMEMBERED = 100_000
 LAST_BYTES = 1 << 20
 """So much of the end of a file is read to find its last step."""
+MOST_CARRIED = 20_000
+"""Entries of the older half with which a new one begins, at most."""
 LARGEST_NUMBER = 1 << 53
 """Numbers beyond it are none of a run's, and JavaScript cannot tell one from the next."""
+
+_BEGIN: Final = re.compile(rb'\{"t": (\d+\.\d+),')
+"""Of most lines."""
+
+_NESTED: Final = (dict, list)
 
 Entry = dict[str, Any]
 
@@ -73,6 +81,7 @@ class History:
         self.listeners: list[Callable[[Entry], None]] = []
         """Told each entry on the thread that adds it."""
         self._is_refused = False
+        self._most_in_half = max_bytes // 2
         self._writing = threading.Lock()
         if path is not None:
             try:
@@ -103,10 +112,12 @@ class History:
                 file.seek(max(0, file.tell() - 1))
                 # The disk may have refused the rest of a line, or its process was killed.
                 is_cut = file.read() not in (b"", b"\n")
-                file.write(b"\n" * is_cut + json.dumps(entry).encode() + b"\n")
-                full = file.tell() > self._max_bytes // 2
-            if full:
+                file.write(b"\n" * is_cut + _as_lines([entry]))
+                size = file.tell()
+            if size > self._most_in_half:
+                self._most_in_half = size + self._max_bytes // 64  # where it is tried again if the disk refuses
                 self._begin_anew(path)
+                self._most_in_half = self._max_bytes // 2
             self._is_refused = False
         except OSError as error:
             if not self._is_refused:
@@ -114,42 +125,67 @@ class History:
             self._is_refused = True
 
     def _begin_anew(self, path: Path) -> None:
-        carried, step = list[tuple[bytes, bytes]](), b""
-        with contextlib.suppress(OSError), _older(path).open("rb") as lines:
-            for line in lines:
-                entry, whole = parse_entry(line), line.strip() + b"\n"
-                if entry is not None and samples_of(entry) is not None:
-                    step = whole
-                elif entry is not None and entry["event"] not in FREQUENT:
-                    carried.append((step, whole))
-        sizes = itertools.accumulate(len(step) + len(line) for step, line in reversed(carried))
-        fitting = sum(size <= self._max_bytes // 8 for size in sizes)
+        older = _older(path)
+        there = _last_step(older)  # `path` begins with it
+        carried = thinned((each for each in _readable(_in_file(older)) if each != there), MOST_CARRIED)
+        while len(lines := _as_lines(carried)) > self._max_bytes // 4:
+            carried = thinned(carried, len(carried) // 2)
         last = _last_step(path)
-        ends = b"" if last is None else json.dumps(last).encode() + b"\n"
-        # Of several rare entries after one step the first one brings it.
-        kept = b"".join(dict.fromkeys([*itertools.chain(*carried[len(carried) - fitting :]), ends]))
+        kept = lines + (b"" if last is None else _as_lines([last]))
         write_atomically(_begun(path), kept)  # before what it is taken from is gone
-        path.replace(_older(path))
+        path.replace(older)
         _begun(path).replace(path)
 
 
 def read_history(path: Path) -> list[Entry]:
     """All entries in `path` and its older half, in order of time. Raises `ConfigurationError` if there are none."""
-    lines: list[bytes] = []
-    for file in (_older(path), path):
-        try:
-            if file.stat().st_size > MAX_BYTES:
-                raise ConfigurationError(f"{file}: larger than any history ({MAX_BYTES >> 20} MiB)")
-            lines += file.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigurationError(f"{file}: cannot be read: {reason_of(error)}") from error
-    # The last step of the older half is the first one of the newer, too.
-    entries = [entry for line in dict.fromkeys(lines) if (entry := parse_entry(line)) is not None]
+    entries = list(_entries_of(path))
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
-    return sorted(entries, key=lambda entry: float(entry["t"]))
+    return sorted(entries, key=_time_of)
+
+
+def _entries_of(path: Path, since: float = -math.inf) -> Iterator[Entry]:
+    """The entries after `since` in both halves, as they were written; none if there are no files. Raises
+    `ConfigurationError`.
+    """
+    ends = _last_step(_older(path))
+    yield from _in_file(_older(path), since)
+    yield from (entry for entry in _in_file(path, since) if entry != ends)  # it stands in both
+
+
+def _in_file(file: Path, since: float = -math.inf) -> Iterator[Entry]:
+    try:
+        with file.open("rb") as lines:
+            about = os.stat(lines.fileno())
+            if about.st_size > MAX_BYTES:
+                raise ConfigurationError(f"{file}: larger than any history ({MAX_BYTES >> 20} MiB)")
+            if about.st_mtime + 1.0 < since:
+                return
+            for line in lines:
+                begin = _BEGIN.match(line)
+                if begin is not None and float(begin[1]) <= since:
+                    continue  # saves most of the work
+                if (entry := parse_entry(line)) is not None and entry["t"] > since:
+                    yield entry
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be read: {reason_of(error)}") from error
+
+
+def _readable(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Up to where the file cannot be read."""
+    with contextlib.suppress(ConfigurationError):
+        yield from entries
+
+
+def _as_lines(entries: Iterable[Entry]) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+def _time_of(entry: Entry) -> float:
+    return float(entry["t"])
 
 
 def samples_in(path: Path) -> tuple[int, int] | None:
@@ -176,14 +212,22 @@ def samples_of(entry: Entry) -> tuple[int, int] | None:
 
 
 def parse_entry(line: bytes) -> Entry | None:
-    """One line of a history; None if it is none."""
+    """One line of a history; None if it is none, or has text that no page could show. Fields that are lists, or
+    mappings of anything but single values, are left out: what a stranger told is written and sent on.
+    """
     try:
         entry = json.loads(line)
+        if b"\\u" in line:
+            json.dumps(entry, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("event"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str) or number_in(entry, "t") is None:
         return None
-    return None if number_in(entry, "t") is None else dict(entry)
+    return {name: value for name, value in entry.items() if type(value) not in _NESTED or _is_flat(value)}
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, dict) and not any(type(each) in _NESTED for each in value.values())
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:
@@ -278,15 +322,16 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
 
 
 def told_since(peer: Peer, since_s: float) -> list[Entry]:
-    """What a peer that keeps a history tells about the time since; organisers are asked first. Not for the loop's own
-    thread. Raises `ClosedError` after the peer was closed.
+    """What a peer that keeps a history tells about the time since. The organiser's host is asked first, and nobody
+    else if it answers. Not for the loop's own thread. Raises `ClosedError` after the peer was closed.
     """
     node, organiser = peer.session.node, peer.link.organiser
 
     async def ask() -> list[Entry]:
         for other in sorted(node.connected(), key=lambda each: (each != organiser, each))[:MOST_ASKED]:
             with contextlib.suppress(RemoteError):
-                if found := await ask_history(node, other, since_s, time.time()):
+                found = await ask_history(node, other, since_s, time.time())
+                if found or other == organiser:
                     return found
         return []
 
@@ -295,28 +340,52 @@ def told_since(peer: Peer, since_s: float) -> list[Entry]:
 
 def packed(paths: Sequence[Path], since: float, until: float) -> bytes:
     """What is sent of these files."""
-    entries: list[Entry] = []
-    for path in paths:
-        try:
-            entries += [entry for entry in read_history(path) if since < entry["t"] <= until]
-        except ConfigurationError:
-            continue  # there is none
-    entries.sort(key=lambda entry: entry["t"])
-    most = MOST_ENTRIES
-    while True:
-        lines = zlib.compress(b"\n".join(json.dumps(entry).encode() for entry in thinned(entries, most)))
-        if len(lines) <= MOST_REPLY_BYTES:
-            return lines
-        most //= 2
+    found = heapq.merge(*(_readable(_entries_of(path, since)) for path in paths), key=_time_of)
+    entries = thinned((entry for entry in found if entry["t"] <= until), MOST_ENTRIES)
+    while len(lines := zlib.compress(_as_lines(entries))) > MOST_REPLY_BYTES:
+        entries = thinned(entries, len(entries) // 2)
+    return lines
 
 
-def thinned(entries: Sequence[Entry], most: int) -> list[Entry]:
-    """At most `most` entries in their order: the newest rare ones, and of the frequent ones every so many."""
-    rare = [entry for entry in entries if entry["event"] not in FREQUENT][-(most // 2) :]
-    frequent = [entry for entry in entries if entry["event"] in FREQUENT]
-    room = max(1, most - len(rare))
-    every = -(-len(frequent) // room)
-    return sorted([*rare, *(frequent[::every] if every else [])], key=lambda entry: float(entry["t"]))
+def thinned(entries: Iterable[Entry], most: int) -> list[Entry]:
+    """At most `most` entries in their order: the newest rare ones, each with the step before it, which tells where in
+    the run it was, and of each frequent kind the last one in each of equal spans of time.
+    """
+    rare = deque[tuple[int, Entry]](maxlen=most // 2)
+    spreads, step = defaultdict[str, _Spread](_Spread), None
+    for numbered in enumerate(entries):
+        event = numbered[1]["event"]
+        if event in FREQUENT:
+            spreads[event].add(*numbered, most)
+            step = numbered if event == "step" else step
+        else:
+            rare.extend((numbered,) if step is None else (step, numbered))
+            step = None  # of several after one step the first one brings it
+    kept = dict(rare)
+    room = (most - len(kept)) // max(1, len(spreads))
+    for spread in spreads.values():
+        spread.widen(room)
+        kept |= spread.kept.values()
+    return [kept[number] for number in sorted(kept)]
+
+
+class _Spread:
+    """The last entry in each span of time, of `span_s` seconds, which doubles while there are too many of them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[float, tuple[int, Entry]] = {}
+        self._span_s = 2.0**-10
+
+    def add(self, number: int, entry: Entry, most: int) -> None:
+        """An entry and its number; `most` are kept, but two if it is less: one before the year 1970, and one since."""
+        self.kept[entry["t"] // self._span_s] = number, entry
+        self.widen(most)
+
+    def widen(self, most: int) -> None:
+        """Let at most so many remain."""
+        while len(self.kept) > max(2, most):
+            self._span_s *= 2.0
+            self.kept = {each[1]["t"] // self._span_s: each for each in self.kept.values()}
 
 
 # ---- Gaps: another history adds to one's own the times in which this one has nothing.
@@ -330,12 +399,12 @@ def fill_gaps(own: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
     """`own` and those entries of `other` that lie in no time of which `own` tells, in order of time."""
     spans = _spans(sorted(float(entry["t"]) for entry in own))
     added, place = [], 0
-    for entry in sorted(other, key=lambda entry: float(entry["t"])):
+    for entry in sorted(other, key=_time_of):
         while place < len(spans) and spans[place][1] < entry["t"]:
             place += 1
         if place == len(spans) or entry["t"] < spans[place][0]:
             added.append(entry)
-    return sorted([*own, *added], key=lambda entry: float(entry["t"]))
+    return sorted([*own, *added], key=_time_of)
 
 
 def _spans(times: Sequence[float]) -> list[tuple[float, float]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from minga.core.units import counted, format_size
 
 MAX_POINTS: Final = 400
-"""Points of the curve; beyond that every second one goes."""
+"""Points of the curve; beyond that every second one goes, and later ones are twice as far apart."""
 WIDTH, HEIGHT = 480, 80
 """Size of the curve, in pixels."""
 
@@ -26,6 +26,8 @@ class Screen:
         self.summary: Mapping[str, Any] = {}
         self.complaint = ""
         self._losses: list[tuple[int, float]] = []
+        self._apart = 1
+        """Steps between two points, at least, but for the newest."""
         self._handle = _new_output(self.html())
 
     def note_progress(self, progress: Mapping[str, Any]) -> None:
@@ -33,10 +35,15 @@ class Screen:
         self.progress = progress
         step, loss = progress.get("step"), progress.get("loss")
         if isinstance(step, int) and isinstance(loss, int | float):
-            if not self._losses or self._losses[-1][0] != step:
-                self._losses.append((step, float(loss)))
+            last = [at for at, _ in self._losses[-2:]]
+            if last and last[-1] == step:
+                return
+            if len(last) == 2 and abs(last[1] - last[0]) < self._apart:
+                del self._losses[-1]  # the newest until now
+            self._losses.append((step, float(loss)))
             if len(self._losses) > MAX_POINTS:
-                del self._losses[1::2]
+                del self._losses[1:-1:2]
+                self._apart *= 2
 
     def refresh(self) -> None:
         """Show how things stand."""

@@ -69,6 +69,35 @@ def test_a_number_that_no_run_has_harms_nothing(number: str) -> None:
     msgspec.json.encode(model.rates.document())
 
 
+def test_the_pace_is_that_of_the_last_steps_however_long_the_run_is() -> None:
+    model, time_s, step = RunModel(), 0.0, 0
+    assert model.steps_per_hour is None
+    for period_s, steps in ((10.0, 9000), (1000.0, 1), (20.0, 41)):  # a pause, then slower
+        for _ in range(steps):
+            time_s, step = time_s + period_s, step + 1
+            for look in range(3):  # of one step
+                model.take(entry("step", time_s + look, step=step, loss=3.0))
+        if steps > 1:
+            assert model.steps_per_hour == 3600.0 / period_s
+    for later in range(30):  # the run goes back
+        model.take(entry("step", time_s + 30.0 * (1 + later), step=100 + later))
+    assert model.steps_per_hour == 120.0
+
+
+def test_a_pause_is_no_part_of_the_pace() -> None:
+    model = RunModel()
+    for time_s, step in ((0, 1), (10, 2), (20, 3), (900, 4), (910, 5)):
+        model.take(entry("step", float(time_s), step=step))
+    assert model.steps_per_hour == 360.0
+
+
+def test_a_ban_that_two_peers_tell_of_counts_once() -> None:
+    model = RunModel()
+    for time_s, peer in ((0.0, 4), (1.0, 5), (-0.2, 4), (9.0, 5), (5000.0, 4)):
+        model.take(entry("banned", BEGIN_S + time_s, peer=peer_id(peer), why="revoked"))
+    assert model.counts["banned"] == model.journals["marks"].total == 3
+
+
 def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() -> None:
     model = RunModel()
     for step in range(3000):

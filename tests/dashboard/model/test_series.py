@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 from hypothesis import given
@@ -104,6 +105,18 @@ def test_speeds_by_peer_are_those_of_the_fastest_and_a_rest() -> None:
     assert document["t"][0] == 0
     total = sum(one["rates"][-1] for one in document["peers"]) + document["others"][-1]
     assert total == sum(1.0 + number for number in range(50))
+
+
+def test_peers_that_are_among_the_fastest_by_turns_are_others() -> None:
+    rates, rng = SpeedByPeer(), random.Random(1)
+    for moment in range(300):
+        speeds = {f"{number:064x}": 40.0 + rng.gauss(0.0, 2.0) for number in range(50)}
+        speeds |= {"steady": 90.0} | ({"late": 80.0} if moment >= 150 else {})
+        rates.add(moment, *fastest(speeds))
+    document = rates.document()
+    assert [one["peer"] for one in document["peers"]] == ["steady", "late"]
+    assert document["peers"][1]["rates"] == [0.0] * 150 + [80.0] * 150
+    assert min(document["others"]) > 45 * 40.0
 
 
 def test_speeds_from_a_file_that_make_no_sense_are_left_out() -> None:

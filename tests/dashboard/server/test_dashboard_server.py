@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -131,6 +132,13 @@ def test_the_run_is_answered_as_json(dashboard: Dashboard, run: MadeUpRun) -> No
     anatomy = found["journals"]["rounds"]["entries"][-1]
     assert all(anatomy[f"{phase}_s"] is not None for phase in ("compute", "wait", "communicate", "apply"))
     assert set(ask(dashboard, "/api/v1").json()["endpoints"]) >= {"run", "peers", "leaderboard", "join"}
+
+
+def test_answers_are_compressed_for_who_takes_that(dashboard: Dashboard) -> None:
+    plain, packed = (ask(dashboard, "/api/v1/run", Accept_Encoding=way) for way in ("identity", "gzip"))
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 2
 
 
 def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
@@ -391,6 +399,8 @@ def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
         cookie = entered.headers["set-cookie"]
         assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
         assert ask(local, "/", Cookie=cookie.split(";")[0], Host="run.example.org").status == 200
+        beside = f'other={{"a": [1]}}; {cookie.split(";")[0]}; more'
+        assert ask(local, "/", Cookie=beside).status == 200, "other servers of this host may have cookies of any form"
     finally:
         served.close()
 
@@ -504,11 +514,10 @@ def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> N
 def test_a_dashboard_whose_peer_was_closed_does_not_start_and_gives_its_address_back() -> None:
     ended = MadeUpRun(2)
 
-    def refuse(coroutine: Coroutine[Any, Any, Any]) -> None:
-        coroutine.close()
+    def refuse(_: object) -> None:
         raise ClosedError("this peer was closed")
 
-    cast(Any, ended.peer).call = refuse
+    cast(Any, ended.peer).on_loop = refuse
     unstarted = Dashboard(ended.peer, ended.watcher, DashboardSettings(port=0), directory=None)
     address = urlsplit(unstarted.url)
     with pytest.raises(ClosedError):
@@ -736,6 +745,18 @@ def test_what_others_told_at_one_start_is_there_at_the_next(tmp_path: Path, monk
             assert served._run.model.counts["banned"] == 1
             served.close()
             served._record.add(BEGIN_S, "swarm", alive=2)  # the next start asks for what came after
+    finally:
+        run.close()
+
+
+def test_who_takes_part_asks_no_stranger_how_far_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = {"t": BEGIN_S - 5.0, "event": "step", "step": 1 << 53, "loss": 0.0, "total_samples": 1 << 53}
+    monkeypatch.setattr(dashboard_module, "told_since", lambda *_: [lie])
+    run = MadeUpRun(2)
+    try:
+        served = run.serve(tmp_path)
+        assert served._run.model.samples_at_step == (0, 0)
+        served.close()
     finally:
         run.close()
 

@@ -26,6 +26,7 @@ def head(look: Look, model: RunModel) -> dict[str, Any]:
         "last_step": status.last_step,
         "loss": None if status.loss is None else round(status.loss, 4),
         "samples_per_second": round(status.samples_per_second, 2),
+        "steps_per_hour": None if (pace := model.steps_per_hour) is None else round(pace, 2),
         "samples": status.samples,
         "target_batch_size": status.target_batch_size,
         "total_samples": status.total_samples,

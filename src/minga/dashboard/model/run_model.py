@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from minga.dashboard.model.series import Journal, Series, SpeedByPeer, numbers
@@ -12,6 +15,9 @@ SECURITY_EVENTS: Final = ("suspected", "accused", "banned", "admitted")
 ROUND_TIMES: Final = ("compute_s", "wait_s", "communicate_s", "apply_s")
 SWARM: Final = ("alive", "training", "syncing", "relayed", "samples_per_second", "sent", "received")
 MOST_MARKS, MOST_ROUNDS, MOST_OTHERS = 400, 60, 200
+PACE_STEPS: Final = 40
+ONE_BAN_S: Final = 600.0
+"""A peer is sent off when a step ends, at each of the others a little later."""
 MOST_TEXT: Final = 300
 TEXTS: Final = ("peer", "why", "changes")
 """Fields of entries that are texts; pages handle all others as numbers."""
@@ -41,6 +47,17 @@ class RunModel:
         self.samples_at_step = 0, 0
         """The newest step, and the samples of all steps up to it."""
         self._samples_a_step = 0.0
+        self._paces = deque[tuple[float, float]](maxlen=PACE_STEPS)
+        """When the last steps were, each with its number; curves merge their points as they grow."""
+
+    @property
+    def steps_per_hour(self) -> float | None:
+        """Over the last steps, without times in which nobody looked or the run was paused; None while there are few."""
+        apart = [(later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(self._paces)]
+        longest_s = max(60.0, 10.0 * median(seconds for seconds, _ in apart)) if apart else 0.0
+        told = [pair for pair in apart if 0.0 < pair[0] <= longest_s]
+        seconds = sum(seconds for seconds, _ in told)
+        return 3600.0 * sum(steps for _, steps in told) / seconds if seconds > 0.0 else None
 
     @property
     def total_samples(self) -> int:
@@ -56,9 +73,16 @@ class RunModel:
             self._take_evaluation(entry)
         elif event == "swarm":
             self._take_swarm(entry)
-        elif event in self.counts:
+        elif event in self.counts and not self._is_told_again(entry):
             self.counts[event] += 1
             self._list(event, entry)
+
+    def _is_told_again(self, entry: Entry) -> bool:
+        """Whether this is a ban that is known: a monitor hears of it itself, and from the host."""
+        return entry["event"] == "banned" and any(
+            each["event"] == "banned" and each["peer"] == entry.get("peer") and abs(each["t"] - entry["t"]) < ONE_BAN_S
+            for each in self.journals["findings"]
+        )
 
     def _list(self, event: str, entry: Entry) -> None:
         if event == "round":
@@ -77,6 +101,10 @@ class RunModel:
         if (known := samples_of(entry)) is not None and known > self.samples_at_step:
             self.samples_at_step = known
             self._samples_a_step = numbers(entry, ("samples",))["samples"] or 0.0
+        if (step := found["step"]) is not None and (not self._paces or step != self._paces[-1][1]):
+            if self._paces and step < self._paces[-1][1]:
+                self._paces.clear()  # the run went back
+            self._paces.append((entry["t"], step))
         self.series["loss"].add(t=entry["t"], samples=self.total_samples, step=found["step"], loss=found["loss"])
 
     def _take_evaluation(self, entry: Entry) -> None:

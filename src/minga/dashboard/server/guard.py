@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Set
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -116,11 +115,9 @@ def _bearer(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    """Read by hand: `http.cookies` takes time in the square of what a stranger sends, before Python 3.11.10."""
+    pairs = (pair.partition("=") for pair in headers.get("cookie", "").split(";"))
+    return next((value.strip().strip('"') for key, _, value in pairs if key.strip() == name), "")
 
 
 def _equal(token: str, wanted: str) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -109,6 +111,8 @@ class WebServer:
 def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers) -> ASGIApp:
     """The application; nothing of it answers before `Guard` let the request in."""
     pages = Pages()
+    # Only what readers alone may ask for, since it takes the host's processor; a low level is enough for numbers.
+    packed = [Middleware(GZipMiddleware, compresslevel=1)]
     routes = [
         *(Route(path, pages.page) for path in PAGES),
         Route(JOIN, joining.page),
@@ -116,10 +120,10 @@ def make_app(settings: DashboardSettings, answers: Answers, joining: JoinAnswers
         *([] if joining.wheel_path is None else [Route(joining.wheel_path, joining.wheel)]),
         Route(f"{STATIC}{{name:path}}", pages.file),
         Route(API, answers.index),
-        Route(f"{API}/run", answers.run),
-        Route(f"{API}/peers", answers.peers),
+        Route(f"{API}/run", answers.run, middleware=packed),
+        Route(f"{API}/peers", answers.peers, middleware=packed),
         Route(f"{API}/peers/{{peer}}", answers.peer),
-        Route(f"{API}/leaderboard", answers.leaderboard),
+        Route(f"{API}/leaderboard", answers.leaderboard, middleware=packed),
         Route(f"{API}/join", joining.facts),
         Route(f"{API}/stream", answers.stream),
         Route("/metrics", answers.metrics),

@@ -18,11 +18,18 @@ async function answer(response) {
   return document;
 }
 
-/** Calls `take` with each message about what changed, and `tell` with whether the connection stands. */
+/**
+ * Calls `take` with each message about what changed, and `tell` with whether the connection stands, and with the
+ * server's words if it refuses.
+ */
 export function listen(take, tell) {
   const source = new EventSource(`${API}/stream`);
   source.addEventListener("open", () => tell(true));
-  source.addEventListener("error", () => tell(false));
+  source.addEventListener("error", async () => {
+    // A browser connects again by itself, but never after an answer that is no stream.
+    const refused = source.readyState === EventSource.CLOSED;
+    tell(false, refused ? await get("").then(() => null, (error) => error.message) : null);
+    if (refused) setTimeout(() => listen(take, tell), 5000);
+  });
   source.addEventListener("message", (event) => take(JSON.parse(event.data)));
-  return () => source.close();
 }

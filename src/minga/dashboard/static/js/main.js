@@ -64,7 +64,7 @@ function nameWindow() {
 function showFrame() {
   const trouble = document.getElementById("trouble");
   const words = !store.connected
-    ? "The dashboard does not answer. What you see is what was last known; trying again …"
+    ? `${store.error ? `No news: ${store.error}` : "The dashboard does not answer"}. What you see is what was last known; trying again …`
     : store.run === null && store.error
       ? `Nothing to show yet: ${store.error}.`
       : "";

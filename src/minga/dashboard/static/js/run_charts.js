@@ -129,17 +129,11 @@ function peerLink({ peer }) {
   return peer ? h("a", { href: `/peers/${peer}`, "data-page": true, class: "id" }, peerName(peer)) : "all peers";
 }
 
-/** Over how long two points of a curve belong together: a minute, or ten times as long as usual. */
-export function longestStretch(t) {
-  const apart = t.slice(1).map((time, place) => time - t[place]);
-  const usual = apart.sort((one, other) => one - other)[apart.length >> 1] ?? 0;
-  return Math.max(60, 10 * usual);
-}
-
-/** A curve with a hole wherever nobody looked. */
+/** A curve with a hole wherever nobody looked: for a minute at least, and ten times as long as usual. */
 export function withGaps(t, x, y) {
   const apart = t.slice(1).map((time, place) => time - t[place]);
-  const longest = longestStretch(t);
+  const usual = [...apart].sort((one, other) => one - other)[apart.length >> 1] ?? 0;
+  const longest = Math.max(60, 10 * usual);
   const places = t.flatMap((_, place) => (place && apart[place - 1] > longest ? [-place, place] : [place]));
   return [places.map((place) => (place < 0 ? (x[-place - 1] + x[-place]) / 2 : x[place])), places.map((place) => (place < 0 ? null : y[place]))];
 }

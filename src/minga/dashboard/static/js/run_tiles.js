@@ -2,7 +2,6 @@
 
 import { h, say } from "./dom.js";
 import { loss, short, whole } from "./format.js";
-import { longestStretch } from "./run_charts.js";
 
 const NAMES = [
   ["step", "Step"],
@@ -28,20 +27,7 @@ export function tiles() {
   return { element: h("dl", { class: "tiles" }, boxes), parts };
 }
 
-/** Steps per hour over the last points of the curve, without its holes; null while there are too few. */
-export function stepsPerHour({ t, step }) {
-  const longest = longestStretch(t);
-  let [seconds, steps] = [0, 0];
-  for (let place = Math.max(1, t.length - 39); place < t.length; place++) {
-    const apart = t[place] - t[place - 1];
-    if (apart > longest) continue;
-    seconds += apart;
-    steps += step[place] - step[place - 1];
-  }
-  return seconds > 0 && steps > 0 ? (3600 * steps) / seconds : null;
-}
-
-export function showTiles({ parts }, { now, series }) {
+export function showTiles({ parts }, { now }) {
   const put = (name, value, unit, under) => {
     say(parts[name].value, value);
     say(parts[name].unit, unit);
@@ -52,9 +38,8 @@ export function showTiles({ parts }, { now, series }) {
   put("step", whole(now.step), now.last_step ? `of ${whole(now.last_step)}` : "", isOver ? "the run is complete" : `${short(now.samples)} of ${short(now.target_batch_size)} samples of the next`);
   parts.bar.value = share;
   parts.bar.hidden = isOver;
-  const hourly = stepsPerHour(series.loss.columns);
   put("loss", loss(now.loss), "", now.loss === null ? "known after two reports of a trainer" : "mean over all peers, smoothed");
-  put("speed", short(now.samples_per_second), "samples/s", now.state === "paused" ? "paused by the organisers" : now.samples_per_second === 0 ? "no peer computes now" : hourly === null ? "while peers compute" : `while peers compute · ${short(hourly)} steps/h`);
+  put("speed", short(now.samples_per_second), "samples/s", now.state === "paused" ? "paused by the organisers" : now.samples_per_second === 0 ? "no peer computes now" : now.steps_per_hour === null ? "while peers compute" : `while peers compute · ${short(now.steps_per_hour)} steps/h`);
   const { peers } = now;
   put("peers", whole(peers.alive), "", [`${peers.training} training`, peers.helping && `${peers.helping} helping`, `${peers.syncing} syncing`, `${peers.relayed} relayed`].filter(Boolean).join(" · "));
   put("samples", short(now.total_samples), "", "of all peers, those that left included");

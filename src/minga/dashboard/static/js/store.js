@@ -14,7 +14,7 @@ export class Store extends EventTarget {
 
   async start() {
     await this.load();
-    listen((message) => this.take(message), (connected) => this.note(connected));
+    listen((message) => this.take(message), (connected, error) => this.note(connected, error));
   }
 
   /** Fetches the whole document; tries again every two seconds while there is none. */
@@ -51,9 +51,10 @@ export class Store extends EventTarget {
     else this.tell();
   }
 
-  note(connected) {
+  note(connected, error = null) {
     if (connected && !this.connected) this.load();
     this.connected = connected;
+    this.error = error;
     this.tell();
   }
 
