@@ -3,10 +3,11 @@
     a round leads to a step ─▶ is it due? ─▶ copies of the state, and of what this peer alone has
                                               └─▶ thread ─▶ checkpoints/step-…, own-….safetensors, archive/step-…
 
-One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
-has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
-at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
-Copies to other places have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
+One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). The organiser's peer
+writes one at a polite end, too, since all may leave, and it alone come back. What this peer alone has is copied on the
+training thread, when the replica has come to a step that is due and no round runs, and once more at a polite end, if
+the checkpoint of the last step was written. All of one step is written by one thread, in order. Copies to other places
+have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Checkpointer:
         this peer alone has while the training thread is another one.
         """
         self.wait()
-        if is_at_rest and self._session.peer_id == self._session.run.organiser:  # all may leave, and it alone return
+        if is_at_rest and self._session.peer_id == self._session.run.organiser:
             self._save_last()
         if self._own is not None and (state := self._own.at_end(self._written)) is not None:
             self._write_own(self._own.file, state)
