@@ -21,7 +21,7 @@ from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import DEFAULT_SKETCH, MAX_BATCH, TrainingSection
+from minga.core.spec.sections import DEFAULT_SKETCH, TrainingSection
 
 # ---- Facts about a run, which its strategy, its codecs and its sketch state about themselves.
 
@@ -66,8 +66,7 @@ class RunFacts:
     `own_download` says whether means travel by another codec than contributions. `has_moments`: whether the optimizer
     divides by a mean of squared gradients; never if the program brings its own. `is_plain_descent`: whether it is
     gradient descent without momentum and clipping; always if the program brings its own, which is looked at later.
-    `changes_strategy`: whether the run has scheduled changes; `is_changed_batch`: whether one of them set the target
-    batch size.
+    `changes_strategy`: whether the run has scheduled changes.
     """
 
     strategy_name: str
@@ -84,7 +83,6 @@ class RunFacts:
     residual_decay: float
     target_batch_size: int | str
     changes_strategy: bool
-    is_changed_batch: bool
 
     @property
     def needs_residual(self) -> bool:
@@ -97,15 +95,8 @@ def facts_of_run(spec: RunSpec) -> tuple[RunFacts, ...]:
 
     Raises `ConfigurationError` for a strategy, codec or sketch that is not installed.
     """
-    changes, batch = bool(spec.training.strategy_changes), spec.training.target_batch_size
-    return tuple(
-        replace(
-            _facts_of_phase(phase),
-            changes_strategy=changes,
-            is_changed_batch=phase.training.target_batch_size != batch,
-        )
-        for phase in spec.phases
-    )
+    changes = bool(spec.training.strategy_changes)
+    return tuple(replace(_facts_of_phase(phase), changes_strategy=changes) for phase in spec.phases)
 
 
 def _facts_of_phase(spec: RunSpec) -> RunFacts:
@@ -128,7 +119,6 @@ def _facts_of_phase(spec: RunSpec) -> RunFacts:
         residual_decay=averaging.residual_decay,
         target_batch_size=training.target_batch_size,
         changes_strategy=False,
-        is_changed_batch=False,
     )
 
 
@@ -273,24 +263,6 @@ def _sends_gradients(run: RunFacts) -> bool:
 def _sends_whole(run: RunFacts) -> bool:
     """Whether half of a contribution is of no use."""
     return run.strategy.payload == "parameters" or run.strategy.contributors == "best"
-
-
-def _is_no_multiple(run: RunFacts) -> bool:
-    return isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0
-
-
-def _no_multiple(run: RunFacts) -> str:
-    return (
-        f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
-        f"{_strategy(run)}"
-    )
-
-
-def _nearest_multiple(run: RunFacts) -> int:
-    """A target batch size that the fragments divide."""
-    fragments = run.strategy.fragments
-    wanted = int(run.target_batch_size)
-    return max(fragments, min(wanted + fragments // 2, MAX_BATCH) // fragments * fragments)
 
 
 def _codec_of_means(run: RunFacts) -> str:
@@ -449,20 +421,6 @@ OTHERS: Final = (
             f'such as "topk", not {_upload(run)}'
         ),
         {DOWNLOAD: "float16"},
-    ),
-    Rule(
-        "R9",
-        "a target batch size that the fragments of the model cannot share",
-        lambda run: _is_no_multiple(run) and not run.is_changed_batch,
-        _no_multiple,
-        {BATCH: _nearest_multiple},
-    ),
-    Rule(
-        "R9",
-        "the same where a change of the strategy sets the target batch size",
-        lambda run: _is_no_multiple(run) and run.is_changed_batch,
-        _no_multiple,
-        {STRATEGY_CHANGES: None},
     ),
     Rule(
         "R13",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +37,7 @@ from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL
 
+HF = "hf://someone/kept"
 KEY = Identity.from_seed(bytes(32))
 
 
@@ -110,6 +113,32 @@ def test_archived_checkpoints_outlive_the_newest_ones(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "archive", keep=9).steps() == [10, 20]
     assert kept.kinds() == ["checkpoint.archived"] * 2
     kept.archiver.close()
+
+
+def test_nothing_is_left_of_a_copy_that_a_disk_without_links_refused_or_a_kill_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, copy, is_full = Kept(tmp_path, None), shutil.copy2, True
+
+    def link(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links")
+
+    def copied(source: Path, target: Path) -> None:
+        if is_full and any(target.parent.iterdir()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(source, target)
+
+    monkeypatch.setattr("minga.keeping.archive.os.link", link)
+    monkeypatch.setattr("minga.keeping.archive.shutil.copy2", copied)
+    with pytest.raises(OSError, match="No space") as raised:
+        kept.add(10)
+    assert raised.value.errno == errno.ENOSPC
+    assert list((tmp_path / "archive").iterdir()) == []
+    is_full = False
+    cut_off = tmp_path / "archive" / ".partial-step-000000010-abc"
+    cut_off.mkdir()
+    Kept(tmp_path, None).add(20)
+    assert [path.name[:14] for path in (tmp_path / "archive").iterdir()] == ["step-000000020"]
 
 
 def test_an_archived_checkpoint_is_on_the_disk_when_it_gets_its_name(
@@ -254,6 +283,9 @@ def test_settings_of_the_organisers_machine_are_kept_and_not_published(
     assert spec.published().canonical_bytes() == minga.RunSpec(name="kept").canonical_bytes()
     own.write(tmp_path)
     assert OwnSettings.read(tmp_path) == own == OwnSettings(("203.0.113.7",), 10, "/elsewhere")
+    for to, kept in (("copies", str(Path.cwd() / "copies")), ("~/copies", str(Path.home() / "copies")), (HF, HF)):
+        checkpoints = {"archive_every": 10, "upload_to": to}
+        assert OwnSettings.of(minga.RunSpec(name="kept", checkpoints=checkpoints)).upload_to == kept
     assert own.updated(OwnSettings(archive_every=20)) == OwnSettings(("203.0.113.7",), 20, "/elsewhere")
     assert OwnSettings.read(tmp_path / "absent") == OwnSettings()
     (tmp_path / OWN_SETTINGS_FILE).write_text('{"archive_every": -1}')

@@ -159,6 +159,33 @@ def test_the_smallest_budget_that_makes_sense() -> None:
     assert TrafficLimit.parse("1GB/month").least_for(9.9e8) == "2GB/month"
 
 
+def test_a_clock_that_was_ahead_once_keeps_no_machine_from_taking_part(tmp_path: Path) -> None:
+    limit, path = TrafficLimit.parse("60GB/month"), tmp_path / TRAFFIC_FILE
+    ahead = TrafficBudget(limit, path, at("2026-06-25T12:00"))
+    ahead.note(1e8, at("2026-06-25T12:01"))
+    ahead.keep()
+    right = TrafficBudget(limit, path, at("2026-06-05T12:00"))
+    right.begin_session()
+    right.note(3e9, at("2026-06-05T13:00"))
+    assert right.wait_s(at("2026-06-05T13:00"), is_paused=True) < 2.5 * 86400.0  # a twentieth of 25 days, and more
+
+
+def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, begun = tmp_path / "full" / TRAFFIC_FILE, at("2026-06-03T12:00")
+    (tmp_path / "full").touch()
+    budget = TrafficBudget(TrafficLimit.parse("10GB/week"), path, begun)
+    for seconds in range(0, 60, 20):
+        budget.note(5.0, begun + seconds)
+    assert caplog.text.count("is not kept") == 1
+    (tmp_path / "full").unlink()
+    budget.note(5.0, begun + 60)
+    (tmp_path / "full" / TRAFFIC_FILE).unlink()
+    (tmp_path / "full").rmdir()
+    (tmp_path / "full").touch()
+    budget.note(5.0, begun + 80)
+    assert caplog.text.count("is not kept") == 2
+
+
 def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path: Path) -> None:
     limit, begun = TrafficLimit.parse("10GB/week"), at("2026-06-03T12:00")
     path = tmp_path / TRAFFIC_FILE

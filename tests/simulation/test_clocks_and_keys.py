@@ -119,6 +119,27 @@ def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> Non
     main()
 
 
+@pytest.mark.promise("clocks")
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("skew_s", [3600.0, -3600.0, 86400.0])
+def test_a_clock_that_is_set_wrong_changes_nothing_for_those_who_are_there(count: int, skew_s: float) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = OneHistory(3)
+        names = [swarm.join() for _ in range(count)]
+        await swarm.train_on(names)
+        for wrong in (names[0], names[-1]):
+            swarm.internet.set_clock(wrong, skew_s)
+            await swarm.train_on(names, 8)
+            await swarm.assert_one_history(names)
+            assert all(peer.replica.lineage.solo == 0 for peer in swarm.peers.values())
+            swarm.internet.set_clock(wrong, 0.0)
+        assert longest_gap_s(swarm) < 3.0
+        await swarm.close()
+
+    main()
+
+
 @pytest.mark.promise("one-key-one-process")
 @pytest.mark.parametrize("copied", [0, 2])
 def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> None:

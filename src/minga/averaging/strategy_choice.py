@@ -209,8 +209,8 @@ def _steps_in_words(run: RunSpec) -> str:
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:
     """The smallest and the largest number of samples with which a round of this run may close.
 
-    With fragments that is their part of the target batch, so that each fragment is averaged once for each batch,
-    and at least one sample.
+    With fragments that is their part of the target batch, rounded down, so that each fragment is averaged once for each
+    batch; and at least one sample.
     """
     fragments = facts_of(run).fragments
     least, most = run.training.batch_range

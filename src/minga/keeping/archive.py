@@ -206,20 +206,28 @@ class Archiver:
         self._news, self._closed = threading.Event(), False
         self._backoff = Backoff(1.0, 600.0)
         self._thread: threading.Thread | None = None
+        for partial in self._folder.glob(f"{_PARTIAL}*"):  # of a process that was killed
+            shutil.rmtree(partial, ignore_errors=True)
         if archive.target is not None:
             self._thread = threading.Thread(target=self._copy_all, name="minga-archive", daemon=True)
             self._thread.start()
 
     def add(self, checkpoint: Path, record: ArchiveRecord) -> None:
-        """Keep the checkpoint in the folder `checkpoint`. Raises `OSError` if the disk refuses."""
+        """Keep the checkpoint in the folder `checkpoint`. Raises `OSError`, with nothing half-written left behind, if
+        the disk refuses.
+        """
         kept = self._folder / checkpoint.name
         if not kept.exists():
             partial = self._folder / f"{_PARTIAL}{checkpoint.name}"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(checkpoint, partial, copy_function=_link)
-            write_record(partial, record, self._identity)
-            flush_tree(partial)
-            partial.rename(kept)
+            try:
+                partial.mkdir(parents=True)
+                for path in checkpoint.iterdir():
+                    _link(path, partial / path.name)
+                write_record(partial, record, self._identity)
+                flush_tree(partial)
+                partial.rename(kept)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
             flush_folder(self._folder)
             self._note(CheckpointArchived(step=record.step, path=str(kept)))
         self._news.set()
@@ -289,7 +297,7 @@ def _mark(path: Path) -> Path:
     return path.with_name(f"{path.name}{_MARK}")
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     """The same content under another name; a copy where the file system has no links."""
     try:
         os.link(source, target)

@@ -271,7 +271,7 @@ class TrafficBudget:
         """What a start takes, as far as that is known."""
         self.is_running = False
         """Whether a session uses it; what comes next is a start otherwise."""
-        self._latest_bytes = 0.0
+        self._latest_bytes, self._is_refused = 0.0, False
         self._path, self._counted, self._written_at = path, 0.0, wall_time
         self._kept = self._read() or _Kept(limit.period, _Spent(self._ends(wall_time), wall_time))
         self._renew(wall_time)
@@ -324,19 +324,22 @@ class TrafficBudget:
         return max(1.0, min(free_at, ends) - wall_time)
 
     def keep(self) -> None:
-        """Write it down; a disk that refuses is no reason not to take part."""
+        """Write it down; a disk that refuses is no reason not to take part, and told once until it takes it again."""
         try:
             keep(self._path, self._kept)
+            self._is_refused = False
         except StorageError as error:
-            logger.warning("the traffic of this run is not kept: %s", error)
+            if not self._is_refused:
+                self._is_refused = True
+                logger.warning("the traffic of this run is not kept: %s", error)
 
     def _renew(self, wall_time: float) -> None:
         ends, kept = self._ends(wall_time), self._kept
-        if ends == kept.now.ends:
-            return
-        others = {each.ends: each for each in (*kept.others, kept.now)}
-        now = others.pop(ends, None) or _Spent(ends, wall_time)
-        self._kept = _Kept(self.limit.period, now, tuple(others.values())[-OTHERS:])
+        if ends != kept.now.ends:
+            others = {each.ends: each for each in (*kept.others, kept.now)}
+            now = others.pop(ends, None) or _Spent(ends, wall_time)
+            self._kept = _Kept(self.limit.period, now, tuple(others.values())[-OTHERS:])
+        self._kept.now.since = min(self._kept.now.since, wall_time)  # the clock was ahead then, or is behind now
 
     def _ends(self, wall_time: float) -> dt.date:
         return dt.datetime.fromtimestamp(self.limit.bounds(wall_time)[1]).astimezone().date()

@@ -239,7 +239,10 @@ class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @classmethod
     def of(cls, spec: RunSpec) -> OwnSettings:
         """Those of the organiser's own spec."""
-        return cls(spec.network.announce, spec.checkpoints.archive_every, spec.checkpoints.upload_to)
+        to = spec.checkpoints.upload_to
+        if to is not None and "://" not in to:  # the run may be hosted again from another working directory
+            to = str(Path(to).expanduser().absolute())
+        return cls(spec.network.announce, spec.checkpoints.archive_every, to)
 
     @classmethod
     def read(cls, folder: Path) -> OwnSettings:

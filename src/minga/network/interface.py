@@ -1,7 +1,7 @@
 """The network seam: all that the rest of minga may know about the outside world.
 
 Two implementations exist, iroh (real) and virtual (simulated); `minga.testing` has the suite that each must pass.
-Code above this line is plain `asyncio`: it takes the time from the running loop, the date from `Network.wall_time`,
+Code above this line is plain `asyncio`: it takes the time from the running loop, dates and sleep from `Network`,
 and touches nothing else of the outside, so that it runs unchanged in both worlds.
 """
 
@@ -184,6 +184,10 @@ class Network(ABC):
     @abstractmethod
     def wall_time(self) -> float:
         """Seconds since the Unix epoch by this machine's (possibly wrong) clock."""
+
+    @abstractmethod
+    def steady_time(self) -> float:
+        """Seconds since some moment by a clock that nobody sets, and which counts those that the machine sleeps."""
 
     @abstractmethod
     async def connect(self, address: Address) -> Connection:

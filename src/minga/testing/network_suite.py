@@ -44,6 +44,8 @@ async def check_authenticated_ids(make: MakeNetwork) -> None:
         expect(network.address.peer_id == identity, "the address names another peer")
         expect(network.address.dialable, "a dialable network has no address to dial")
         expect(network.wall_time() > 1.6e9, "wall_time is not in Unix seconds")
+        earlier_s = network.steady_time()
+        expect(earlier_s <= network.steady_time(), "steady_time goes back")
     expect(pair.dialler.peer_id != pair.acceptor.peer_id, "two networks share a key")
     expect(pair.outgoing.peer_id == pair.acceptor.peer_id, "the dialler sees a wrong id")
     expect(pair.incoming.peer_id == pair.dialler.peer_id, "the acceptor sees a wrong id")

@@ -14,12 +14,14 @@ QUARTER_S = 840.0
 
 
 class Machine:
-    """A machine with a clock that may be wrong, and a peer on it."""
+    """A machine with a clock that may be wrong, and a peer on it. All its clocks stood still for `paused_s` until
+    somebody set the one that shows the date.
+    """
 
     def __init__(self, skew_s: float = 0.0, *trusted: PeerId, own_id: str = "") -> None:
-        self.true_s, self.skew_s, self.slept_s = NOON, skew_s, 0.0
+        self.true_s, self.skew_s, self.paused_s = NOON, skew_s, 0.0
         self.clock = RunClock(
-            lambda: self.true_s + self.skew_s, lambda: self.true_s - self.slept_s - NOON + 77.0, trusted, own_id
+            lambda: self.true_s + self.skew_s, lambda: self.true_s - self.paused_s - NOON + 77.0, trusted, own_id
         )
 
     def ahead_s(self) -> float:
@@ -118,12 +120,12 @@ def test_a_clock_that_is_set_right_in_the_middle_changes_nothing() -> None:
         assert machine.ahead_s() == -QUARTER_S
 
 
-def test_a_machine_that_slept_goes_by_its_clock_again() -> None:
+def test_a_machine_that_was_paused_goes_by_its_clock_again() -> None:
     alone, member = Machine(), Machine()
     member.clock.meet(OTHERS[0], None)
     for machine in (alone, member):
         machine.true_s += 8 * 3600.0
-        machine.slept_s = 8 * 3600.0
+        machine.paused_s = 8 * 3600.0
     assert alone.ahead_s() == 0.0
     member.meet(OTHERS[1], 0.0)  # one other and its own clock are two of three
     assert member.ahead_s() == 0.0
@@ -132,16 +134,18 @@ def test_a_machine_that_slept_goes_by_its_clock_again() -> None:
     assert member.ahead_s() == 0.0
 
 
-def test_what_a_machine_slept_is_no_correction() -> None:
-    """Neither where all others are gone when it wakes up, nor where one slept as long beside it."""
+def test_what_a_machine_was_paused_is_no_correction() -> None:
+    """Neither where all others are gone when it goes on, nor where one was paused as long beside it."""
     left, beside = Machine(-QUARTER_S), Machine(-QUARTER_S)
     for machine in (left, beside):
         machine.clock.meet(OTHERS[0], machine.clock.now())
         machine.true_s += 8 * 3600.0
-        machine.slept_s = 8 * 3600.0
+        machine.paused_s = 8 * 3600.0
+        assert machine.clock.voice() is None
     left.clock.part(OTHERS[0])
+    beside.clock.meet(OTHERS[0], None)
     for machine in (left, beside):
-        assert machine.ahead_s() == -QUARTER_S
+        assert machine.clock.voice() == machine.true_s - QUARTER_S
         machine.clock.check_guest(OTHERS[1], machine.true_s)
     beside.meet(OTHERS[0], -QUARTER_S)
     assert beside.ahead_s() == -QUARTER_S
@@ -153,8 +157,10 @@ def test_what_a_machine_slept_is_no_correction() -> None:
 def test_a_clock_that_is_set_wrong_for_a_while_is_no_correction() -> None:
     machine = Machine()
     machine.meet(OTHERS[0], 0.0)
-    machine.skew_s = -7200.0
-    assert machine.ahead_s() == 0.0
+    for skew_s in (-7200.0, 7200.0):
+        machine.skew_s = skew_s
+        machine.meet(OTHERS[0], 0.0)
+        assert machine.ahead_s() == 0.0
     machine.clock.part(OTHERS[0])
     machine.skew_s = 0.0
     assert machine.ahead_s() == 0.0

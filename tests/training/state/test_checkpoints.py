@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -195,6 +196,27 @@ def test_saving_the_same_state_again_changes_nothing_but_repairs_damage(tmp_path
     assert loaded.path == path
 
 
+def test_the_same_state_of_another_lineage_takes_the_place_of_an_intact_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
+    path, regrouped = store.save(state), state.of(state.lineage.in_epoch(1))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files, "flush_tree", full)
+        with pytest.raises(StorageError, match="untouched"):
+            store.save(regrouped)
+    assert names(tmp_path) == [path.name]
+    assert store.save(regrouped) == path
+    assert names(tmp_path) == [path.name]
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.snapshot.lineage == regrouped.lineage
+
+
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -205,6 +227,12 @@ def _forget_lineage(path: Path) -> None:
     written = json.loads(path.read_bytes())
     del written["lineage"]
     path.write_text(json.dumps(written))
+
+
+def _change_lineage(path: Path) -> None:
+    written = json.loads(path.read_bytes())
+    written["lineage"][1] += 1
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
 
 
 def _forge_step(path: Path) -> None:
@@ -226,6 +254,7 @@ DAMAGES: dict[str, Any] = {
     "deep manifest": lambda p: (p / "manifest.json").write_bytes(b'{"scalars":' + b"[" * 100_000),
     "forged step": lambda p: _forge_step(p / "manifest.json"),
     "no lineage": lambda p: _forget_lineage(p / "manifest.json"),
+    "another lineage": lambda p: _change_lineage(p / "manifest.json"),
     "damaged file": lambda p: _flip(p / "run.toml"),
     "missing file": lambda p: (p / "run.toml").unlink(),
 }

@@ -64,7 +64,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
 class Summary(msgspec.Struct, frozen=True, array_like=True):
     """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
-    otherwise left to rumours. `run_time` is the run's time, in Unix seconds, if the sender knows it.
+    otherwise left to rumours. `run_time` is the run's time, in Unix seconds, if the sender is sure of it.
     """
 
     full: bool
@@ -124,7 +124,7 @@ EVERYTHING = Settled(math.inf, math.inf)
 def summarise(board: Board, *, full: bool) -> Summary:
     """The summary of everything on the board."""
     owners = b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values())
-    return Summary(full, owners, board.run_clock.known_time())
+    return Summary(full, owners, board.run_clock.voice())
 
 
 def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
@@ -137,7 +137,7 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
     held = [Held(owner.prefix, owner.versions()) for item, owner in ours.items() if item not in theirs]
     prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
-    return Detail(_as_fit([Held(prefix, []) for prefix in prefixes] + held), board.run_clock.known_time())
+    return Detail(_as_fit([Held(prefix, []) for prefix in prefixes] + held), board.run_clock.voice())
 
 
 def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[StoredRecord], list[WantedRecords]]:

@@ -21,6 +21,7 @@ import re
 import secrets
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -241,6 +242,15 @@ class IrohNetwork(Network):
     def wall_time(self) -> float:
         """Seconds since the Unix epoch by this machine's clock."""
         return time.time()
+
+    def steady_time(self) -> float:
+        """Seconds since this machine started; of Python's monotonic clock only that of Windows counts sleep."""
+        if sys.platform == "linux":
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+        elif sys.platform == "darwin":
+            return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+        else:
+            return time.monotonic()
 
     async def connect(self, address: Address) -> Connection:
         """Dial a peer; see the interface. Takes at most `DIAL_TIMEOUT_S` seconds."""

@@ -13,10 +13,11 @@ A correction is `MAX_CORRECTION_S` at most: two clocks that are wrong by half of
 whose clock is farther off is refused, with a sentence that says so. Nor can others mislead a peer by more: an access
 token is good for so much longer at most, whatever they say.
 
-While a peer is connected the run's time goes on by its loop's clock, which never jumps, so it does no harm if a person
-sets the machine's clock right meanwhile. A peer on its own goes by its machine's clock, which counts sleep. So does one
-whose loop's clock fell behind by more than a correction may be: its machine slept, and if they are still connected the
-other's did, too.
+While a peer is connected the run's time goes on by a steady clock, which counts sleep, so it does no harm if somebody
+sets the machine's clock meanwhile, right or wrong. A peer on its own goes by its machine's clock. If that is ahead of
+the steady one by more than a correction may be, it was set wrong, or the machine is a virtual one that was paused, in
+which all clocks stood still. Such a peer does not say what time it is: it goes by the others. Where none of them says
+so either, as when they were paused beside it, it goes by its machine's clock.
 
 A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
 none: clocks that a time server sets are never corrected, and no error of measurement adds up from peer to peer.
@@ -24,7 +25,6 @@ none: clocks that a time server sets are never corrected, and no error of measur
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from minga.core.aio import Signal
@@ -44,8 +44,8 @@ TOLERANCE_S = 15.0
 @loop_bound
 class RunClock:
     """The run's time as the peer `own_id` knows it. `wall_time` gives Unix seconds by this machine's clock, `steady`
-    the loop's time in seconds. The word of `trusted` peers, the entries of the link, is enough for a newcomer; without
-    any this peer founds the run, and its clock shows the run's time.
+    seconds by one that nobody sets, see `Network`. The word of `trusted` peers, the entries of the link, is enough for
+    a newcomer; without any this peer founds the run, and its clock shows the run's time.
     """
 
     def __init__(
@@ -67,22 +67,21 @@ class RunClock:
 
     @classmethod
     def of(cls, network: Network, entries: Iterable[Address] = ()) -> RunClock:
-        """That of a peer which enters a run by `entries`, on the running loop."""
+        """That of a peer which enters a run by `entries`."""
         trusted = {entry.peer_id for entry in entries} - {network.peer_id}
-        return cls(network.wall_time, asyncio.get_running_loop().time, trusted, network.peer_id)
+        return cls(network.wall_time, network.steady_time, trusted, network.peer_id)
 
     def now(self) -> float:
         """The run's time, in Unix seconds."""
-        machine_time = self._wall_time()
-        if self._met:
-            run_time = self._zero_s + self._steady()
-            if machine_time - run_time <= MAX_CORRECTION_S:
-                return run_time
-        return machine_time + self._correction_s
+        return self._zero_s + self._steady() if self._met else self._wall_time() + self._correction_s
 
     def known_time(self) -> float | None:
         """The same; None while this peer only has its machine's clock to go by."""
         return self.now() if self.is_settled else None
+
+    def voice(self) -> float | None:
+        """What this peer says to those that it is connected to: the same, or None if it may have been paused."""
+        return None if self._may_have_been_paused() else self.known_time()
 
     def machine_time(self) -> float:
         """Unix seconds by this machine's clock."""
@@ -119,7 +118,9 @@ class RunClock:
         now = self.now()
         self._met[peer] = None if run_time is None else run_time - self._steady()
         self._zero_s = now - self._steady()
-        if run_time is not None:
+        if self._may_have_been_paused() and all(zero_s is None for zero_s in self._met.values()):
+            self._go_by(self._wall_time() + self._correction_s)
+        elif run_time is not None:
             self._go_by(self._most_say())
         self.on_heard.fire()
 
@@ -133,6 +134,9 @@ class RunClock:
         if abs(self.correction_s) <= MAX_CORRECTION_S:
             self._correction_s = self.correction_s
         self._met.pop(peer, None)
+
+    def _may_have_been_paused(self) -> bool:
+        return self._wall_time() - self.now() > MAX_CORRECTION_S
 
     def _most_say(self) -> float:
         """The median of the voices if more than half of them say that it is later, or earlier, than here."""

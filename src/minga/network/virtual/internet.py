@@ -166,6 +166,10 @@ class VirtualNetwork(Network):
         """Unix seconds by this host's clock, which goes with the loop's."""
         return EPOCH_S + self._paths.clock.now() + self.clock_skew_s
 
+    def steady_time(self) -> float:
+        """Seconds by the loop's clock."""
+        return self._paths.clock.now()
+
     async def connect(self, address: Address) -> VirtualConnection:
         """Dial: a round trip, or an error after `dial_timeout_s` without an answer; see `Network`."""
         return await self._dial(address, as_stranger=False)

@@ -103,14 +103,14 @@ def write_tensors(
 
 # ---- The files of one checkpoint: how a snapshot becomes a folder and the reverse.
 #
-#     manifest.json             step, lineage, digest, tensors, scalars, chunk hashes, and the hashes of further files
+#     manifest.json             step, lineage, digest, tensors, scalars, hashes of chunks and further files, and its own
 #     model.safetensors         parameters and buffers under their own names: any tool can read them
 #     optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
 #     sketch.safetensors        the basis of the run's sketch, if it has one
 #     strategy.safetensors      what the run's strategy keeps beside them, if it keeps anything
 #     …                         further files given by the caller, such as the run spec and the genesis
 #
-# Everything is verified on reading: the state against the chunk hashes, those against the digest.
+# Everything is verified on reading: the state against the chunk hashes, those and the lineage against the manifest's.
 
 
 _TENSOR_FILES = {
@@ -160,6 +160,8 @@ class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[_Tensor, ...]
     chunk_blake3: tuple[str, ...]
     files: dict[str, CheckpointFile]
+    own_blake3: str = ""
+    """Of this file without these digits."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,11 @@ def _encode(manifest: Manifest, lineage: Lineage, files: Mapping[str, bytes]) ->
         tuple(manifest.chunk_hash(index).hex() for index in range(manifest.chunk_count)),
         {name: CheckpointFile(blake3(content).hexdigest()) for name, content in files.items()},
     )
+    own_blake3 = blake3(_formatted(written)).hexdigest()
+    return _formatted(replace(written, own_blake3=own_blake3))
+
+
+def _formatted(written: _ManifestFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(written), indent=1)
 
 
@@ -252,6 +259,8 @@ def _read_manifest(folder: Path) -> _ManifestFile:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
     if any(Path(name).name != name for name in written.files):
         raise ValueError(f"{MANIFEST_NAME} names files outside of the checkpoint")
+    if blake3(data.replace(written.own_blake3.encode(), b"")).hexdigest() != written.own_blake3:
+        raise ValueError(f"{MANIFEST_NAME} does not match its own hash")
     return written
 
 
@@ -335,16 +344,19 @@ class CheckpointStore:
             raise ConfigurationError(f"{bad[0][:60]!r} cannot be the name of a file in a checkpoint")
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / folder_name(manifest.step, manifest.digest)
-        if final.exists():
-            if _lineage_of(final) == snapshot.lineage:  # the same state, saved before or by another peer
-                self._prune(final, is_new=False)
-                return final
+        there = _lineage_of(final) if final.exists() else None
+        if there == snapshot.lineage:  # the same state, saved before or by another peer
+            self._prune(final, is_new=False)
+            return final
+        if there is None and final.exists():
             self._set_aside(final, _DAMAGED)
         partial, lock, is_new = None, None, True
         try:
             partial, lock = _reserve(self.directory)
             partial.mkdir()
             write_checkpoint(partial, snapshot, manifest, files)
+            if there is not None:  # the same state with another lineage
+                self._remove(final)
             try:
                 partial.rename(final)
             except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minga.access.standing_orders import amended_spec, check_changes
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
@@ -72,10 +73,14 @@ def test_more_fragments_than_tensors_are_refused() -> None:
         LocalPeer(fragments=9)
 
 
-def test_a_batch_that_fragments_do_not_divide_is_refused() -> None:
-    run = {"name": "x", "training": {"strategy": "local", "target_batch_size": 4096}}
-    with pytest.raises(ConfigurationError, match="4096 is not a multiple of the 3 fragments"):
-        check_plugins(RunSpec.from_mapping({**run, "strategy": {"local": {"fragments": 3}}}))
+def test_a_batch_that_fragments_do_not_divide_is_rounded_down_at_the_begin_and_by_amendment() -> None:
+    run = {"name": "x", "training": {"strategy": "local", "target_batch_size": 4097}}
+    begun = RunSpec.from_mapping({**run, "strategy": {"local": {"fragments": 2}}})
+    check_plugins(begun)
+    batch = {"training.target_batch_size": 4099}
+    check_changes(begun, batch, 10)
+    assert round_batch_range(begun) == (2048, 2048)
+    assert round_batch_range(amended_spec(begun, batch)) == (2049, 2049)
 
 
 def test_a_round_of_a_measured_batch_takes_at_least_one_sample_of_each_fragment() -> None:
