@@ -15,7 +15,6 @@ import pytest
 from minga.cli.simulating import summary_text
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.event_log import Log, LogWriter
-from minga.simulation.faults.script import parse_faults
 from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, split_change
@@ -172,7 +171,7 @@ def test_a_slow_upload_is_named_as_what_binds() -> None:
 def test_a_line_that_a_fault_slows_is_named_as_what_binds() -> None:
     """Of two peers that send as much in a round: `fast` has twice the rate, until a fault, and again after it."""
     timeline = Timeline()
-    slowed = {"kind": "fault", "what": str(parse_faults("slow_link fast to 4kbit for 9s")[0]), "action": "slow_link"}
+    slowed = {"kind": "fault", "what": "slow_link fast", "action": "slow_link", "bytes_per_s": 500.0}
     counted = {"kind": "round.reduced", "bytes_sent": 1000, "bytes_received": 0, "seconds": 2.0, "computed_s": 0.0}
     entries: list[dict[str, Any]] = [
         {"kind": "peer.arrived", "peer": name, "up": up, "down": None} for name, up in (("fast", 2e3), ("home", 1e3))
@@ -239,6 +238,17 @@ def test_peers_come_go_crash_and_come_back() -> None:
         assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
 
 
+def test_a_peer_is_excused_for_having_no_samples_only_when_it_comes() -> None:
+    """Who falls out and fetches the state over and over contributes nothing, and did not lower the participation."""
+    slow = '[[peers]]\nname = "slow"\nsamples_per_second = 16\nmicro_batch = 64\n'
+    text = f'{STAY}{slow}[training]\ntarget_batch_size = 256\n[faults]\nscript = "stall slow-1 at 8s for 10s"\n'
+    changes = ("peers.stay.count=3", "peers.stay.samples_per_second=40", "stop.steps=7")
+    outcome = simulate(text, *changes)
+    assert len(kinds(outcome, "member.out_of_sync")) == 1
+    assert [step.number for step in outcome.steps if "slow-1" in step.newcomers] == [1]
+    assert "slow-1" in outcome.steps[-1].missing, "it just came back"
+
+
 @pytest.mark.parametrize(("crash", "goes_on"), [(0, True), (1, False)])
 def test_a_run_that_all_left_goes_on_from_what_they_kept(crash: int, goes_on: bool) -> None:
     """Who says goodbye keeps the state; a crash leaves the last checkpoint, of which so short a run has none."""
@@ -251,7 +261,7 @@ def test_a_run_that_all_left_goes_on_from_what_they_kept(crash: int, goes_on: bo
 
 
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
-    faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit for 3s\n"""\n'
+    faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit at 0.05ms for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):
         faults += f'[[faults.random]]\naction = "{action}"\nper_hour = 600\nlasts = "uniform 1s 3s"\n{more}'
     outcome = simulate(SMALL + faults, "peers.home.count=5", "stop.steps=9")
@@ -259,6 +269,7 @@ def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     assert {entry["action"] for entry in found} == {"kill", "slow_link", "stall", "drop_link"}
     assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
     assert any(entry["ended"] for entry in found)
+    assert any("5e-05s" in entry["what"] for entry in found), "a time that no script could have in this form"
     assert outcome.timeline.last_step == 9
 
 

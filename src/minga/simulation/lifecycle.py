@@ -352,9 +352,9 @@ class AttackLab:
             name: make
             for table in tables
             for make in [attack(table.behaviour).begin(table.from_step)]
-            for name in _names(scenario, table)
+            for name in _names(table)
         }
-        self.groups = [(table, list(_names(scenario, table))) for table in tables]
+        self.groups = [(table, list(_names(table))) for table in tables]
         """Each table with the names of its peers."""
         self._allies: set[PeerId] = set()
 
@@ -388,9 +388,5 @@ class _ClassifierWork:
             self._task.flips_labels = False
 
 
-def _names(scenario: Scenario, table: Attackers) -> Iterator[str]:
-    """The peers of which this is the first table."""
-    kind = next(each for each in scenario.peers if each.name == table.peers)
-    for number in range(1, table.count + 1):
-        if scenario.attackers_of(kind, number) is table:
-            yield f"{kind.name}-{number}"
+def _names(table: Attackers) -> Iterator[str]:
+    return (f"{table.peers}-{number}" for number in range(1, table.count + 1))

@@ -66,6 +66,8 @@ class Recorder(SwarmListener):
         self._samples: dict[str, dict[str, int]] = {}
         self._current: dict[str, list[str]] = {}
         self._resting: set[str] = set()
+        self._known: set[str] = set()
+        """Who was up to date in an earlier step since it came: only before that a peer is excused without samples."""
         self._told = self._gone_sent = 0
         self._is_over = False
 
@@ -106,6 +108,7 @@ class Recorder(SwarmListener):
         self._names[peer.network.peer_id] = peer.name
         host = peer.network.settings
         self._resting.discard(peer.name)
+        self._known.discard(peer.name)
         self.note(
             "peer.arrived",
             peer=peer.name,
@@ -127,8 +130,14 @@ class Recorder(SwarmListener):
 
     def fault(self, record: FaultRecord) -> None:
         """Something was done to peers."""
+        fault = record.fault
         self.note(
-            "fault", what=str(record.fault), action=record.fault.action, peers=list(record.peers), ended=record.ended
+            "fault",
+            what=str(fault),
+            action=fault.action,
+            peers=list(record.peers),
+            bytes_per_s=fault.bytes_per_s,
+            ended=record.ended,
         )
 
     # ---- inner workings
@@ -166,13 +175,10 @@ class Recorder(SwarmListener):
             return
         self._told = step
         number = self._round.get(peer, "")
-        samples = self._samples.get(number, {})
-        newcomers = [
-            name
-            for name in self._current.get(number, ())
-            if not samples.get(name) and not self.timeline.has_applied(name)
-        ]
-        current = [name for name in self._current.get(number, ()) if name not in newcomers]
+        samples, there = self._samples.get(number, {}), self._current.get(number, [])
+        newcomers = [name for name in there if not samples.get(name) and name not in self._known]
+        current = [name for name in there if name not in newcomers]
+        self._known.update(there)
         missing = [name for name in current if not samples.get(name)]
         loss = held_out_loss(self._peer(peer))
         self.note(

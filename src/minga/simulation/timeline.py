@@ -5,8 +5,8 @@ A trainer's time from one applied step to the next is divided into four phases. 
 from then on. With the delayed strategy computing goes on while the round runs; only what is left counts for the latter.
 
 What *bound* a step is the phase that took longest on average. If that is communication, it is the direction of the
-line that was busy for the largest share of the round, provided that it was so for `BUSY` of it; otherwise latency,
-slow others and the like, called "round trips".
+line that was busy for the largest share of the round, provided that it was so for `BUSY` of it; otherwise latency, slow
+paths and relays, slow others and the like, called "round trips or paths".
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from minga.core.events.training import (
     SyncFinished,
 )
 from minga.simulation.event_log import Entry
-from minga.simulation.faults.script import parse_faults
 from minga.simulation.split.tally import BatchTally
 
 PHASES: Final = ("compute", "wait", "communicate", "apply")
@@ -137,7 +136,7 @@ class StepRecord:
         if longest != "communicate":
             return longest
         seconds, peer, direction = self.busiest
-        return f"{direction} of {peer}" if peer and seconds >= BUSY * self.round_s else "round trips"
+        return f"{direction} of {peer}" if peer and seconds >= BUSY * self.round_s else "round trips or paths"
 
 
 @dataclass(frozen=True)
@@ -222,10 +221,6 @@ class Timeline:
         """The one to which an incident of this moment belongs."""
         return self._step(self.last_step + 1)
 
-    def has_applied(self, peer: str) -> bool:
-        """Whether a peer has applied a step since it came, or since it fetched the state."""
-        return "applied" in self._marks.get(peer, {})
-
     def add(self, entry: Entry) -> None:
         """Take in one entry."""
         self.now_s = entry["t"]
@@ -301,8 +296,7 @@ class Timeline:
 
     def _struck(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
         if entry["action"] == "slow_link":
-            (fault,) = parse_faults(entry["what"])
-            rate = math.inf if entry["ended"] or fault.bytes_per_s is None else fault.bytes_per_s
+            rate = math.inf if entry["ended"] else entry["bytes_per_s"]
             self.peers.setdefault(entry["peers"][0], PeerRecord()).slowed_to = rate
 
     def _banned(self, peer: str, entry: Entry) -> None:

@@ -182,6 +182,17 @@ async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() 
     Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
 
 
+@virtually
+async def test_a_peer_on_a_slow_line_takes_part_with_its_own_vector() -> None:
+    """Whose line takes 20 s for that could never take part among peers that need less than one."""
+    rates = dict.fromkeys(PEERS, 1e8) | {PEERS[5]: 4.0 * NUMEL / 20}
+    plan = await Desk(PEERS[0], rates).plan(3, registrations(rates))
+    slow = Desk(PEERS[5], rates)
+    slow.check(plan)
+    with pytest.raises(RejectedError, match="busy for 37 s, where equal parts take most 0 s"):
+        slow.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+
+
 def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> None:
     @virtually
     async def main() -> None:

@@ -156,6 +156,14 @@ def test_all_scenarios_are_shipped() -> None:
         (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "rude"', "'rude' is none of false-rates, false-state"),
         (HOME + '[[attackers]]\npeers = "home"\ncount = 9\nbehaviour = "false-rates"', "count = 9: there are 4 peers"),
         (GHOST + HOME + '[[attackers]]\npeers = "home"\nbehaviour = "false-state"', "no numbers to falsify"),
+        (
+            HOME + '[[attackers]]\npeers = "home"\nbehaviour = "false-rates"\n' * 2,
+            "[[attackers]] number 2: peers = 'home': there is one for this class already",
+        ),
+        (
+            HOME + '[stop]\ntime = "30s"\n[[orders]]\nat = "10min"\norder = "pause"',
+            "[[orders]] number 1: at = '10min': after stop.time, so it never happens",
+        ),
     ],
 )
 def test_what_is_refused_and_what_is_said(text: str, said: str) -> None:

@@ -240,25 +240,28 @@ def _flaws_of_roles(plan: Plan) -> Iterator[str]:
 #
 # A member knows its own line first-hand, and from the board what the others say of theirs. A plan is unfair to it if
 # it keeps its line busy for more than `UNFAIR_FACTOR` times as long as a whole round of equal parts keeps three
-# quarters of the members busy at most: no honest leader can be so wrong, and however slow a few liars say that they
-# are, nothing becomes fair by it. Every member checks every plan, so this takes time in proportion to members and
-# parts only. A plan that seems unfair by that is looked at again with the paths between the members, which may be what
-# makes equal parts slow, and which take longer to reckon with.
+# quarters of the members busy at most: however slow a few liars say that they are, nothing becomes fair by it. But no
+# plan can spare a member its own vector, which may take far longer than that on a slow line; to such a member honest
+# leaders give hardly any part. Every member checks every plan, so this takes time in proportion to members and parts
+# only. A plan that seems unfair by that is looked at again with the paths between the members, which may be what makes
+# equal parts slow, and which take longer to reckon with.
 
 
 UNFAIR_FACTOR: Final = 4.0
 UNFAIR_S: Final = 10.0
 """Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
+LITTLE_MORE: Final = 1.25
+"""Who carries no more vectors than that gives its own and gets the result: that is fair, however long it takes."""
 
 
 def unfair_parts(
     plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float
 ) -> str | None:
     """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
-    usual_s = _usual_s(plan, links, own, me, vector_bytes)
-    if usual_s is None:
+    usual_s, carried = _usual_s(plan, links, own, me, vector_bytes), _vectors_carried(plan, me)
+    if usual_s is None or carried <= LITTLE_MORE:
         return None
-    mine_s = _seconds(own, vector_bytes * _vectors_carried(plan, me))
+    mine_s = _seconds(own, carried * vector_bytes)
     if mine_s > UNFAIR_FACTOR * usual_s + UNFAIR_S:
         usual_s = max(usual_s, _usual_over_paths_s(plan, links, own, me, vector_bytes))
     if mine_s <= UNFAIR_FACTOR * usual_s + UNFAIR_S:

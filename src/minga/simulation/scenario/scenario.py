@@ -302,6 +302,8 @@ def _wrong_orders(scenario: Scenario) -> Iterator[str]:
     counts = {each.name: each.count for each in scenario.peers}
     for number, table in enumerate(scenario.orders, 1):
         where = f"[[orders]] number {number}"
+        if table.at.least >= scenario.stop.time.values[0]:
+            yield f"{where}: at = {table.at.text!r}: after stop.time, so it never happens"
         if table.peer is not None and not _is_peer(table.peer, counts):
             yield f"{where}: peer: {_unknown(table.peer, 'peer', [f'{kind}-1' for kind in counts])}"
         if table.order in ("amend", "pause", "resume", "stop"):
@@ -325,6 +327,8 @@ def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str
             yield f"{where}: peers: {_unknown(attackers.peers, 'class', classes)}"
         elif attackers.count > counts[attackers.peers]:
             yield f"{where}: count = {attackers.count}: there are {counts[attackers.peers]} peers of that class"
+        if any(attackers.peers == before.peers for before in scenario.attackers[: number - 1]):
+            yield f"{where}: peers = {attackers.peers!r}: there is one for this class already; use a second class"
         if scenario.model.kind == "ghost" and attackers.behaviour == "false-state":
             yield f"{where}: behaviour = 'false-state': {NO_NUMBERS}"
         if attackers.is_attack and scenario.security.verification != "byzantine":
