@@ -26,6 +26,8 @@ from minga.authority.issuer import Issuer
 from minga.authority.refusals import Refused
 from minga.authority.roster import IssuedToken, RosterFile
 from minga.authority.service import BURST, RateLimit
+from minga.cli.taking_part.login import PersonAtTerminal
+from minga.cli.terminal.output import Output
 from minga.core.errors import (
     ConfigurationError,
     LocalError,
@@ -564,7 +566,7 @@ async def test_what_is_no_authority_is_named(tmp_path: Path, answer: httpx2.Resp
 async def test_what_an_authority_says_cannot_move_the_cursor(tmp_path: Path) -> None:
     place = Place(tmp_path, people("alice"))
     place.transport = httpx2.MockTransport(lambda _: httpx2.Response(403, json={"code": "x", "message": "\x1b[2Jgone"}))
-    with pytest.raises(RejectedError) as caught:
+    with pytest.raises(UnreachableError) as caught:
         await token_of(place, PEER)
     assert str(caught.value).isprintable()
     answer = {"device": "d", "url": "http://evil.test", "code": "A", "interval_s": 1, "expires_s": 9}
@@ -579,14 +581,16 @@ class Nobody:
     def has_secret(self) -> bool:
         raise AssertionError
 
-    name = secret = open_browser = wait = welcome = has_secret
+    name = secret = open_browser = wait = welcome = is_ready = has_secret
 
 
+@pytest.mark.parametrize(("status", "body"), [(503, ""), (404, "not found"), (403, "<html>"), (301, ""), (200, "<p>")])
 @asynchronously
-async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) -> None:
+async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path, status: int, body: str) -> None:
+    """Or while a proxy answers for it."""
     place = Place(tmp_path, people("alice"))
     kept = await token_of(place, PEER)
-    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(status, text=body))
     log_in = LogIn(place.client(), Nobody(), place.sleep)  # type: ignore[arg-type]
     access = invitation_link().access
     assert access is not None
@@ -626,6 +630,19 @@ async def test_a_program_brings_its_credentials_or_a_key_that_is_known(tmp_path:
     await obtain(Credentials("alice", CODES["alice"]))
     await obtain(Credentials())
     assert CODES["alice"] not in repr(Credentials("alice", CODES["alice"]))
+
+
+@asynchronously
+async def test_who_brought_all_is_logged_in_again_where_the_authority_forgot_its_key(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    output = Output(json_output=False)
+    persons = Credentials(), PersonAtTerminal(None, tmp_path / "code", output)  # who would have to be asked in the end
+    for person in persons:
+        with pytest.raises(LoginNeeded):
+            await LogIn(place.client(), person, place.sleep).renew(PEER)
+    with pytest.raises(RejectedError, match="the code is wrong"):
+        await LogIn(place.client(), Credentials("alice", CODES["bob"]), place.sleep).renew(PEER)
+    await LogIn(place.client(), Credentials("alice", CODES["alice"]), place.sleep).renew(PEER)
 
 
 def test_who_has_access_without_a_login_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ class Visitor:
     def has_secret(self) -> bool:
         return self._secret is not None
 
+    is_ready = has_secret
+
     def name(self, provider: str) -> str:
         raise AssertionError(provider)
 
