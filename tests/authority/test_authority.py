@@ -502,6 +502,18 @@ async def test_who_asks_too_often_has_to_wait(tmp_path: Path) -> None:
     assert place.pauses
 
 
+@asynchronously
+async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_get_more(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice", more="peers = 100\n"))
+    for _ in range(BURST):
+        await raw(place, "GET", "/v1/offer")
+    await asyncio.gather(*(token_of(place, peer) for peer in peers(40)))
+    assert len(list(place.roster.all_issued())) == 40
+    place.clock.now_s += BURST
+    for code in ["bad_request"] * (BURST // 4) + ["busy"]:
+        assert (await raw(place, "POST", "/v1/token", b"{}")).json()["code"] == code
+
+
 def test_addresses_are_counted_apart_and_networks_together() -> None:
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]

@@ -45,8 +45,11 @@ from minga.login.messages import (
 BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
 
-BURST, PER_SECOND = 60, 1.0
-"""The requests that one address may make: a burst, and a rate per second after that."""
+BURST, PER_SECOND = 240, 4.0
+"""The requests that one address may make: a burst, and a rate per second after that. Many people may share it."""
+
+OF_A_FAILURE = 4.0
+"""As so many requests one counts that proves no identity, or is malformed: nobody has to make many of these."""
 
 MAX_ADDRESSES, MAX_NONCES = 20_000, 50_000
 NONCE_S = 60.0
@@ -136,6 +139,8 @@ class Authority:
                 answer = await handler(request)
                 return answer if isinstance(answer, Response) else _response(answer)
             except Refused as refused:
+                if refused.code in ("login", "bad_request"):
+                    self._rate.charge(address, OF_A_FAILURE - 1.0)
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
                 return _response(AuthorityRefusal(refused.code, printable(str(refused))[:400]), refused.status, retry)
@@ -209,14 +214,21 @@ class RateLimit:
 
     def wait_s(self, address: str) -> float:
         """Count one request; 0.0, or in how many seconds the next may come."""
+        left = self.charge(address, 0.0)
+        if left < 1.0:
+            return (1.0 - left) / self._per_second
+        self.charge(address, 1.0)
+        return 0.0
+
+    def charge(self, address: str, requests: float) -> float:
+        """Count so many, even beyond the bound: those that are under way are not known yet. How many are left."""
         key, now = _network(address), self._clock()
         left, since = self._buckets.pop(key, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - since) * self._per_second)
-        wait_s = 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
+        left = min(float(self._burst), left + (now - since) * self._per_second) - requests
         if len(self._buckets) >= MAX_ADDRESSES:
             del self._buckets[next(iter(self._buckets))]
-        self._buckets[key] = (left - 1.0 if left >= 1.0 else left, now)
-        return wait_s
+        self._buckets[key] = left, now
+        return left
 
 
 def _network(address: str) -> str:
