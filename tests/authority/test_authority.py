@@ -169,6 +169,20 @@ async def test_a_person_has_as_many_peers_at_a_time_as_the_list_says(tmp_path: P
     await token_of(place, OTHER)
 
 
+@asynchronously
+async def test_of_a_person_who_may_have_fewer_the_first_peers_stay(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 3\n" + people("alice", "bob"))
+    first, second, third, fourth = peers(4)
+    for peer in (first, second, third):
+        await token_of(place, peer)
+    await token_of(place, fourth, ByCode("bob", CODES["bob"]))
+    place.write("peers = 2\n" + people("alice", "bob"))
+    for peer in (first, second):
+        await token_of(place, peer, ByKey())
+    for peer, login in ((third, ByKey()), (fourth, ALICE), (OTHER, ALICE)):
+        assert "alice may have 2 peers" in str(await refusal(place, peer, login))
+
+
 def test_the_peers_of_another_person_of_that_name_take_no_place(tmp_path: Path) -> None:
     """The authority was given another provider, and kept its roster."""
     roster = RosterFile(tmp_path / "roster.json", RUN, lambda: 0.0)
