@@ -428,6 +428,17 @@ async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_
     assert begun.overdue() == [(OTHER.peer_id, "bob")]
 
 
+@asynchronously
+async def test_nobody_is_taken_off_by_another_provider(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    place.path.write_text('[provider]\nkind = "huggingface"\norganisation = "my-org"\n')
+    restarted = AllowFile(place.path, place.clock)
+    place.clock.now_s += SETTLE_S
+    assert Issuer(invitation_link(), restarted, place.roster, place.clock).overdue() == []
+    assert restarted.is_whole
+
+
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
     place, book = Place(tmp_path, people("alice")), ledger()
     token = asyncio.run(token_of(place, PEER))

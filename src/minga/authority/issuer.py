@@ -94,8 +94,8 @@ class Issuer:
     def overdue(self) -> list[tuple[str, str]]:
         """The peers, and their people, whose last token still counts though they were taken off the list.
 
-        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is anybody
-        before the list has settled once.
+        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is who logged
+        in at another provider, whose names the list no longer has. Nor is anybody before the list has settled once.
         """
         now_s, allowed = self._wall_time(), self._allowed.current()
         if not self._allowed.is_whole:
@@ -104,6 +104,7 @@ class Issuer:
             (peer, issued.name)
             for peer, issued in self._roster.all_issued()
             if not issued.barred
+            and issued.provider == allowed.provider.source
             and issued.expires + CLOCK_SKEW_S > now_s
             and not allowed.is_listed(issued.name, issued.organisation)
         ]
