@@ -43,7 +43,7 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.login.client import LoginNeeded
+from minga.login.client import AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
 from minga.training.join import PeerOptions
@@ -560,6 +560,18 @@ async def test_no_secret_is_told_or_kept(tmp_path: Path) -> None:
 
 
 # ---- an authority that is down, or another
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "socks://127.0.0.1:1080/"), ("ALL_PROXY", "http://a:b:c"), ("SSL_CERT_FILE", "/nowhere/ca.pem")],
+)
+def test_settings_for_web_requests_that_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match="a proxy, certificates"):
+        AuthorityClient("https://a.example", RUN)
 
 
 @asynchronously
