@@ -229,6 +229,18 @@ async def test_renewal_needs_the_key_only_until_the_login_is_too_old(tmp_path: P
     await token_of(place, PEER)
 
 
+@pytest.mark.parametrize("code", [f'code = "{hashed("new")}"\n', ""])
+@asynchronously
+async def test_who_logged_in_with_a_code_that_was_replaced_has_to_log_in_again(tmp_path: Path, code: str) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    await token_of(place, PEER, ByKey())
+    place.write(f"peers = 3\n[people.alice]\n{code}")
+    with pytest.raises(LoginNeeded, match="another code"):
+        await token_of(place, PEER, ByKey())
+    assert place.issuer.overdue() == []
+
+
 @asynchronously
 async def test_another_provider_needs_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = Place(tmp_path, people("alice", "bob"))

@@ -57,7 +57,15 @@ class Issuer:
         if organisation not in person.organisations:
             organisation = None
         now_s = self._wall_time()
-        issued = IssuedToken(person.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        issued = IssuedToken(
+            person.name,
+            allowed.provider.source,
+            self.invitation,
+            now_s,
+            now_s,
+            organisation,
+            code_mark=person.code_mark,
+        )
         return self._sign(peer, issued, allowed)
 
     def renew(self, peer: str) -> Issued:
@@ -67,6 +75,9 @@ class Issuer:
             raise Refused("login_needed", "this key has no access yet: log in")
         if self._wall_time() > issued.logged_in + allowed.login_s:
             raise Refused("login_needed", f"the last login of {issued.name} was too long ago: log in again")
+        listed = allowed.people.get(issued.name)
+        if listed is not None and issued.code_mark not in (None, listed.code_mark):
+            raise Refused("login_needed", f"{issued.name} has another code by now: log in with that")
         return self._sign(peer, issued, allowed)
 
     def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:

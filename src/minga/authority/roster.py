@@ -31,8 +31,8 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One peer's place: its person (`name` at that `Provider.source`), the time of the login, and the end (Unix
     seconds).
 
-    With an `organisation` it depends on membership of that. `invitation` is the key that signed its last token; a
-    `barred` peer gets no further one.
+    With an `organisation` it depends on membership of that, with a `code_mark` on the code with that mark. `invitation`
+    is the key that signed its last token; a `barred` peer gets no further one.
     """
 
     name: str
@@ -42,6 +42,7 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: float
     organisation: str | None = None
     barred: bool = False
+    code_mark: str | None = None
 
     @property
     def person(self) -> tuple[str, str]:
