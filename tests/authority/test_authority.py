@@ -45,7 +45,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
-from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
+from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Message, SignedRequest, TokenRequest, decode
 from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
@@ -552,6 +552,21 @@ async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_
 
 
 def test_addresses_are_counted_apart_and_networks_together() -> None:
+class Odd(Message, frozen=True, tag="\x1b[2J", tag_field="way"):
+    """A way to log in that clears the screen of whoever reads of it."""
+
+
+@asynchronously
+async def test_the_operators_terminal_obeys_no_client(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    body = await signed(place, login=Odd())
+    place.transport = httpx2.ASGITransport(place.authority.app, client=("\x1b[2J", 1))
+    await raw(place, "POST", "/v1/token", body)
+    ((_, refused),) = place.told
+    assert "2J" in refused["why"]
+    assert all(map(str.isprintable, refused.values()))
+
+
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
     assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8::2"), limit.wait_s("2001:db8:0:1::1")] == [

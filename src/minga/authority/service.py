@@ -141,9 +141,10 @@ class Authority:
             except Refused as refused:
                 if refused.code in ("login", "bad_request"):
                     self._rate.charge(address, OF_A_FAILURE - 1.0)
-                self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
+                why = printable(str(refused))[:400]
+                self._tell("authority.refused", address=printable(address)[:64], code=refused.code, why=why)
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
-                return _response(AuthorityRefusal(refused.code, printable(str(refused))[:400]), refused.status, retry)
+                return _response(AuthorityRefusal(refused.code, why), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)
                 return _response(AuthorityRefusal("storage", "the authority's disk refused; try again later"), 503)
