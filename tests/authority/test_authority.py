@@ -202,6 +202,7 @@ async def test_an_invitation_is_used_up_in_time(tmp_path: Path) -> None:
     for peer in (first, second, first):
         await token_of(place, peer)
     assert "used up" in str(await refusal(place, third))
+    assert place.told[-1][1]["code"] == "invitation", "which the operator is told"
 
 
 @asynchronously
@@ -551,7 +552,6 @@ async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_
         assert (await raw(place, "POST", "/v1/token", b"{}")).json()["code"] == code
 
 
-def test_addresses_are_counted_apart_and_networks_together() -> None:
 class Odd(Message, frozen=True, tag="\x1b[2J", tag_field="way"):
     """A way to log in that clears the screen of whoever reads of it."""
 
@@ -567,6 +567,7 @@ async def test_the_operators_terminal_obeys_no_client(tmp_path: Path) -> None:
     assert all(map(str.isprintable, refused.values()))
 
 
+def test_addresses_are_counted_apart_and_networks_together() -> None:
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
     assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8::2"), limit.wait_s("2001:db8:0:1::1")] == [
@@ -845,4 +846,6 @@ def test_an_authority_needs_an_invitation(tmp_path: Path) -> None:
     plain = Link(RUN, ORGANISER.peer_id, invitation_link().entries)
     with pytest.raises(ConfigurationError, match="minga admit LINK --uses 500"):
         Issuer(plain, place.allowed, place.roster, place.clock)
+    with pytest.raises(ConfigurationError, match="that has not ended"):
+        Issuer(invitation_link(valid_s=-1.0), place.allowed, place.roster, place.clock)
     assert hash_of("alice").startswith("scrypt:14:8:1:")

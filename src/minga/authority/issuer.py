@@ -21,14 +21,14 @@ from minga.login.messages import Issued
 class Issuer:
     """Signs with the invitation of `link`; nothing here waits, so of two who want the last place one is first.
 
-    Raises `ConfigurationError` for a link that is no invitation.
+    Raises `ConfigurationError` for a link that is no invitation, or one that has ended.
     """
 
     def __init__(self, link: Link, allowed: AllowFile, roster: RosterFile, wall_time: Callable[[], float]) -> None:
         access = link.access
-        if access is None or not access.secret:
+        if access is None or not access.secret or access.grant.expires <= wall_time():
             raise ConfigurationError(
-                "an authority needs an invitation for many peers; the organiser makes one by "
+                "an authority needs an invitation for many peers that has not ended; the organiser makes one by "
                 "`minga admit LINK --uses 500 --valid 90d`"
             )
         self.run_id = link.run_id
@@ -96,7 +96,7 @@ class Issuer:
         ends += [allowance.until_s] if allowance.until_s is not None else []
         expires = int(min(ends))
         if expires <= now_s:
-            raise Refused("not_allowed", "the authority's invitation has ended; its organiser has to give it a new one")
+            raise Refused("invitation", "the authority's invitation has ended; its organiser has to give it a new one")
         taken = msgspec.structs.replace(issued, invitation=self.invitation, expires=float(expires))
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
         token = Token.by_login(self._grant, self._key, peer, Login(issued.name, expires))

@@ -98,9 +98,7 @@ class RosterFile:
                 f"{', '.join(key[:10] for key in living[:5])}. A place is free some hours after its peer has left",
             )
         if sum(other.invitation == issued.invitation for key, other in seats if key != peer) >= uses:
-            raise Refused(
-                "not_allowed", "the authority's invitation is used up; its organiser has to give it a new one"
-            )
+            raise Refused("invitation", "the authority's invitation is used up; its organiser has to give it a new one")
         self._keep({**self._issued, peer: issued})
 
     def bar(self, peer: str) -> None:
