@@ -570,7 +570,7 @@ async def test_the_operators_terminal_obeys_no_client(tmp_path: Path) -> None:
 def test_addresses_are_counted_apart_and_networks_together() -> None:
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
-    assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8::2"), limit.wait_s("2001:db8:0:1::1")] == [
+    assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8:0:1::1"), limit.wait_s("2001:db8:0:100::1")] == [
         0.0,
         2.0,
         0.0,
