@@ -68,7 +68,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
             output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
         elif kind == "authority.refused" and fields["code"] == "invitation" and fields["why"] not in said:
             said.add(fields["why"])
-            output.say(f"Somebody on the list was refused: {fields['why']}.")
+            output.say(f"A person on the list was refused: {fields['why']}.")
 
     server = AuthorityServer(settings, barring, tell)
     try:
