@@ -26,6 +26,8 @@ from minga.authority.issuer import Issuer
 from minga.authority.refusals import Refused
 from minga.authority.roster import IssuedToken, RosterFile
 from minga.authority.service import BURST, RateLimit
+from minga.cli.taking_part.login import PersonAtTerminal
+from minga.cli.terminal.output import Output
 from minga.core.errors import (
     ConfigurationError,
     LocalError,
@@ -41,9 +43,9 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.login.client import LoginNeeded
+from minga.login.client import AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
-from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
+from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Message, SignedRequest, TokenRequest, decode
 from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
@@ -167,6 +169,20 @@ async def test_a_person_has_as_many_peers_at_a_time_as_the_list_says(tmp_path: P
     await token_of(place, OTHER)
 
 
+@asynchronously
+async def test_of_a_person_who_may_have_fewer_the_first_peers_stay(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 3\n" + people("alice", "bob"))
+    first, second, third, fourth = peers(4)
+    for peer in (first, second, third):
+        await token_of(place, peer)
+    await token_of(place, fourth, ByCode("bob", CODES["bob"]))
+    place.write("peers = 2\n" + people("alice", "bob"))
+    for peer in (first, second):
+        await token_of(place, peer, ByKey())
+    for peer, login in ((third, ByKey()), (fourth, ALICE), (OTHER, ALICE)):
+        assert "alice may have 2 peers" in str(await refusal(place, peer, login))
+
+
 def test_the_peers_of_another_person_of_that_name_take_no_place(tmp_path: Path) -> None:
     """The authority was given another provider, and kept its roster."""
     roster = RosterFile(tmp_path / "roster.json", RUN, lambda: 0.0)
@@ -186,6 +202,7 @@ async def test_an_invitation_is_used_up_in_time(tmp_path: Path) -> None:
     for peer in (first, second, first):
         await token_of(place, peer)
     assert "used up" in str(await refusal(place, third))
+    assert place.told[-1][1]["code"] == "invitation", "which the operator is told"
 
 
 @asynchronously
@@ -211,6 +228,18 @@ async def test_renewal_needs_the_key_only_until_the_login_is_too_old(tmp_path: P
     with pytest.raises(LoginNeeded, match="last login of alice was too long ago"):
         await token_of(place, PEER, ByKey())
     await token_of(place, PEER)
+
+
+@pytest.mark.parametrize("code", [f'code = "{hashed("new")}"\n', ""])
+@asynchronously
+async def test_who_logged_in_with_a_code_that_was_replaced_has_to_log_in_again(tmp_path: Path, code: str) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    await token_of(place, PEER, ByKey())
+    place.write(f"peers = 3\n[people.alice]\n{code}")
+    with pytest.raises(LoginNeeded, match="another code"):
+        await token_of(place, PEER, ByKey())
+    assert place.issuer.overdue() == []
 
 
 @asynchronously
@@ -412,6 +441,17 @@ async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_
     assert begun.overdue() == [(OTHER.peer_id, "bob")]
 
 
+@asynchronously
+async def test_nobody_is_taken_off_by_another_provider(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    place.path.write_text('[provider]\nkind = "huggingface"\norganisation = "my-org"\n')
+    restarted = AllowFile(place.path, place.clock)
+    place.clock.now_s += SETTLE_S
+    assert Issuer(invitation_link(), restarted, place.roster, place.clock).overdue() == []
+    assert restarted.is_whole
+
+
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
     place, book = Place(tmp_path, people("alice")), ledger()
     token = asyncio.run(token_of(place, PEER))
@@ -500,10 +540,37 @@ async def test_who_asks_too_often_has_to_wait(tmp_path: Path) -> None:
     assert place.pauses
 
 
+@asynchronously
+async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_get_more(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice", more="peers = 100\n"))
+    for _ in range(BURST):
+        await raw(place, "GET", "/v1/offer")
+    await asyncio.gather(*(token_of(place, peer) for peer in peers(40)))
+    assert len(list(place.roster.all_issued())) == 40
+    place.clock.now_s += BURST
+    for code in ["bad_request"] * (BURST // 4) + ["busy"]:
+        assert (await raw(place, "POST", "/v1/token", b"{}")).json()["code"] == code
+
+
+class Odd(Message, frozen=True, tag="\x1b[2J", tag_field="way"):
+    """A way to log in that clears the screen of whoever reads of it."""
+
+
+@asynchronously
+async def test_the_operators_terminal_obeys_no_client(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    body = await signed(place, login=Odd())
+    place.transport = httpx2.ASGITransport(place.authority.app, client=("\x1b[2J", 1))
+    await raw(place, "POST", "/v1/token", body)
+    ((_, refused),) = place.told
+    assert "2J" in refused["why"]
+    assert all(map(str.isprintable, refused.values()))
+
+
 def test_addresses_are_counted_apart_and_networks_together() -> None:
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
-    assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8::2"), limit.wait_s("2001:db8:0:1::1")] == [
+    assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8:0:1::1"), limit.wait_s("2001:db8:0:100::1")] == [
         0.0,
         2.0,
         0.0,
@@ -521,6 +588,18 @@ async def test_no_secret_is_told_or_kept(tmp_path: Path) -> None:
 
 
 # ---- an authority that is down, or another
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "socks://127.0.0.1:1080/"), ("ALL_PROXY", "http://a:b:c"), ("SSL_CERT_FILE", "/nowhere/ca.pem")],
+)
+def test_settings_for_web_requests_that_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match="a proxy, certificates"):
+        AuthorityClient("https://a.example", RUN)
 
 
 @asynchronously
@@ -564,7 +643,7 @@ async def test_what_is_no_authority_is_named(tmp_path: Path, answer: httpx2.Resp
 async def test_what_an_authority_says_cannot_move_the_cursor(tmp_path: Path) -> None:
     place = Place(tmp_path, people("alice"))
     place.transport = httpx2.MockTransport(lambda _: httpx2.Response(403, json={"code": "x", "message": "\x1b[2Jgone"}))
-    with pytest.raises(RejectedError) as caught:
+    with pytest.raises(UnreachableError) as caught:
         await token_of(place, PEER)
     assert str(caught.value).isprintable()
     answer = {"device": "d", "url": "http://evil.test", "code": "A", "interval_s": 1, "expires_s": 9}
@@ -579,14 +658,16 @@ class Nobody:
     def has_secret(self) -> bool:
         raise AssertionError
 
-    name = secret = open_browser = wait = welcome = has_secret
+    name = secret = open_browser = wait = welcome = is_ready = has_secret
 
 
+@pytest.mark.parametrize(("status", "body"), [(503, ""), (404, "not found"), (403, "<html>"), (301, ""), (200, "<p>")])
 @asynchronously
-async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) -> None:
+async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path, status: int, body: str) -> None:
+    """Or while a proxy answers for it."""
     place = Place(tmp_path, people("alice"))
     kept = await token_of(place, PEER)
-    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(status, text=body))
     log_in = LogIn(place.client(), Nobody(), place.sleep)  # type: ignore[arg-type]
     access = invitation_link().access
     assert access is not None
@@ -626,6 +707,19 @@ async def test_a_program_brings_its_credentials_or_a_key_that_is_known(tmp_path:
     await obtain(Credentials("alice", CODES["alice"]))
     await obtain(Credentials())
     assert CODES["alice"] not in repr(Credentials("alice", CODES["alice"]))
+
+
+@asynchronously
+async def test_who_brought_all_is_logged_in_again_where_the_authority_forgot_its_key(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    output = Output(json_output=False)
+    persons = Credentials(), PersonAtTerminal(None, tmp_path / "code", output)  # who would have to be asked in the end
+    for person in persons:
+        with pytest.raises(LoginNeeded):
+            await LogIn(place.client(), person, place.sleep).renew(PEER)
+    with pytest.raises(RejectedError, match="the code is wrong"):
+        await LogIn(place.client(), Credentials("alice", CODES["bob"]), place.sleep).renew(PEER)
+    await LogIn(place.client(), Credentials("alice", CODES["alice"]), place.sleep).renew(PEER)
 
 
 def test_who_has_access_without_a_login_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -752,4 +846,6 @@ def test_an_authority_needs_an_invitation(tmp_path: Path) -> None:
     plain = Link(RUN, ORGANISER.peer_id, invitation_link().entries)
     with pytest.raises(ConfigurationError, match="minga admit LINK --uses 500"):
         Issuer(plain, place.allowed, place.roster, place.clock)
+    with pytest.raises(ConfigurationError, match="that has not ended"):
+        Issuer(invitation_link(valid_s=-1.0), place.allowed, place.roster, place.clock)
     assert hash_of("alice").startswith("scrypt:14:8:1:")

@@ -13,6 +13,7 @@ from minga.authority import roster
 from minga.authority.allow_list import AllowFile
 from minga.authority.providers import OAuthProvider
 from minga.authority.providers import Person as Known
+from minga.authority.service import BURST, OF_A_FAILURE
 from minga.core.errors import RejectedError, StorageError, UnreachableError
 from minga.login.client import LoginNeeded
 from minga.login.credentials import LogIn
@@ -48,6 +49,8 @@ class Visitor:
 
     def has_secret(self) -> bool:
         return self._secret is not None
+
+    is_ready = has_secret
 
     def name(self, provider: str) -> str:
         raise AssertionError(provider)
@@ -173,6 +176,23 @@ async def test_device_logins_end_and_cannot_be_invented(tmp_path: Path) -> None:
     hub.errors = ["authorization_pending"] * 1000
     with pytest.raises(RejectedError, match=r"in time|is over"):
         await log_in(place, Visitor())
+
+
+@asynchronously
+async def test_one_home_line_ends_no_login_of_others_in_the_browser(tmp_path: Path) -> None:
+    hub = StandIn()
+    hub.add_user("hf_c", "carol")
+    hub.approved["device-1"] = "hf_c"
+    place = place_with(tmp_path, hub, HUB + BROWSER + "[people.carol]\n")
+    device, begun = await place.client().begin_device(), 0
+    honest = place.transport
+    for network in range(100):
+        place.transport = httpx2.ASGITransport(place.authority.app, client=(f"2001:db8:0:{network:x}::1", 1))
+        while (await raw(place, "POST", "/v1/device")).status_code == 200:
+            begun += 1
+    assert begun == BURST / OF_A_FAILURE
+    place.transport = honest
+    assert isinstance(await place.client().token(PEER, ByDevice(device.device)), tuple)
 
 
 @asynchronously

@@ -21,14 +21,14 @@ from minga.login.messages import Issued
 class Issuer:
     """Signs with the invitation of `link`; nothing here waits, so of two who want the last place one is first.
 
-    Raises `ConfigurationError` for a link that is no invitation.
+    Raises `ConfigurationError` for a link that is no invitation, or one that has ended.
     """
 
     def __init__(self, link: Link, allowed: AllowFile, roster: RosterFile, wall_time: Callable[[], float]) -> None:
         access = link.access
-        if access is None or not access.secret:
+        if access is None or not access.secret or access.grant.expires <= wall_time():
             raise ConfigurationError(
-                "an authority needs an invitation for many peers; the organiser makes one by "
+                "an authority needs an invitation for many peers that has not ended; the organiser makes one by "
                 "`minga admit LINK --uses 500 --valid 90d`"
             )
         self.run_id = link.run_id
@@ -57,7 +57,15 @@ class Issuer:
         if organisation not in person.organisations:
             organisation = None
         now_s = self._wall_time()
-        issued = IssuedToken(person.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        issued = IssuedToken(
+            person.name,
+            allowed.provider.source,
+            self.invitation,
+            now_s,
+            now_s,
+            organisation,
+            code_mark=person.code_mark,
+        )
         return self._sign(peer, issued, allowed)
 
     def renew(self, peer: str) -> Issued:
@@ -67,6 +75,9 @@ class Issuer:
             raise Refused("login_needed", "this key has no access yet: log in")
         if self._wall_time() > issued.logged_in + allowed.login_s:
             raise Refused("login_needed", f"the last login of {issued.name} was too long ago: log in again")
+        listed = allowed.people.get(issued.name)
+        if listed is not None and issued.code_mark not in (None, listed.code_mark):
+            raise Refused("login_needed", f"{issued.name} has another code by now: log in with that")
         return self._sign(peer, issued, allowed)
 
     def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:
@@ -85,7 +96,7 @@ class Issuer:
         ends += [allowance.until_s] if allowance.until_s is not None else []
         expires = int(min(ends))
         if expires <= now_s:
-            raise Refused("not_allowed", "the authority's invitation has ended; its organiser has to give it a new one")
+            raise Refused("invitation", "the authority's invitation has ended; its organiser has to give it a new one")
         taken = msgspec.structs.replace(issued, invitation=self.invitation, expires=float(expires))
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
         token = Token.by_login(self._grant, self._key, peer, Login(issued.name, expires))
@@ -94,8 +105,8 @@ class Issuer:
     def overdue(self) -> list[tuple[str, str]]:
         """The peers, and their people, whose last token still counts though they were taken off the list.
 
-        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is anybody
-        before the list has settled once.
+        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is who logged
+        in at another provider, whose names the list no longer has. Nor is anybody before the list has settled once.
         """
         now_s, allowed = self._wall_time(), self._allowed.current()
         if not self._allowed.is_whole:
@@ -104,6 +115,7 @@ class Issuer:
             (peer, issued.name)
             for peer, issued in self._roster.all_issued()
             if not issued.barred
+            and issued.provider == allowed.provider.source
             and issued.expires + CLOCK_SKEW_S > now_s
             and not allowed.is_listed(issued.name, issued.organisation)
         ]

@@ -46,10 +46,11 @@ Words = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 @dataclass(frozen=True)
 class Person:
-    """A person that a provider identified, with the organisations to which they belong."""
+    """A person that a provider identified, with the organisations to which they belong, or the mark of their code."""
 
     name: str
     organisations: frozenset[str] = frozenset()
+    code_mark: str | None = None
 
 
 class IdentityProvider(Protocol):
@@ -91,9 +92,9 @@ class FileProvider:
         stored = self._nobodys if person is None or person.code is None else person.code
         async with self._at_a_time:
             fits = await asyncio.to_thread(codes.fits, login.code, stored)
-        if not fits:
+        if not fits or person is None:
             raise Refused("login", WRONG_CODE)
-        return Person(login.name)
+        return Person(login.name, code_mark=person.code_mark)
 
     async def begin_device(self) -> DeviceCode:
         """See `IdentityProvider`."""

@@ -9,6 +9,7 @@ STATUS: Final = {
     "login": 401,  # the identity of the client is not proven
     "login_needed": 401,  # a key alone is not enough any more
     "not_allowed": 403,  # the person is known, and may not
+    "invitation": 403,  # the authority's own has ended or is used up: its operator has to do something
     "full": 403,
     "slow": 408,
     "nonce": 409,

@@ -31,8 +31,8 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One peer's place: its person (`name` at that `Provider.source`), the time of the login, and the end (Unix
     seconds).
 
-    With an `organisation` it depends on membership of that. `invitation` is the key that signed its last token; a
-    `barred` peer gets no further one.
+    With an `organisation` it depends on membership of that, with a `code_mark` on the code with that mark. `invitation`
+    is the key that signed its last token; a `barred` peer gets no further one.
     """
 
     name: str
@@ -42,6 +42,7 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: float
     organisation: str | None = None
     barred: bool = False
+    code_mark: str | None = None
 
     @property
     def person(self) -> tuple[str, str]:
@@ -83,21 +84,21 @@ class RosterFile:
 
     def take(self, peer: str, issued: IssuedToken, *, most_peers: int, uses: int) -> None:
         """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
-        or `uses` peers in all by one invitation. Raises `Refused` and `StorageError`, and changes nothing then.
+        or `uses` peers in all by one invitation. Of a person who may have fewer by now the first ones keep their
+        places. Raises `Refused` and `StorageError`, and changes nothing then.
         """
-        others = [(key, other) for key, other in self._issued.items() if key != peer]
-        now_s = self._wall_time()
-        living = [key for key, other in others if other.person == issued.person and _lives(other, now_s)]
+        now_s, seats = self._wall_time(), self._issued.items()
+        living = [key for key, other in seats if other.person == issued.person and _lives(other, now_s)]
+        if peer in living:
+            living = living[: living.index(peer)]
         if len(living) >= most_peers:
             raise Refused(
                 "full",
                 f"{issued.name} may have {most_peers} {'peer' if most_peers == 1 else 'peers'} at a time and has them: "
                 f"{', '.join(key[:10] for key in living[:5])}. A place is free some hours after its peer has left",
             )
-        if sum(other.invitation == issued.invitation for _, other in others) >= uses:
-            raise Refused(
-                "not_allowed", "the authority's invitation is used up; its organiser has to give it a new one"
-            )
+        if sum(other.invitation == issued.invitation for key, other in seats if key != peer) >= uses:
+            raise Refused("invitation", "the authority's invitation is used up; its organiser has to give it a new one")
         self._keep({**self._issued, peer: issued})
 
     def bar(self, peer: str) -> None:

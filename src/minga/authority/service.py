@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
@@ -25,6 +24,7 @@ from minga.authority.refusals import Refused
 from minga.core.errors import StorageError
 from minga.core.files import in_pieces
 from minga.core.printable import printable
+from minga.core.urls import network_of
 from minga.login.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
@@ -45,8 +45,13 @@ from minga.login.messages import (
 BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
 
-BURST, PER_SECOND = 60, 1.0
-"""The requests that one address may make: a burst, and a rate per second after that."""
+BURST, PER_SECOND = 240, 4.0
+"""The requests that one address may make: a burst, and a rate per second after that. Many people may share it."""
+
+OF_A_FAILURE = 4.0
+"""As so many requests one counts that proves no identity, is malformed or begins a login in the browser: nobody has to
+make many of these.
+"""
 
 MAX_ADDRESSES, MAX_NONCES = 20_000, 50_000
 NONCE_S = 60.0
@@ -85,7 +90,7 @@ class Authority:
         routes = [
             *(Route(each.path, self._answering(self._handing_out(each)), methods=["GET"]) for each in handouts),
             Route(OFFER_PATH, self._answering(self._offer), methods=["GET"]),
-            Route(DEVICE_PATH, self._answering(self._device), methods=["POST"]),
+            Route(DEVICE_PATH, self._answering(self._device, OF_A_FAILURE), methods=["POST"]),
             Route(TOKEN_PATH, self._answering(self._token), methods=["POST"]),
         ]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_thing})
@@ -127,18 +132,21 @@ class Authority:
 
     # ---- how it is answered
 
-    def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, handler: Handler, requests: float = 1.0) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             address = request.client.host if request.client is not None else ""
             try:
-                if (wait_s := self._rate.wait_s(address)) > 0.0:
+                if (wait_s := self._rate.wait_s(address, requests)) > 0.0:
                     raise Refused("busy", "too many requests from this address; wait a little")
                 answer = await handler(request)
                 return answer if isinstance(answer, Response) else _response(answer)
             except Refused as refused:
-                self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
+                if refused.code in ("login", "bad_request"):
+                    self._rate.charge(address, OF_A_FAILURE - 1.0)
+                why = printable(str(refused))[:400]
+                self._tell("authority.refused", address=printable(address)[:64], code=refused.code, why=why)
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
-                return _response(AuthorityRefusal(refused.code, printable(str(refused))[:400]), refused.status, retry)
+                return _response(AuthorityRefusal(refused.code, why), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)
                 return _response(AuthorityRefusal("storage", "the authority's disk refused; try again later"), 503)
@@ -200,28 +208,27 @@ class Nonces:
 class RateLimit:
     """A bucket of `burst` requests for each address, which fills up again by `per_second`.
 
-    All IPv6 addresses of one /64, which one customer usually has, are one address.
+    All addresses of one `network_of` are one address.
     """
 
     def __init__(self, burst: int, per_second: float, clock: Callable[[], float]) -> None:
         self._burst, self._per_second, self._clock = burst, per_second, clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def wait_s(self, address: str) -> float:
-        """Count one request; 0.0, or in how many seconds the next may come."""
-        key, now = _network(address), self._clock()
+    def wait_s(self, address: str, requests: float = 1.0) -> float:
+        """Count one request, as so many; 0.0, or in how many seconds the next may come."""
+        left = self.charge(address, 0.0)
+        if left < 1.0:
+            return (1.0 - left) / self._per_second
+        self.charge(address, requests)
+        return 0.0
+
+    def charge(self, address: str, requests: float) -> float:
+        """Count so many, even beyond the bound: those that are under way are not known yet. How many are left."""
+        key, now = network_of(address), self._clock()
         left, since = self._buckets.pop(key, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - since) * self._per_second)
-        wait_s = 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
+        left = min(float(self._burst), left + (now - since) * self._per_second) - requests
         if len(self._buckets) >= MAX_ADDRESSES:
             del self._buckets[next(iter(self._buckets))]
-        self._buckets[key] = (left - 1.0 if left >= 1.0 else left, now)
-        return wait_s
-
-
-def _network(address: str) -> str:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address[:64]
-    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else str(parsed)
+        self._buckets[key] = left, now
+        return left

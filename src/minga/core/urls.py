@@ -58,6 +58,15 @@ def is_public(endpoint: str) -> bool:
         return False
 
 
+def network_of(address: str) -> str:
+    """The network of one customer: an IPv4 address, or the /56 of an IPv6 address, as home lines have it."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address[:64]
+    return str(ipaddress.ip_network((parsed, 56), strict=False)) if parsed.version == 6 else str(parsed)
+
+
 def parse_announced(text: object) -> tuple[str, int]:
     """IP address and port of `IP`, `IP:PORT` or `[IPv6]:PORT`; the port is 0 where none is given.
 

@@ -11,9 +11,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minga.core.errors import ConfigurationError, reason_of
+from minga.core.urls import is_loopback, network_of
 
 MOST_OPEN: Final = 450
 """Connections; those beyond are closed at once."""
+MOST_OF_ONE: Final = 150
+"""Those of one network, so that one machine keeps nobody else out. A proxy on this machine may have all."""
 LOOK_S: Final = 10.0
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
@@ -81,6 +84,8 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._looking: asyncio.TimerHandle | None = None
+        self.network = ""
+        """The one from which the other side comes."""
         self._drained = 0
         """How often the other side has read what waited for it: a slow download goes on through many looks."""
         self._still: tuple[object, int] | None = None
@@ -89,7 +94,10 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Take part, if there is room."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_OPEN:
+        host = self.client[0] if self.client is not None else "localhost"
+        self.network = network_of(host)
+        of_one = sum(isinstance(each, BoundedConnection) and each.network == self.network for each in self.connections)
+        if len(self.connections) > MOST_OPEN or (of_one > MOST_OF_ONE and not is_loopback(host)):
             transport.abort()
         else:
             self._looking = self.loop.call_later(LOOK_S, self._look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -36,8 +37,8 @@ from minga.login.messages import (
 PHASE = "login"
 ATTEMPTS = 6
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-_AGAIN = frozenset({"nonce"})
-"""Refusals after which the next attempt may succeed."""
+BUSY_PER_ATTEMPT = 3
+"""So many times too early count as one attempt: people behind one address, who all begin at once, wait for minutes."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class AuthorityClient:
         """A token for the key of `peer`, or that the browser has to be waited for.
 
         Raises `RejectedError` at once if the answer is no, `LoginNeeded` if another way of login is needed, and
-        `UnreachableError` if there is no answer after several attempts.
+        `UnreachableError` if no authority answers after several attempts.
         """
         return await self._patiently(lambda: self._token(peer, login))
 
@@ -117,23 +118,25 @@ class AuthorityClient:
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again with growing pauses where the authority, or its provider, does not answer; a no is a no."""
-        pause_s = FIRST_PAUSE_S
-        for left in reversed(range(self._attempts)):
+        pause_s, left = FIRST_PAUSE_S, self._attempts * BUSY_PER_ATTEMPT
+        while True:
             try:
                 return await attempt()
             except _Again as again:
-                if not left:
+                left -= 1 if again.is_early else BUSY_PER_ATTEMPT
+                if left <= 0:
                     raise UnreachableError(
                         f"the authority {self.url}, where people log in to this run, does not answer: {again}. "
                         "Try again later, or tell the organiser",
                         phase=PHASE,
                     ) from again
                 wait_s = min(MOST_PAUSE_S, max(pause_s, again.after_s or 0.0))
+                if again.is_early:  # and so are others, who shall not all come again at once
+                    wait_s *= random.uniform(1.0, 1.5)
                 if self._on_pause is not None:
                     self._on_pause(str(again), wait_s)
                 await self._sleep(wait_s)
                 pause_s *= 2.0
-        raise AssertionError("the last attempt returns or raises")
 
     async def _ask(self, method: str, path: str, kind: type[M], message: Message | None = None) -> M:
         return self._read(await self._send(method, path, message), kind)
@@ -149,11 +152,14 @@ class AuthorityClient:
             raise _Again(str(error)) from error
         if answer.status == 200:
             return answer
-        refusal = _refusal(answer)
-        if answer.status >= 500 or answer.status in (408, 429) or refusal.code in _AGAIN:
-            raise _Again(refusal.message, answer.retry_after_s)
-        if answer.status not in (400, 401, 403, 413):
-            raise ProtocolError(f"{self.url} is no authority of this version: HTTP status {answer.status}", phase=PHASE)
+        is_early = answer.status == 429 and answer.retry_after_s is not None
+        try:
+            refusal = decode(answer.body, AuthorityRefusal)
+        except ValueError as error:  # a proxy's, whatever its status
+            why = f"what answers is no authority of this version: HTTP status {answer.status}"
+            raise _Again(why, answer.retry_after_s, is_early=is_early) from error
+        if answer.status >= 500 or answer.status in (408, 409, 429):
+            raise _Again(refusal.message, answer.retry_after_s, is_early=is_early)
         kind = LoginNeeded if refusal.code == "login_needed" else RejectedError
         raise kind(f"the authority {self.url} refuses: {refusal.message}", code=RefusalCode.ACCESS, phase=PHASE)
 
@@ -161,19 +167,14 @@ class AuthorityClient:
         try:
             return decode(answer.body, kind)
         except ValueError as error:
-            raise ProtocolError(f"{self.url} is no authority of this version: {error}", phase=PHASE) from error
+            raise _Again(f"what answers is no authority of this version: {error}") from error
 
 
 class _Again(Exception):
-    """No answer, or one that may change; `after_s` is when the server wants to be asked again."""
+    """No answer of an authority, or one that may change; `after_s` is when the server wants to be asked again. It
+    `is_early` if others of this address asked too often.
+    """
 
-    def __init__(self, why: str, after_s: float | None = None) -> None:
-        self.after_s = after_s
+    def __init__(self, why: str, after_s: float | None = None, *, is_early: bool = False) -> None:
+        self.after_s, self.is_early = after_s, is_early
         super().__init__(why)
-
-
-def _refusal(answer: HttpAnswer) -> AuthorityRefusal:
-    try:
-        return decode(answer.body, AuthorityRefusal)
-    except ValueError:
-        return AuthorityRefusal("http", f"HTTP status {answer.status}")

@@ -25,6 +25,9 @@ class LoginUser(Protocol):
     def has_secret(self) -> bool:
         """Whether a code or an access token was given beforehand."""
 
+    def is_ready(self) -> bool:
+        """Whether all was given beforehand, so that nobody has to be asked, however late."""
+
     def name(self, provider: str) -> str:
         """The name to log in with."""
 
@@ -54,6 +57,8 @@ class Credentials:
     def has_secret(self) -> bool:
         """See `LoginUser`."""
         return bool(self.code)
+
+    is_ready = has_secret
 
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
@@ -100,7 +105,7 @@ class LogIn:
         Raises `RemoteError`, what `person` raises, and `LocalError` if this machine's clock is too far ahead.
         """
         try:
-            token = await self.renew(peer)
+            token = await self._by_key(peer)
         except LoginNeeded:
             token = await self._log_in(peer)
         except UnreachableError:
@@ -111,7 +116,15 @@ class LogIn:
         return token
 
     async def renew(self, peer: Identity) -> Token:
-        """The next token for a key that had one. Raises `RemoteError`."""
+        """The next token for a key that had one, or whose person `is_ready`. Raises `RemoteError` and `LocalError`."""
+        try:
+            return await self._by_key(peer)
+        except LoginNeeded:
+            if not self.person.is_ready():
+                raise
+            return await self._log_in(peer)
+
+    async def _by_key(self, peer: Identity) -> Token:
         return _issued(await self.client.token(peer, ByKey()))[0]
 
     async def _log_in(self, peer: Identity) -> Token:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import httpx2
 
+from minga.core.errors import ConfigurationError
+from minga.core.printable import printable
+
 REQUEST_S = 20.0
 """Longest time, in seconds, that one request may take in all."""
 
@@ -25,8 +28,17 @@ class HttpAnswer(NamedTuple):
 
 
 def make_client(transport: httpx2.AsyncBaseTransport | None = None) -> httpx2.AsyncClient:
-    """A client that follows no redirects, since what it sends is meant for one server."""
-    return httpx2.AsyncClient(timeout=REQUEST_S, follow_redirects=False, transport=transport)
+    """A client that follows no redirects, since what it sends is meant for one server.
+
+    Raises `ConfigurationError` if the environment names a proxy or certificates that cannot be used.
+    """
+    try:
+        return httpx2.AsyncClient(timeout=REQUEST_S, follow_redirects=False, transport=transport)
+    except (ValueError, ImportError, OSError, httpx2.InvalidURL) as error:
+        raise ConfigurationError(
+            "this machine's settings for web requests (a proxy, certificates) cannot be used: "
+            f"{printable(str(error))[:200]}"
+        ) from error
 
 
 async def ask(

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from minga.access.access_files import AccessFiles
 from minga.core.aio import Backoff
-from minga.core.errors import LinkError, LocalError, RejectedError, RemoteError, UnreachableError
+from minga.core.errors import LinkError, LocalError, RemoteError, UnreachableError
 from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, NoAccessError, UnknownTermError
+from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger, InvalidOrderError, NoAccessError, UnknownTermError
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -233,7 +233,7 @@ async def _renew(session: Session, log_in: LogIn) -> None:
 
 
 async def keep_renewed(session: Session, log_in: LogIn) -> None:
-    """Renew until the authority says no, or gives no longer access; at once done with access that no login gave.
+    """Renew until the access has ended, or cannot last longer; at once done with access that no login gave.
 
     Tells `access.renewed` and `access.not_renewed`.
     """
@@ -256,18 +256,20 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
 
 
 async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
-    """The next token, however long that takes; None once the answer is no, or if it means nothing by this clock."""
-    backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
+    """The next token, or None once the present one has ended everywhere: a no may be a mistake that is soon mended."""
+    backoff, told = Backoff(MIN_PAUSE_S, MAX_PAUSE_S), set[str]()
     while True:
         try:
             token = await log_in.renew(session.identity)
             check_clock(token, session.node.clock.now())
             return token
         except (RemoteError, LocalError) as error:
-            is_final = isinstance(error, RejectedError | LocalError)
-            session.events.emit(AccessNotRenewed(why=str(error), expires=int(ends_s), tries_again=not is_final))
-            if is_final:
-                return None
+            why = str(error)
+        if why not in told:
+            told.add(why)
+            session.events.emit(AccessNotRenewed(why=why, expires=int(ends_s)))
+        if session.node.clock.now() > ends_s + CLOCK_SKEW_S:
+            return None
         await asyncio.sleep(backoff.next_s())
 
 

@@ -11,9 +11,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from minga.authority.app import AuthorityServer
 from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
-from tests.worlds.authority_tools import CODES, people
+from tests.worlds.authority_tools import CODES, invitation_link, people
 from tests.worlds.cli_run import LOCAL, SPEC, Running, call, last_json
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
@@ -69,6 +70,22 @@ def gives_newcomers_a_page_and_minga(url: str, link: str) -> None:
     assert f"minga join {link}" in page
     with urlopen(f"{url}/{wheel.name}") as answer:
         assert answer.read() == wheel.data
+
+
+def test_the_operator_is_told_once_that_the_invitation_admits_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(AuthorityServer):
+        async def run(self) -> None:
+            for code, why in (("login", "a"), ("invitation", "it is used up"), ("invitation", "it is used up")):
+                self._tell("authority.refused", address="192.0.2.1", code=code, why=why)
+
+    monkeypatch.setattr("minga.authority.app.AuthorityServer", Refusing)
+    (tmp_path / "allow.toml").write_text(people("alice"))
+    at = ("--listen", "127.0.0.1:0")
+    assert call("authority", str(invitation_link()), "--allow", str(tmp_path / "allow.toml"), *at) == 0
+    written = "".join(capfd.readouterr())
+    assert (written.count("refused"), written.count("refused: it is used up.")) == (1, 1)
 
 
 def test_new_codes_and_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

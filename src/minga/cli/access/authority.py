@@ -57,6 +57,8 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
     peer = PeerOptions(role="monitor", ephemeral=True, directory=options.directory, host=options.bind)
     barring = None if options.identity is None else Barring(parsed, peer, options.identity)
 
+    said = set[str]()
+
     def tell(kind: str, **fields: Any) -> None:
         output.event(kind, **fields)
         if kind == "authority.issued" and not fields["renewed"]:
@@ -64,6 +66,9 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         elif kind == "authority.removed":
             what = "is barred" if fields["barred"] else "gets no further access"
             output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
+        elif kind == "authority.refused" and fields["code"] == "invitation" and fields["why"] not in said:
+            said.add(fields["why"])
+            output.say(f"A person on the list was refused: {fields['why']}.")
 
     server = AuthorityServer(settings, barring, tell)
     try:

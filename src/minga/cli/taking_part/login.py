@@ -30,6 +30,10 @@ class PersonAtTerminal:
         """See `LoginUser`."""
         return self._secret is not None
 
+    def is_ready(self) -> bool:
+        """See `LoginUser`."""
+        return self._name is not None and self._secret is not None
+
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
         if self._name is not None:

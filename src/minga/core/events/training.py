@@ -311,8 +311,7 @@ class AccessRenewed(EventData, kind="access.renewed"):
 
 
 class AccessNotRenewed(EventData, kind="access.not_renewed"):
-    """The authority gave no token. The present one is good until `expires`; with `tries_again` it is asked again."""
+    """The authority gave no token. It is asked again until the present one has ended, at `expires`."""
 
     why: str
     expires: int
-    tries_again: bool
