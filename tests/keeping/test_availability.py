@@ -23,9 +23,11 @@ from minga.keeping.availability import (
     DailyHours,
     TrafficBudget,
     TrafficLimit,
+    is_in_use,
     listeners,
     listening,
     set_paused,
+    using,
 )
 from tests.worlds.seeds import soaked
 
@@ -314,3 +316,20 @@ def test_the_file_of_a_killed_process_goes_also_where_no_open_file_can_be_remove
     left.touch()
     assert listeners(tmp_path) == 0
     assert not left.exists()
+
+
+def test_a_look_between_making_and_locking_a_file_leaves_no_peer_unprotected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, looks = FileLock.try_acquire, [False]
+
+    def looked_at_before(path: Path) -> FileLock | None:
+        if looks:
+            looks.pop()
+            assert not is_in_use(tmp_path)
+        return acquire(path)
+
+    monkeypatch.setattr(FileLock, "try_acquire", looked_at_before)
+    with using(tmp_path):
+        assert is_in_use(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -93,7 +93,7 @@ def run_split_join(options: SplitJoinCommand, context: Context) -> None:
             found = run.evaluate()
             sent, received = joined.on_loop(joined.session.node.traffic)
         finally:
-            run.save()
+            run.close()
     told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
     trained = f"Trained on {counted(run.batches, 'batch', 'batches')}{f': {told}' if told else ''}."
     kept = joined.directory if joined.spec.split.averages_clients else run.folder

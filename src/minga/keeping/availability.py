@@ -149,8 +149,12 @@ def is_in_use(directory: Path) -> bool:
 def _locked(path: Path) -> Iterator[None]:
     lock: FileLock | None = None
     with contextlib.suppress(OSError):
-        path.touch()
-        lock = FileLock.try_acquire(path)
+        while lock is None or not path.exists():
+            if lock is not None:
+                lock.release()
+            path.touch()
+            with contextlib.suppress(FileNotFoundError):  # `_held` looked before it was locked, and deleted it
+                lock = FileLock.try_acquire(path)
     try:
         yield
     finally:
@@ -168,8 +172,12 @@ def _held(paths: Iterable[Path]) -> int:
             if (lock := FileLock.try_acquire(path)) is None:
                 found += 1
                 continue
-            lock.release()  # Windows removes no file that is open
-            path.unlink(missing_ok=True)  # of one that was killed
+            try:
+                path.unlink(missing_ok=True)  # of one that was killed
+            except PermissionError:  # Windows removes no file that is open
+                lock.release()
+                path.unlink(missing_ok=True)
+            lock.release()
     return found
 
 

@@ -10,6 +10,7 @@ What `begin` says of a request in doubt is what `ask` returns: the batch begins 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final
 
 from minga.core.aio import Backoff
@@ -43,8 +44,8 @@ LOOK_S: Final = 0.25
 class Exchange:
     """Asks `server` one question at a time, as long as the `board` says that it serves; made on the event loop.
 
-    A question that it does not answer within `patience_s` raises the last error. That begins anew where the server,
-    which has the question, lets the client wait for others.
+    A question that it does not answer within `patience_s` raises the last error. The time for which the server, which
+    has the question, lets the client wait for others counts for nothing.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Exchange:
         self._node, self._board, self._server, self._patience_s = node, board, server, patience_s
         self._download = TensorWire(section.download_codec, section.max_elements)
         self._wait_s = section.wait_s
-        self._deadline, self._is_sent = 0.0, False
+        self._deadline, self._others_s = 0.0, 0.0
+        self._sent_s: float | None = None
         self._session, self._number = 0, 0
         self._doubt: BeginRequest | None = None
         self._asking = asyncio.Lock()
@@ -77,6 +79,8 @@ class Exchange:
 
     async def _ask(self, question: Question) -> Answer | BatchFate:
         self._deadline = asyncio.get_running_loop().time() + self._patience_s
+        waits_s = {"turn": math.inf, "block": self._wait_s, "predict_block": self._wait_s}
+        self._others_s = waits_s.get(question.kind, 0.0)
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
@@ -90,7 +94,7 @@ class Exchange:
             raise
 
     async def _attempt(self, question: Question) -> Answer | BatchFate:
-        self._is_sent = False
+        self._sent_s = None
         server = await self._find()
         changes = question.changes
         while changes and not self._session:
@@ -126,14 +130,13 @@ class Exchange:
             raise error
         passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
         is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
-        now, others_s = asyncio.get_running_loop().time(), 0.0
-        if self._is_sent and question.kind == "turn" and not isinstance(error, RejectedError):
-            self._deadline = now + self._patience_s
-            if isinstance(error, SilentError):
+        now = asyncio.get_running_loop().time()
+        if self._sent_s is not None:
+            waited_s = min(now - self._sent_s, self._others_s)
+            self._deadline, self._others_s = self._deadline + waited_s, self._others_s - waited_s
+            if question.kind == "turn" and isinstance(error, SilentError):
                 return  # it is in the queue, where others may take as long as they like
-        elif self._is_sent and question.kind in ("block", "predict_block"):
-            others_s = self._wait_s  # for which the server waits for their blocks
-        if not (passes or is_gone) or now >= self._deadline + others_s:
+        if not (passes or is_gone) or now >= self._deadline:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
 
@@ -162,7 +165,7 @@ class Exchange:
             bodies = (*question.tensors.bodies, *question.labels.bodies)
             await send_bodies(stream, bodies, self._node.clockwork.timeout, ANSWER_S)
             await stream.finish()
-            self._is_sent = True
+            self._sent_s = asyncio.get_running_loop().time()
             try:
                 async with self._node.clockwork.timeout(ANSWER_S):
                     message = await stream.receive(BatchReply)

@@ -168,6 +168,7 @@ def serve(
     run: RunSpec | Mapping[str, Any] | Path | str | Peer,
     top: nn.Module,
     *,
+    bottom: nn.Module | None = None,
     optimizer: OptimizerChoice | None = None,
     loss: LossFunction = cross_entropy,
     max_grad_norm: float | None = None,
@@ -178,6 +179,8 @@ def serve(
 
     top: takes what the clients' bottoms return, one argument for each tensor; vertical, one tensor, in which the blocks
         are joined along axis 1. It returns what `loss` compares with the labels; U-shaped, what clients' heads take.
+    bottom: (round-robin) the clients' part, with which the first client begins; of clients with another one, none is
+        handed on. None: the first client begins with its own.
     optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
         for each batch.
     loss: mean loss by outputs and labels; U-shaped runs have no use for it.
@@ -202,7 +205,7 @@ def serve(
         if optimizer is None and peer.spec.split.averages_clients:
             check_schedule(peer.spec)
         part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
-        applying = applying_for(peer.spec.split, part, loss)
+        applying = applying_for(peer.spec.split, part, loss, bottom)
         if resume is not None:
             applying.load(resume)
         return SplitServer(peer, BatchServer(applying, peer.spec.split), owns_peer=peer is not run)

@@ -41,6 +41,9 @@ class Alone:
     def watch(self, *_: object) -> None:
         """Nobody to look at."""
 
+    def close(self) -> None:
+        """Nobody to hand over to."""
+
     def train(self, *_: object) -> float:
         """Nothing is computed."""
         return 0.5
@@ -84,7 +87,7 @@ def test_two_clients_of_one_machine_keep_parts_and_samples_of_their_own(tmp_path
             for parameter in part.parameters:
                 parameter.fill_(1.0 + number)
         part.steps = 5
-        each.save()
+        each.close()
     for number, each in enumerate(both()):
         assert each.resumes
         values = {one for every in part_of(each).parameters for one in every.flatten().tolist()}
@@ -133,7 +136,7 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
     server.server = kept
     server.save_if_due()
     assert len(caplog.records) == 4
-    for last in (run.save, server.close):
+    for last in (run.close, server.close):
         with pytest.raises(StorageError):
             last()
     kept.broken = BrokenPartError("half a step")

@@ -186,9 +186,9 @@ def test_who_has_waited_long_for_its_turn_still_waits_for_a_server_whose_connect
 class Turned:
     """Whoever has the top, and what each client asks of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, bottom: nn.Module | None = None) -> None:
         part = ModelPart([two_parts()[1]], partial(torch.optim.SGD, lr=LEARNING_RATE), OptimizerSection())
-        self.turns, self._tickets = Turns(part, cross_entropy, TURN), itertools.count()
+        self.turns, self._tickets = Turns(part, cross_entropy, TURN, bottom), itertools.count()
 
     def ask(self, client: str, kind: Kind, part: nn.Module | None = None) -> list[BatchOutcome]:
         tensors, digest = ((), "") if part is None else pack(part)
@@ -207,16 +207,18 @@ def test_a_server_that_is_started_again_hands_on_what_was_handed_over(tmp_path: 
     assert torch.equal(values(own), values(other))
 
 
-def test_a_part_of_other_sizes_than_the_one_before_is_refused_and_the_next_client_goes_on() -> None:
-    turned, own = Turned(), two_parts(seed=1)[0]
-    turned.ask("a", "turn")
-    turned.ask("a", "hand_over", own)
-    turned.ask("b", "turn")
-    assert turned.ask("c", "turn") == []
-    refused, granted = turned.ask("b", "hand_over", nn.Linear(2, 2))
+def test_a_server_that_has_the_clients_part_gives_it_to_the_first_and_takes_none_of_other_sizes() -> None:
+    bottom = two_parts(seed=1)[0]
+    turned = Turned(bottom)
+    (granted,) = turned.ask("a", "turn")
+    assert granted.digest == pack(bottom)[1]
+    assert turned.ask("b", "turn") == []
+    refused, granted = turned.ask("a", "hand_over", nn.Linear(2, 2))
     assert refused.refusal is not None
     assert refused.refusal.code == RefusalCode.REFUSED
-    assert (granted.work.client, granted.digest) == ("c", pack(own)[1])
+    assert (granted.work.client, granted.digest) == ("b", pack(bottom)[1])
+    ended, *_ = turned.ask("b", "hand_over", two_parts(seed=2)[0])
+    assert ended.refusal is None
 
 
 def test_a_part_arrives_as_it_was_sent_or_not_at_all() -> None:

@@ -252,6 +252,22 @@ def test_a_client_is_as_patient_as_the_server_is_with_the_others() -> None:
     run_virtual(scene(), limit_s=2000.0)
 
 
+def test_the_time_that_others_took_is_no_time_without_a_server() -> None:
+    async def scene() -> None:
+        case = Vertical()
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=3600.0)
+        await case.start()
+        waits, client = case.run(0, [1]), case.clients[0]
+        await asyncio.sleep(700.0)
+        await client.network.process.run(client.session.node.disconnect(case.server.peer_id))
+        await asyncio.sleep(60.0)
+        assert not waits.done()
+        waits.cancel()
+        await case.world.close()
+
+    run_virtual(scene(), limit_s=2000.0)
+
+
 def test_clients_that_do_not_agree_are_told_so() -> None:
     async def scene() -> None:
         case = Vertical()

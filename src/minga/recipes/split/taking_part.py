@@ -78,7 +78,8 @@ class ServerRun:
         parts = _parts(split_recipe(peer.spec), peer.spec)
         self.top, self.folder = parts.top, peer.directory
         self.resumes = self.path.exists()
-        self.server = serve(peer, self.top, resume=self.path)
+        hands_over = peer.spec.split.variant == "round-robin" and peer.spec.split.hand_over
+        self.server = serve(peer, self.top, bottom=parts.bottom if hands_over else None, resume=self.path)
         self._saved_s = time.monotonic()
 
     @property
@@ -131,6 +132,7 @@ class ClientRun:
         self.resumes = self.client.steps > 0
         if self.held_out is not None:
             self.client.watch(self.held_out.inputs, self.held_out.labels)
+        self._is_averaged = peer.spec.split.averages_clients
         self._batch_size = max(1, min(batch_size, peer.spec.split.max_samples))
         self.batches, self.loss = 0, float("nan")
         self._saved_s = time.monotonic()
@@ -151,9 +153,9 @@ class ClientRun:
                 loss = self.client.train(self.samples.inputs[rows], self.samples.labels[rows])
                 if loss is not None:
                     self.batches, self.loss = self.batches + 1, loss
-                if time.monotonic() - self._saved_s >= SAVE_S:
+                if not self._is_averaged and time.monotonic() - self._saved_s >= SAVE_S:
                     with _going_on():
-                        self.save()
+                        self._save()
 
     def evaluate(self) -> dict[str, float]:
         """Loss and accuracy of the whole model on samples that this client does not train on; empty without any."""
@@ -166,8 +168,13 @@ class ClientRun:
             "heldout_accuracy": float((logits.argmax(1) == labels).double().mean()),
         }
 
-    def save(self) -> None:
-        """Write this client's parts to its folder, from which it goes on when it comes again."""
+    def close(self) -> None:
+        """End, and keep this client's parts: in its folder, or with the peer's checkpoints where they are averaged."""
+        self.client.close()
+        if not self._is_averaged:
+            self._save()
+
+    def _save(self) -> None:
         self._saved_s = time.monotonic()
         self.client.save(self.path)
 

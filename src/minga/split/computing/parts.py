@@ -149,12 +149,14 @@ class ModelPart:
         state = self.capture()
         tensors = {entry.name: tensor.clone() for entry, tensor in state.named_tensors()}
         tensors |= {_BESIDE + name: tensor.contiguous() for name, tensor in (beside or {}).items()}
-        store(path, save(tensors, {"step": str(state.step), "scalars": json.dumps(state.scalars)}))
+        said = {"step": str(state.step), "scalars": json.dumps(state.scalars), "optimizer": self._kind}
+        store(path, save(tensors, said))
 
     def load(self, path: Path) -> Mapping[str, torch.Tensor] | None:
         """Go on from what `save` wrote; what lay beside it, or None if there is no such file.
 
-        Raises `ConfigurationError`, with nothing changed, if it is of another part.
+        The settings of the optimizer are those of the file, as with `load_state_dict` of torch. Raises
+        `ConfigurationError`, with nothing changed, if it is of another part or of another kind of optimizer.
         """
         if not path.exists():
             return None
@@ -162,6 +164,8 @@ class ModelPart:
             with safe_open(path, framework="pt", device="cpu") as file:
                 said = file.metadata() or {}
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (this is no dictionary)
+            if (kind := said.get("optimizer")) != self._kind:
+                raise ConfigurationError(f"its optimizer is {kind}, and here it is {self._kind}")
             step, scalars = int(said["step"]), json.loads(said["scalars"])
             entries = tuple(
                 TensorEntry(name, DTYPE_NAMES[each.dtype], tuple(each.shape))
@@ -195,6 +199,10 @@ class ModelPart:
         finally:
             for module, mode in modes:
                 module.training = mode
+
+    @property
+    def _kind(self) -> str:
+        return type(self.optimizer).__name__
 
     def _state(self) -> TrainingState:
         if self.optimizer is None:

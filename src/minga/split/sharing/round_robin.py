@@ -4,8 +4,9 @@
 
 Clients queue in the order in which they ask. The one whose turn it is loses it when it does not come in time, or begins
 anew; what it trained stays in the top. The part that goes from client to client is kept as it came, unread: the next
-client checks its digest. It lies in the file of the top, and a server that is started again goes on with both; while
-there is none, the first client goes on with what it has.
+client checks its digest. It lies in the file of the top, and a server that is started again goes on with both. A server
+that has the clients' part itself gives it to the first client, and takes no part of other sizes; without it the first
+client goes on with what it has.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ class Turns(Applying):
 
     kinds: Collection[Kind] = ("predict", "train", "turn", "hand_over")
 
-    def __init__(self, part: ModelPart, loss: LossFunction, batches: int) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction, batches: int, bottom: nn.Module | None = None) -> None:
         super().__init__(part)
         self._top, self._batches = OneTop(part, loss), batches
         self._queue: deque[BatchWork] = deque()
         self._holder: str | None = None
         self._left = 0
-        self._handed: tuple[Tensors, str] = ((), "")
+        self._handed: tuple[Tensors, str] = ((), "") if bottom is None else pack(bottom)
+        self._sizes = None if bottom is None else _sizes(self._handed[0])
 
     def save(self, path: Path) -> None:
         """The top, with the clients' part that fits it."""
@@ -69,11 +71,10 @@ class Turns(Applying):
             return [BatchOutcome(work, refusal=_lost("it is the turn of another client"))]
         if work.kind == "hand_over":
             self._holder = None
-            sizes, before = ([each.numel() for each in tensors] for tensors in (work.tensors, self._handed[0]))
-            if sizes and before and sizes != before:
-                why = f"this part has {sum(sizes)} values, and that of the client before {sum(before)}"
+            if work.tensors and self._sizes not in (None, _sizes(work.tensors)):
+                why = f"this part has {_sizes(work.tensors)} values, and that of the run {self._sizes}"
                 return [BatchOutcome(work, refusal=refused(why)), *self._grant_next()]
-            if sizes:
+            if work.tensors:
                 self._handed = work.tensors, work.digest
             return [BatchOutcome(work), *self._grant_next()]
         if self._left < 1:
@@ -117,6 +118,10 @@ class Turns(Applying):
         self._holder, self._left = work.client, self._batches
         tensors, digest = self._handed
         return [BatchOutcome(work, tensors, digest=digest)]
+
+
+def _sizes(tensors: Tensors) -> list[int]:
+    return [each.numel() for each in tensors]
 
 
 def _lost(why: str) -> RejectedError:

@@ -49,12 +49,16 @@ def server_of(spec: RunSpec) -> PeerId | None:
     return PeerId(key) if key else None
 
 
-def applying_for(section: SplitSection, part: ModelPart, loss: LossFunction) -> Applying:
-    """What a server does with batches."""
+def applying_for(
+    section: SplitSection, part: ModelPart, loss: LossFunction, bottom: nn.Module | None = None
+) -> Applying:
+    """What a server does with batches. Raises `ConfigurationError` for a bottom that would never be handed over."""
+    if bottom is not None and (section.variant != "round-robin" or not section.hand_over):
+        raise ConfigurationError('bottom=… is for split.variant = "round-robin" with split.hand_over = true')
     if section.variant == "vertical":
         return Blocks(part, loss, section.blocks)
     if section.variant == "round-robin":
-        return Turns(part, loss, section.turn_batches)
+        return Turns(part, loss, section.turn_batches, bottom)
     if section.variant == "splitfed-1":
         return TopCopies(part, loss)
     return OneTop(part, None if section.variant == "u-shaped" else loss)
