@@ -193,9 +193,8 @@ class PretendTensor(torch.Tensor):
             _root(args[0], kwargs["out"])
             return kwargs["out"]
         to_host = False
-        if func is _ATEN._to_copy.default and "device" in kwargs:
-            to_host = kwargs["device"].type == "cpu"
         if kwargs.get("device") is not None:
+            to_host = kwargs["device"].type == "cpu"
             kwargs["device"] = torch.device("cpu")
         with _LOCK:
             found = func(*tree_map(_real, args), **tree_map(_real, kwargs))

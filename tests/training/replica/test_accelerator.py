@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,16 +225,17 @@ def test_streams_that_cannot_wait_for_each_other_are_not_used(
 
 
 def test_where_the_system_allows_no_more_page_locked_memory_other_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, twin, zeros = Trainer(is_away=True), Trainer(is_away=False), torch.zeros
+    trainer, twin = Trainer(is_away=True), Trainer(is_away=False)
     refused = []
 
-    def refuse(*shape: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+    def refuse(make: Any, *what: Any, pin_memory: bool = False, **settings: Any) -> Any:
         if pin_memory:
-            refused.append(shape)
+            refused.append(what)
             raise RuntimeError("CUDA error: out of memory")
-        return zeros(*shape, **settings)
+        return make(*what, **settings)
 
-    monkeypatch.setattr(torch, "zeros", refuse)
+    for make in (torch.zeros, torch.empty_like):
+        monkeypatch.setattr(torch, make.__name__, partial(refuse, make))
     in_ram = HostMemory(trainer.replica.optimizer).values
     assert len(refused) == len(in_ram)
     for parameter, same in zip(trainer.net.parameters(), twin.net.parameters(), strict=True):

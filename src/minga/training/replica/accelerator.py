@@ -76,12 +76,21 @@ class Accelerator:
             self.follow(event)
             yield
 
-    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Zeros on the host, to which the device can write directly if there is such memory."""
+    def host_memory(self, numel: int) -> torch.Tensor:
+        """Zeros on the host (float32), to which the device can write directly if there is such memory."""
         with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
             if self.has_streams:
-                return torch.zeros(shape, dtype=dtype, pin_memory=True, device="cpu")
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+                return torch.zeros(numel, dtype=torch.float32, pin_memory=True, device="cpu")
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in such memory. It has the strides of `tensor`: updates that torch fuses go through what lies in
+        memory, of gradients and moments too.
+        """
+        with contextlib.suppress(RuntimeError):
+            if self.has_streams:
+                return torch.empty_like(tensor, pin_memory=True, device="cpu").copy_(tensor)
+        return tensor.to("cpu", copy=True)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""
