@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import torch
@@ -44,7 +45,7 @@ class Accelerator:
         module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
         names = ("Stream", "Event", "current_stream", "stream")
         self.has_streams = all(hasattr(module, name) for name in names) and hasattr(module.Stream, "wait_event")
-        self._module, self._side = module, module.Stream(device=device) if self.has_streams else None
+        self._module = module
         self._has_asked = False
 
     @classmethod
@@ -65,6 +66,10 @@ class Accelerator:
         """What this thread asks from now on is done after `event`; the thread does not wait."""
         if self.has_streams:
             self._module.current_stream(self.device).wait_event(event)
+
+    @cached_property
+    def _side(self) -> Any:
+        return self._module.Stream(device=self.device)
 
     @contextlib.contextmanager
     def beside(self, event: DeviceEvent) -> Iterator[None]:
