@@ -349,6 +349,17 @@ class Peer:
         return self.port._strategy.samples
 
 
+def test_a_loss_comes_with_the_verdict_only_if_it_is_where_the_sum_is() -> None:
+    trainer = Trainer(is_away=True)
+    own = trainer.backward(0)
+    for loss in (own, torch.tensor(2.5, device="meta"), own.cpu()):  # meta: of no device that the sum can have
+        trainer.replica.collect(4, loss)
+        verdict = trainer.replica.new_sum().add(4.0)
+        assert isinstance(verdict, LateVerdict)
+        assert verdict.wait()
+        assert verdict.loss == (float(own) if loss is own else None)
+
+
 @pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
 def test_a_micro_batch_counts_when_it_is_known_to_be_finite_and_a_broken_one_never_does(strategy: str) -> None:
     @virtually
