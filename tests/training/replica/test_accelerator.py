@@ -279,6 +279,18 @@ def test_other_threads_read_what_a_program_with_a_stream_of_its_own_has_changed(
     assert torch.equal(*found)
 
 
+def test_what_buffers_moved_is_read_behind_the_micro_batch_that_moved_them(
+    device: PretendModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, own, followed = Trainer(is_away=True), PretendStream(), list[PretendStream]()
+    with device.stream(own):
+        trainer.backward(1)
+        assert trainer.replica.vector.is_finite()
+    monkeypatch.setattr(PretendStream, "wait_event", lambda _, event: followed.append(event._stream))
+    assert any(bool(moved.any()) for moved in trainer.replica.moved)
+    assert followed == [own]
+
+
 def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobody_waits_for_the_update() -> None:
     values = []
     for spoils in (False, True):
