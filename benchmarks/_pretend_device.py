@@ -262,6 +262,7 @@ def pretended_device() -> Iterator[PretendModule]:
     torch.lazy = module = PretendModule()  # type: ignore[attr-defined]
     if dist.is_available():
         dist.Backend.default_device_backend_map["lazy"] = "gloo"
+        dist.Backend.backend_capability["gloo"] = ["cpu", "cuda", "lazy"]
     try:
         yield module
     finally:
