@@ -193,9 +193,8 @@ class PretendTensor(torch.Tensor):
             _root(args[0], kwargs["out"])
             return kwargs["out"]
         to_host = False
-        if func is _ATEN._to_copy.default and "device" in kwargs:
-            to_host = kwargs["device"].type == "cpu"
         if kwargs.get("device") is not None:
+            to_host = kwargs["device"].type == "cpu"
             kwargs["device"] = torch.device("cpu")
         with _LOCK:
             found = func(*tree_map(_real, args), **tree_map(_real, kwargs))
@@ -263,6 +262,7 @@ def pretended_device() -> Iterator[PretendModule]:
     torch.lazy = module = PretendModule()  # type: ignore[attr-defined]
     if dist.is_available():
         dist.Backend.default_device_backend_map["lazy"] = "gloo"
+        dist.Backend.backend_capability["gloo"] = ["cpu", "cuda", "lazy"]
     try:
         yield module
     finally:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import minga
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.running import devices, local_ranks
+from minga.recipes.running import local_ranks
 from minga.recipes.running.devices import choose_devices, machine_name
 from minga.recipes.running.local_ranks import open_run
 from minga.recipes.running.run import Work
@@ -33,12 +33,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 3060")
-    named = devices.choose_device
-
-    def choose(name: str) -> torch.device:
-        return torch.device(name) if name.startswith("cuda") else named(name)
-
-    monkeypatch.setattr(devices, "choose_device", choose)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
 
 
 @pytest.mark.parametrize(

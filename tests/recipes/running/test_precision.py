@@ -63,6 +63,8 @@ def test_a_gpu_that_cannot_be_used_is_named_and_the_processor_advised(monkeypatc
     monkeypatch.setattr(torch, "ones", refuse)
     with pytest.raises(minga.ConfigurationError, match=r"--device cuda: .*no kernel image.*--device cpu$"):
         choose_device("auto")
+    with pytest.raises(minga.ConfigurationError, match=r"--device cuda:1: .*no kernel image.*--device auto$"):
+        choose_device("cuda:1")  # the machine may have one GPU
     with pytest.raises(minga.ConfigurationError, match=r"in it .no kernel image.; try --device cpu$"):
         choose_precision("float32", torch.device("cuda"), OPEN)
 

@@ -401,6 +401,14 @@ print(json.dumps([ranks.open_devices(None), ranks.rows((1.0 + rank,))]))
 """
 )
 
+UNFIT = (
+    RANK
+    + """
+dist.Backend.default_device_backend_map["meta"] = "gloo"  # as for mps
+print(json.dumps(ProcessGroup().open_devices(torch.device("meta", rank))))
+"""
+)
+
 MISSED = (
     RANK
     + """
@@ -567,6 +575,10 @@ def test_a_device_without_memory_to_take_part_says_so_before_the_first_micro_bat
 
 def test_programs_whose_default_device_is_another_one_tell_each_other_numbers(tmp_path: Path) -> None:
     assert run(ELSEWHERE, tmp_path, "synchronous") == [[False, [[1.0], [2.0]]]] * 2
+
+
+def test_devices_that_their_backend_does_not_know_are_not_summed_on(tmp_path: Path) -> None:
+    assert run(UNFIT, tmp_path, "synchronous") == [False, False]
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,16 +225,17 @@ def test_streams_that_cannot_wait_for_each_other_are_not_used(
 
 
 def test_where_the_system_allows_no_more_page_locked_memory_other_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, twin, zeros = Trainer(is_away=True), Trainer(is_away=False), torch.zeros
+    trainer, twin = Trainer(is_away=True), Trainer(is_away=False)
     refused = []
 
-    def refuse(*shape: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+    def refuse(make: Any, *what: Any, pin_memory: bool = False, **settings: Any) -> Any:
         if pin_memory:
-            refused.append(shape)
+            refused.append(what)
             raise RuntimeError("CUDA error: out of memory")
-        return zeros(*shape, **settings)
+        return make(*what, **settings)
 
-    monkeypatch.setattr(torch, "zeros", refuse)
+    for make in (torch.zeros, torch.empty_like):
+        monkeypatch.setattr(torch, make.__name__, partial(refuse, make))
     in_ram = HostMemory(trainer.replica.optimizer).values
     assert len(refused) == len(in_ram)
     for parameter, same in zip(trainer.net.parameters(), twin.net.parameters(), strict=True):
@@ -275,6 +277,18 @@ def test_other_threads_read_what_a_program_with_a_stream_of_its_own_has_changed(
             thread.start()
             thread.join()
     assert torch.equal(*found)
+
+
+def test_what_buffers_moved_is_read_behind_the_micro_batch_that_moved_them(
+    device: PretendModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, own, followed = Trainer(is_away=True), PretendStream(), list[PretendStream]()
+    with device.stream(own):
+        trainer.backward(1)
+        assert trainer.replica.vector.is_finite()
+    monkeypatch.setattr(PretendStream, "wait_event", lambda _, event: followed.append(event._stream))
+    assert any(bool(moved.any()) for moved in trainer.replica.moved)
+    assert followed == [own]
 
 
 def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobody_waits_for_the_update() -> None:
@@ -345,6 +359,17 @@ class Peer:
     def samples(self) -> int:
         """As others see them, though nobody looks whether the device is done."""
         return self.port._strategy.samples
+
+
+def test_a_loss_comes_with_the_verdict_only_if_it_is_where_the_sum_is() -> None:
+    trainer = Trainer(is_away=True)
+    own = trainer.backward(0)
+    for loss in (own, torch.tensor(2.5, device="meta"), own.cpu()):  # meta: of no device that the sum can have
+        trainer.replica.collect(4, loss)
+        verdict = trainer.replica.new_sum().add(4.0)
+        assert isinstance(verdict, LateVerdict)
+        assert verdict.wait()
+        assert verdict.loss == (float(own) if loss is own else None)
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "delayed"])

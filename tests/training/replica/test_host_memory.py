@@ -82,6 +82,22 @@ def test_a_run_with_and_without_ends_with_the_same_bits(strategy: str, tmp_path:
     assert all(map(torch.equal, plain[1], away[1]))
 
 
+def test_an_update_that_torch_fuses_goes_through_memory_whose_order_is_kept() -> None:
+    ends = []
+    for offload in (False, True):
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+        replica = Replica(run_spec(strategy="local"), inner, model=model, offload=offload)
+        for seed in range(3):
+            batch = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+            model(batch.to(memory_format=torch.channels_last)).square().mean().backward()
+            assert replica.inner_step()
+            replica.zero_grad()
+        ends.append(model.weight.detach().clone())
+    assert torch.equal(*ends)
+
+
 def test_every_way_to_change_a_replica_leads_to_the_same_bits() -> None:
     ends = []
     for offload in (False, True):

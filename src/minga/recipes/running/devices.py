@@ -32,9 +32,10 @@ def hardware(device: torch.device) -> str:
 
 def choose_device(name: str) -> torch.device:
     """The device called `name`, checked by using it; "auto" is the best one there is."""
+    advice = "auto"
     if name == "auto":
         best = "mps" if torch.backends.mps.is_available() else "cpu"
-        return choose_device("cuda" if torch.cuda.is_available() else best)
+        name, advice = "cuda" if torch.cuda.is_available() else best, "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -50,7 +51,9 @@ def choose_device(name: str) -> torch.device:
         torch.ones(1, device=device).sum().item()  # zeros would need no kernel
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().split("\n")[0][:160]
-        raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device cpu") from error
+        raise ConfigurationError(
+            f"--device {name}: this machine cannot use it ({why}); try --device {advice}"
+        ) from error
     return device
 
 

@@ -201,12 +201,15 @@ class ProcessGroup:
             dist.all_gather(names, own, group=self._group)
         numbers = {int(name) for name in names}
         backend = "" if device is None else dist.Backend.default_device_backend_map.get(device.type, "")
-        is_there = bool(backend) and dist.is_backend_available(backend)
+        # PyTorch names gloo for a Mac's GPU, of which gloo knows nothing.
+        is_fit = device is not None and device.type in dist.Backend.backend_capability.get(backend, ())
+        is_there = is_fit and dist.is_backend_available(backend)
         if not self.agree(is_there and len(numbers) == self.size and 0 not in numbers):
             return False
         with _together():
             self._devices = dist.new_group(backend=backend)
-        self.sum_there(torch.zeros(1, device=device))  # a device that cannot take part says so now: NCCL connects here
+            one = torch.zeros(1, device=device)
+        self.sum_there(one)  # a device that cannot take part says so now: NCCL connects here
         return True
 
     def sum_there(self, vector: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import torch
@@ -44,7 +45,7 @@ class Accelerator:
         module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
         names = ("Stream", "Event", "current_stream", "stream")
         self.has_streams = all(hasattr(module, name) for name in names) and hasattr(module.Stream, "wait_event")
-        self._module, self._side = module, module.Stream(device=device) if self.has_streams else None
+        self._module = module
         self._has_asked = False
 
     @classmethod
@@ -66,6 +67,10 @@ class Accelerator:
         if self.has_streams:
             self._module.current_stream(self.device).wait_event(event)
 
+    @cached_property
+    def _side(self) -> Any:
+        return self._module.Stream(device=self.device)
+
     @contextlib.contextmanager
     def beside(self, event: DeviceEvent) -> Iterator[None]:
         """Inside, what this thread asks is done after `event`, and beside all other computing."""
@@ -76,12 +81,21 @@ class Accelerator:
             self.follow(event)
             yield
 
-    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Zeros on the host, to which the device can write directly if there is such memory."""
+    def host_memory(self, numel: int) -> torch.Tensor:
+        """Zeros on the host (float32), to which the device can write directly if there is such memory."""
         with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
             if self.has_streams:
-                return torch.zeros(shape, dtype=dtype, pin_memory=True, device="cpu")
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+                return torch.zeros(numel, dtype=torch.float32, pin_memory=True, device="cpu")
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in such memory. It has the strides of `tensor`: updates that torch fuses go through what lies in
+        memory, of gradients and moments too.
+        """
+        with contextlib.suppress(RuntimeError):
+            if self.has_streams:
+                return torch.empty_like(tensor, pin_memory=True, device="cpu").copy_(tensor)
+        return tensor.to("cpu", copy=True)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -66,8 +66,8 @@ class SharedBuffers:
             kinds.setdefault((buffer.device, buffer.dtype), []).append(index)
         self._groups = list(kinds.values())  # places in `averaged` that are handled together, since most are small
         self._bases: list[torch.Tensor] = []
-        self._moved: list[torch.Tensor] = []  # of each group; replaced as a whole, since any thread may read it
-        self._written = WriteMarks(self.averaged)
+        # Of each group, and behind what computes them; replaced as a whole, since any thread may read it.
+        self._moved: tuple[list[torch.Tensor], WriteMarks] = [], WriteMarks([])
         self._unmoved: list[int] = []  # those of `averaged` that hold NaN or infinity after the last step
         self.rebase()
 
@@ -76,8 +76,9 @@ class SharedBuffers:
         """By how much each of `averaged` had moved since the last step when the last micro-batch ended (float32, its
         shape and device). Any thread may ask, and keep it.
         """
-        self._written.follow()
-        return self._in_order(self._moved)
+        flats, written = self._moved
+        written.follow()
+        return self._in_order(flats)
 
     @torch.no_grad()
     def movements(self) -> list[torch.Tensor]:
@@ -85,7 +86,7 @@ class SharedBuffers:
         `moved`.
         """
         present = [self._measured(group) for group in self._groups]
-        self._set_moved(torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True))
+        self._update_moved(present)
         return self._in_order(present)
 
     @torch.no_grad()
@@ -93,7 +94,7 @@ class SharedBuffers:
         """Put what is NaN, infinite or too far away to be sent back to where it was before the micro-batch: a bad one
         must not spoil the next ones. No device is waited for.
         """
-        for group, moved in zip(self._groups, self._moved, strict=True):
+        for group, moved in zip(self._groups, self._moved[0], strict=True):
             present, base = (_joined(tensors, group) for tensors in (self.averaged, self._bases))
             kept = torch.where(_is_good(self._measured(group)), present, _sum(base, moved))
             torch._foreach_copy_([self.averaged[index] for index in group], self._split(kept, group))
@@ -133,7 +134,8 @@ class SharedBuffers:
         """
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             tensor.copy_(base)
-        self._set_moved(torch.zeros_like(_joined(self.averaged, group), dtype=torch.float32) for group in self._groups)
+        zeros = [torch.zeros_like(_joined(self.averaged, group), dtype=torch.float32) for group in self._groups]
+        self._moved = zeros, WriteMarks(zeros)
         if moved is not None:
             self.take(moved)
             for buffer, base, part in zip(self.averaged, self._bases, self.moved, strict=False):
@@ -143,12 +145,12 @@ class SharedBuffers:
     def take(self, moved: torch.Tensor) -> None:
         """What is `moved` is this: it begins as `flat_movements` has it."""
         found = self._split(moved[: sum(buffer.numel() for buffer in self.averaged)], range(len(self.averaged)))
-        present = [_joined(found, group).to(old.device) for group, old in zip(self._groups, self._moved, strict=True)]
-        self._set_moved(torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved, strict=True))
+        groups = zip(self._groups, self._moved[0], strict=True)
+        self._update_moved([_joined(found, group).to(old.device) for group, old in groups])
 
-    def _set_moved(self, moved: Iterable[torch.Tensor]) -> None:
-        self._moved = list(moved)
-        self._written.mark()
+    def _update_moved(self, present: Sequence[torch.Tensor]) -> None:
+        moved = [torch.where(_is_good(now), now, old) for now, old in zip(present, self._moved[0], strict=True)]
+        self._moved = moved, WriteMarks(moved)
 
     def _warn_of_changed(self) -> None:
         """Say, once, which buffers go back."""

@@ -43,7 +43,7 @@ class HostMemory:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
-                    self.values[parameter] = in_ram = _in_ram(parameter)
+                    self.values[parameter] = in_ram = Accelerator(parameter.device).host_copy(parameter.detach())
                     self._places.append(_Place(parameter, parameter.data, in_ram))
         for kept in optimizer.state.values():
             for name, value in kept.items():
@@ -96,9 +96,3 @@ class HostMemory:
             place.parameter.data = place.device
             place.parameter.grad = gradient
         self._is_entered = False
-
-
-def _in_ram(parameter: torch.Tensor) -> torch.Tensor:
-    """A copy to which an accelerator can write directly, if there is one."""
-    values = parameter.detach()
-    return Accelerator(values.device).host_memory(*values.shape, dtype=values.dtype).copy_(values)

@@ -155,7 +155,7 @@ class Replica:
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
         """What the program's loop does to the numbers of the optimizer."""
-        self._loss: torch.Tensor | None = None  # of the present micro-batch, on an accelerator
+        self._loss: torch.Tensor | None = None  # of the present micro-batch, where the sum of gradients is
         self._first: Sketch = ()
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
@@ -200,7 +200,8 @@ class Replica:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
 
         Where gradients are added up in RAM this returns when they are computed to the end: to add them then takes no
-        time worth mention. Elsewhere an accelerator is not waited for, and the `loss` is fetched with the verdict.
+        time worth mention. Elsewhere an accelerator is not waited for, and a `loss` that is there is fetched with the
+        verdict.
 
         Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or if there were none at
         all for some micro-batches.
@@ -213,7 +214,8 @@ class Replica:
         self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
-        self._loss = loss if isinstance(loss, torch.Tensor) and not loss.is_cpu else None
+        there = None if self.accelerator is None else self.accelerator.device
+        self._loss = loss if isinstance(loss, torch.Tensor) and loss.device == there else None
         return samples
 
     @property
