@@ -12,7 +12,7 @@ from tests.worlds.secure_swarm import LATENCY_S, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import later, virtually
 
-STEPS = 15
+STEPS = 20
 SKEWS_S = (-60.0, 0.0, 60.0)
 
 
