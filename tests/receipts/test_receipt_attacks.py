@@ -40,7 +40,7 @@ from tests.worlds.swarm_tools import offences, virtually
 
 pytestmark = pytest.mark.promise("receipts")
 
-STEPS = 20
+STEPS = 14
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ def test_a_peer_killed_when_it_has_signed_goes_on_with_its_book() -> None:
         swarm.restart("peer-1")
         again = await begun(swarm.peers["peer-1"])
         assert again.book.counts[: len(before)] == before
-        await swarm.run_until_step(40)
+        await swarm.run_until_step(25)
         await sign_all(swarm)
         assert "peer-1" in attesters(swarm, "peer-0")
         book = receipts_of(swarm.peers["peer-0"]).book
@@ -117,7 +117,7 @@ async def test_a_member_that_lacks_a_count_asks_its_attester_and_has_the_word_on
             receipts._pending = None
 
     receipts.take = take  # type: ignore[assignment,method-assign]
-    await swarm.run_until_step(30)
+    await swarm.run_until_step(20)
     await sign_all(swarm)
     assert missed
     assert missed[0] not in {count.step for count in receipts.book.counts}

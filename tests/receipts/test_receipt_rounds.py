@@ -30,7 +30,7 @@ async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None
     swarm = make_swarm(5, clients=1, auxiliaries=1)
     await swarm.run_until_step(10)
     late = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
-    await swarm.run_until_step(24)
+    await swarm.run_until_step(18)
     await sign_all(swarm)
     book = receipts_of(swarm.peers["peer-0"]).book
     last = {}

@@ -169,7 +169,7 @@ def test_of_two_machines_with_one_key_that_enter_at_once_one_stays(seed: int) ->
     @virtually
     async def main() -> None:
         swarm, rng = OneHistory(seed), random.Random(seed)
-        names = [swarm.join() for _ in range(12)]
+        names = [swarm.join() for _ in range(8)]
         await swarm.train_on(names)
         first = swarm.join(through=names[:1])
         await asyncio.sleep(rng.uniform(0.01, 0.3))

@@ -95,7 +95,9 @@ async def test_without_a_relay_those_behind_closed_routers_are_clients_and_the_f
 
 
 def test_a_scenario_with_relay_nat_and_outage_goes_on_after_the_outage() -> None:
-    values = changed(read_scenario("behind-nat"), [("stop.steps", "19"), ("peers.home.count", "3")])
+    soon = "stop_relay rented at 20s for 1min\nopen_nat home-1 at 2min"
+    changes = [("stop.steps", "8"), ("peers.home.count", "3"), ("faults.script", soon)]
+    values = changed(read_scenario("behind-nat"), changes)
     outcome = Simulation(Scenario.from_mapping(values)).run()
     ends = [step.applied_s for step in outcome.timeline.finished()]
     assert outcome.ended_by == "steps"

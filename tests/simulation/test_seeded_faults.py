@@ -25,6 +25,7 @@ def test_a_swarm_survives_two_mishaps_at_a_time(fault_seed: int) -> None:
 LOCAL = {"blocking": {}, "overlapped": {"overlap": True}, "streaming": {"overlap": True, "fragments": 4}}
 
 
+@pytest.mark.soak
 def test_a_swarm_that_steps_locally_survives_them_as_well() -> None:
     if wrong := search(5, "local", LOCAL["streaming"]):
         pytest.fail("\n  ".join(["seed 5, streaming:", *wrong]), pytrace=False)

@@ -109,12 +109,12 @@ def test_bans_are_told_and_drawn(attacked: Outcome, tmp_path: Path) -> None:
 
 def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
     labels = '[[attackers]]\npeers = "home"\nbehaviour = "label-flip"\nfrom_step = 1\n'
-    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=8")
+    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=5")
     timeline = simulate(ATTACKED + labels, *SEVEN, *often).timeline
     assert timeline.bans  # how many are drawn by then is chance
     assert timeline.bans.keys() <= {"evil-1", "evil-2", "home-1"}
     assert {ban.reason for ban in timeline.bans.values()} == {"WRONG_GRADIENT"}
-    heard = sum(ban.step < 8 for ban in timeline.bans.values())  # of a ban in the last step, if there is time
+    heard = sum(ban.step < 5 for ban in timeline.bans.values())  # of a ban in the last step, if there is time
     assert heard <= timeline.counts.pop("member.failed", 0) <= len(timeline.bans)
     assert not timeline.counts, "nothing else went wrong"
 
@@ -158,7 +158,7 @@ down = "50Mbit"
 
 def test_who_comes_late_becomes_a_member_and_who_says_goodbye_and_comes_back_is_at_most_suspended() -> None:
     """For a while, and only if the goodbye falls between what it commits itself to in a step and the step's end."""
-    small = ("security.founders=3", "peers.home.count=3", "stop.steps=28")
+    small = ("security.founders=3", "peers.home.count=3", "stop.steps=24")
     small += ("peers.home.samples_per_second=100", "peers.home.latency=50ms")  # of a step most is after the commitment
     outcome = simulate(RESTLESS, *small, "security.probation_steps=2", "training.target_batch_size=40")
     timeline = outcome.timeline

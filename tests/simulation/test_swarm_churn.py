@@ -201,7 +201,7 @@ def test_a_peer_that_was_killed_and_comes_back_at_once_takes_part_at_once(seed: 
             await asyncio.sleep(1.0)
             swarm.restart("peer-3")
             began = asyncio.get_running_loop().time()
-            await asyncio.sleep(12.0)
+            await asyncio.sleep(6.0)
         finally:
             await swarm.close()
         assert swarm.log.of("round.aborted") == []

@@ -115,7 +115,7 @@ def test_no_gradient_is_older_than_a_step_when_members_die_and_come_back() -> No
             swarm.internet.kill("peer-3")
             await swarm.run_until_step(5, limit_s=600)
             swarm.restart("peer-3")
-            await swarm.run_until_step(9, limit_s=600)
+            await swarm.run_until_step(8, limit_s=600)
             await assert_equal_states(swarm)
         finally:
             await swarm.close()

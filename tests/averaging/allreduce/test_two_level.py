@@ -142,7 +142,7 @@ def test_between_the_sites_each_part_goes_once_in_each_direction() -> None:
     main()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 10_000))
 def test_two_of_seven_die_at_random_times(seed: int) -> None:
     @virtually

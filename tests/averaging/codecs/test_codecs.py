@@ -62,7 +62,7 @@ def test_conformance(check: Callable[[Codec], None], name: str) -> None:
     check(codec(name))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, soaked(torch.float16)])
+@pytest.mark.parametrize("dtype", [torch.float64, *map(soaked, (torch.bfloat16, torch.float16))])
 @pytest.mark.parametrize("name", [*CODECS.names(), *DRAWING])
 def test_what_a_codec_makes_does_not_go_by_defaults_of_torch(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

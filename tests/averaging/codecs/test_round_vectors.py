@@ -80,8 +80,8 @@ def test_two_vectors_take_turns(codec: str, strategy: str, with_loudest: None) -
             await swarm.run_until_step(5, limit_s=100)
             await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(20, limit_s=300)
-            assert newcomer.replica.step >= 20
+            await swarm.run_until_step(14, limit_s=300)
+            assert newcomer.replica.step >= 14
             await assert_equal_states(swarm)
             assert_one_group_per_step(swarm)
             assert not offences(swarm)

@@ -187,7 +187,7 @@ def test_numbers_that_cannot_be_sent_end_the_round_also_where_only_their_own_mem
 @pytest.mark.parametrize(
     ("down", "seed", "steps"),
     [
-        ("gtopk", 3, 40),
+        ("gtopk", 3, 20),
         *(soaked(down, 3, 200) for down in ("gtopk", "union")),
         *(soaked(down, s, 600) for down in ("gtopk", "union") for s in (4, 5)),
     ],

@@ -200,7 +200,7 @@ def test_realised_batches_of_groups_of_any_size(count: int, delay_s: float, seed
         batch = math.ceil(max(10 * delay_s * sum(rates), 12 * sum(m for m, _ in speeds)))
         camp = Camp(count, batch=batch, speeds=speeds, seed=seed, latency_s=delay_s / 2)
         await camp.begin()
-        steps = 9 if count < 64 else 12
+        steps = 7 if count < 64 else 12
         await camp.until_step(steps)
         realised = []
         for step in range(1, steps):

@@ -810,7 +810,7 @@ def test_more_streams_than_the_transport_allows_wait_for_their_turn() -> None:
     async def main() -> None:
         async with networks(2) as pair:
             both = await join(*pair)
-            streams = [await both.outgoing.open_stream() for _ in range(600)]
+            streams = [await both.outgoing.open_stream() for _ in range(530)]
 
             async def ask(number: int) -> None:
                 await streams[number].write(number.to_bytes(4, "big"))
@@ -824,7 +824,7 @@ def test_more_streams_than_the_transport_allows_wait_for_their_turn() -> None:
                 await stream.finish()
                 assert await stream.read(1) == b""
 
-            await asyncio.gather(*(ask(number) for number in range(600)), *(answer() for _ in range(600)))
+            await asyncio.gather(*(ask(number) for number in range(530)), *(answer() for _ in range(530)))
 
     run(main)
 

@@ -43,7 +43,7 @@ def tiny_frames() -> list[bytes]:
 def one_in_each_read() -> list[bytes]:
     frame, filling = pack(DATA, 2, 1) + b"x", pack(CREDIT, 4, 1)
     read = frame + filling * ((READ_BYTES - len(frame)) // len(filling))
-    return [read] * 64  # 64 bytes of the window, of reads that hold twice what may be held
+    return [read] * 48  # 48 bytes of the window, of reads that hold half as much again as may be held
 
 
 @pytest.mark.parametrize("make", [tiny_frames, one_in_each_read])

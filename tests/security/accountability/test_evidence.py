@@ -160,7 +160,9 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
 }
 HIDING = {"hidden parts": ("p2", "p3")}
 DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
-STEPS = {"sign flip": 16, "covered claims": 16, "lying claims": 6}
+LATER = ("sign flip", "covered claims", "lying claims")
+"""Attacks from the third step on: by the fifth the lots have fallen on them."""
+STEPS = dict.fromkeys(LATER, 5) | {"silent confirm": 3, "false accusation": 3, "death": 4}
 
 
 class Played:
@@ -169,7 +171,7 @@ class Played:
     def __init__(self, attack: str) -> None:
         hostile, expected = ATTACKS[attack]
         makers: dict[str, MakeBehaviour] = {
-            name: lambda allies, kind=kind: kind(2 if attack in STEPS else 1, allies)
+            name: lambda allies, kind=kind: kind(2 if attack in LATER else 1, allies)
             for name, kind in hostile.items()  # type: ignore[misc]
         }
 
@@ -179,7 +181,7 @@ class Played:
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
-            await swarm.run(STEPS.get(attack, 4 if attack in DEATHS_S else 3))
+            await swarm.run(STEPS.get(attack, 2))
             assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 

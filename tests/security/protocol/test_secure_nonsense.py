@@ -68,7 +68,7 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
     @virtually
     async def run() -> None:
         swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: attack(2, allies)})
-        ends = await swarm.run(6)
+        ends = await swarm.run(4)
         assert isinstance(ends["p3"], ExcludedError)
         for peer in swarm.honest:
             assert ends[peer.name] is None
@@ -146,7 +146,7 @@ def test_parts_with_numbers_that_are_none_cost_only_their_author(monkeypatch: py
     @virtually
     async def run() -> None:
         swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: Undecodable(2, allies)})
-        ends = await swarm.run(6)
+        ends = await swarm.run(4)
         assert ends.pop("p3") is not None  # it cannot even make claims about it
         assert set(ends.values()) == {None}
         for peer in swarm.honest:

@@ -22,7 +22,7 @@ from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm, verify_lo
 from tests.worlds.secure_world import Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, virtually
 
-STEPS = 5
+STEPS = 4
 
 
 async def agree(swarm: SecureSwarm, bans: dict[str, str]) -> None:

@@ -99,7 +99,7 @@ ALONE = {
 def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, reasons: set[str]) -> None:
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 6)
+        swarm = await fight(attack, 7, HOSTILE, 4)
         bans = swarm.bans(swarm.honest[0])
         assert bans.keys() == set(HOSTILE)
         assert set(bans.values()) <= reasons
@@ -177,7 +177,7 @@ async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
 
 @virtually
 async def test_lying_judges_alone_do_nothing() -> None:
-    swarm = await fight("lying-judge", 7, HOSTILE, 8)
+    swarm = await fight("lying-judge", 7, HOSTILE, 5)
     assert not swarm.bans(swarm.honest[0])
 
 
