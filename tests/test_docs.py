@@ -77,6 +77,7 @@ def smaller(spec: str) -> str:
         f'[recipe.causal-lm]\nsize = "tiny"\nmax_length = 32\nvocabulary_size = 400\noverrides = {{ {narrow} }}\n',
     )
     if "[recipe.albert]" in spec:
+        spec = spec.replace('size = "tiny"\n', f'size = "tiny"\noverrides = {{ {narrow}, embedding_size = 16 }}\n')
         return f"{spec}\n[recipe.albert.data]\n{book}"
     return spec.replace('source = "bible"\n', book)
 
