@@ -71,7 +71,13 @@ def smaller(spec: str) -> str:
     """
     spec = re.sub(r"(?m)^(target_batch_size = )[\d_]+", r"\g<1>16", spec)
     book = f'source = "files"\nfiles = ["{GENESIS}"]\nheldout_fraction = 0.05\n'
+    narrow = "hidden_size = 32, num_hidden_layers = 1, intermediate_size = 32"
+    spec = spec.replace(
+        '[recipe.causal-lm]\nsize = "tiny"\n',
+        f'[recipe.causal-lm]\nsize = "tiny"\nmax_length = 32\nvocabulary_size = 400\noverrides = {{ {narrow} }}\n',
+    )
     if "[recipe.albert]" in spec:
+        spec = spec.replace('size = "tiny"\n', f'size = "tiny"\noverrides = {{ {narrow}, embedding_size = 16 }}\n')
         return f"{spec}\n[recipe.albert.data]\n{book}"
     return spec.replace('source = "bible"\n', book)
 
@@ -283,8 +289,10 @@ def test_the_texts_that_troubleshooting_quotes_are_those_of_the_code() -> None:
     quotes += [word for cell in first_columns for word in re.findall(r"`(.+?)`", cell)]
     assert len(quotes) > 50
     for quote in quotes:
-        pattern = re.compile(".*".join(map(re.escape, quote.split("…"))), re.DOTALL)
-        assert any(pattern.search(text) for text in texts), f"nothing in the code says {quote!r}"
+        parts = quote.split("…")
+        pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+        likely = (text for text in texts if all(part in text for part in parts))
+        assert any(pattern.search(text) for text in likely), f"nothing in the code says {quote!r}"
 
 
 def test_the_example_trains(

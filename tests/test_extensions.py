@@ -59,10 +59,12 @@ async def test_runs_use_them_all() -> None:
     assert banned == {peers[2].network.peer_id}
     await swarm.close()
 
-    spec = hosted(tomllib.loads(BLOCKS["open.toml"]))
+    sections = tomllib.loads(BLOCKS["open.toml"])
+    sections["training"]["stop_after_steps"] = 18
+    spec = hosted(sections)
     assert spec.plugins == dict.fromkeys(("codec:nibble", "sketch:halves", "recipe:corners", "strategy:capped"), ORIGIN)
     swarm = recipe_swarm(spec, {}, from_step=0)
-    await all_end(swarm, [swarm.add() for _ in range(3)], steps=24)
+    await all_end(swarm, [swarm.add() for _ in range(3)], steps=18)
     await swarm.close()
 
 
@@ -72,7 +74,7 @@ async def test_a_strategy_of_another_package_steps_on_each_peer_alone() -> None:
     sections = tomllib.loads(BLOCKS["open.toml"])
     sections["training"]["strategy"] = "local_sgd"
     sections["averaging"], sections["strategy"] = {"codec": "float16"}, {}
-    sections["training"]["stop_after_steps"] = 24
+    sections["training"]["stop_after_steps"] = 12
     spec = hosted(sections)
     assert spec.plugins["strategy:local_sgd"] == ORIGIN
     swarm = recipe_swarm(spec, {}, from_step=0)
@@ -87,7 +89,7 @@ async def test_a_strategy_of_another_package_steps_on_each_peer_alone() -> None:
     look()
     await swarm.run_until_step(4, limit_s=300)
     peers.append(swarm.add())
-    await all_end(swarm, peers, steps=24, least=0.0)
+    await all_end(swarm, peers, steps=12, least=0.0)
     assert max(spread) >= 3, "between rounds each has its own parameters"
     assert not swarm.log.of("member.diverged")
     await swarm.close()

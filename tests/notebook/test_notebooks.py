@@ -45,7 +45,9 @@ def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = hosting_notebook(str(ROOT))
-    small = 'size = \\"tiny\\"\\nmax_length = 32\\n[recipe.albert.data]\\nsource = \\"files\\"\\n'
+    narrow = "hidden_size = 32, num_hidden_layers = 1, intermediate_size = 32, embedding_size = 16"
+    small = f'size = \\"tiny\\"\\nmax_length = 32\\nvocabulary_size = 400\\noverrides = {{ {narrow} }}\\n'
+    small += '[recipe.albert.data]\\nsource = \\"files\\"\\n'
     small += f'files = [\\"{GENESIS}\\"]\\nheldout_fraction = 0.05\\n'
     text = text.replace('size = \\"tiny\\"\\n', small).replace(
         "every_steps = 20", 'every_steps = 20\\n[network]\\nrelay = \\"none\\"'

@@ -9,6 +9,7 @@ import torch
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.planner.device_memory import (
     DeviceMemory,
@@ -17,19 +18,26 @@ from minga.planner.device_memory import (
     device_memory,
 )
 from minga.planner.devices import look_up
-from minga.planner.model_facts import facts_of_recipe, model_facts, recipe_spec
+from minga.planner.model_facts import facts_of_recipe, model_facts
 from minga.recipes.counting import LiveBytes
 from minga.recipes.initial import new_model
 from minga.recipes.registry import RECIPES, load_recipe
 from tests.worlds.cli_run import last_json, run
 
 TINY = "causal-lm-tiny"
+TWO_LAYERS = RunSpec.from_mapping(
+    {
+        "name": "shallow",
+        "model": {"recipe": "causal-lm"},
+        "recipe": {"causal-lm": {"size": "tiny", "max_length": 64, "overrides": {"num_hidden_layers": 2}}},
+    }
+)
 
 
 @cache
 def counted(*, checkpoints_activations: bool = False, dtype: torch.dtype | None = None) -> PassMemory:
     """What passes of the smallest model take: to count it is most of the work here."""
-    return counted_passes(recipe_spec(TINY, 64), checkpoints_activations=checkpoints_activations, dtype=dtype)
+    return counted_passes(TWO_LAYERS, checkpoints_activations=checkpoints_activations, dtype=dtype)
 
 
 def memory_of(**changed: bool) -> DeviceMemory:
@@ -51,14 +59,13 @@ def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
 
 
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
-    parameters = facts_of_recipe(recipe_spec(TINY, 64), TINY).parameters
+    parameters = facts_of_recipe(TWO_LAYERS, TINY).parameters
     assert counted().of(1) < 4 * parameters + 5 * (1 << 20)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: bool) -> None:
-    spec = recipe_spec(TINY, 64)
-    recipe = load_recipe(spec)
+    recipe = load_recipe(TWO_LAYERS)
     model = new_model(recipe)
     if checkpoints:
         recipe.checkpoint_activations(model)

@@ -41,7 +41,7 @@ name = "adamw"
 warmup_steps = 2
 [training]
 target_batch_size = 64
-stop_after_steps = 2000
+stop_after_steps = 500
 [state]
 digest_every = 1
 [network]

@@ -283,7 +283,7 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
 
 @pytest.mark.timeout(150)
 def test_who_comes_after_the_last_step_is_told_so_and_how_to_get_the_model(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(SPEC.replace("stop_after_steps = 2000", "stop_after_steps = 2"))
+    (tmp_path / "run.toml").write_text(SPEC.replace("stop_after_steps = 500", "stop_after_steps = 2"))
     folder = ("--directory", str(tmp_path / "guest"))
     with Running(
         "host", str(tmp_path / "run.toml"), *ALONE, "--role", "trainer", "--directory", str(tmp_path / "host")

@@ -53,18 +53,6 @@ def address_of(url: str, name: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/{'' if name == 'run' else name}"
 
 
-def nothing_hangs_over_the_side(launched: Any, url: str) -> None:
-    """Of any page, at the width of a desk and of a phone, dark and light."""
-    for size, theme in ((DESKTOP, "light"), (PHONE, "dark")):
-        with page(launched, size, theme) as opened:
-            for name in PAGES:
-                opened.goto(address_of(url, name))
-                opened.locator("main .card h2:visible").first.wait_for(timeout=PATIENCE_MS)
-                too_wide = opened.evaluate("document.documentElement.scrollWidth - innerWidth")
-                assert too_wide <= 0, f"{name} at {size}"
-            assert opened.problems == []
-
-
 def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     with ExitStack() as stack:
@@ -100,7 +88,6 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
             opened.locator(".plot[aria-label^='Loss. Latest: training']").wait_for(timeout=PATIENCE_MS)
             assert opened.problems == []
             assert opened.hosts == {urlsplit(url).netloc}
-        nothing_hangs_over_the_side(chromium, url)
         shows_the_time_before_it_came(start("dashboard", link, "--listen", "127.0.0.1:0", name="monitor", own=LOCAL))
 
 
@@ -247,9 +234,13 @@ CONTRAST = """
 })()
 """
 
+TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
+
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_has_a_name_and_enough_contrast(chromium: Any, crowd: tuple[MadeUpRun, str], theme: str) -> None:
+def test_everything_has_a_name_and_enough_contrast_and_nothing_hangs_over_the_side(
+    chromium: Any, crowd: tuple[MadeUpRun, str], theme: str
+) -> None:
     _, url = crowd
     with page(chromium, DESKTOP, theme) as opened:
         for name in PAGES:
@@ -258,6 +249,13 @@ def test_everything_has_a_name_and_enough_contrast(chromium: Any, crowd: tuple[M
             opened.wait_for_timeout(150)
             assert opened.evaluate(NAMELESS) == [], name
             assert opened.evaluate(CONTRAST) == [], name
+            assert opened.evaluate(TOO_WIDE) <= 0, name
+            width, height = PHONE
+            opened.set_viewport_size({"width": width, "height": height})
+            opened.wait_for_timeout(150)
+            assert opened.evaluate(TOO_WIDE) <= 0, f"{name} on a phone"
+            width, height = DESKTOP
+            opened.set_viewport_size({"width": width, "height": height})
         assert opened.problems == []
 
 

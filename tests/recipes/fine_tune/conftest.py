@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,8 @@ def chats() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """The folder of the base; `chats.jsonl` lies beside it."""
+@pytest.fixture(scope="session")
+def _made_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [f"{each['prompt']} {each['completion']} user: assistant:" for each in chats()]
     content = train_tokenizer(texts * 4, 300, "bpe", CAUSAL_TOKENS, WRITINGS[""])
     torch.manual_seed(3)
@@ -49,11 +49,17 @@ def base(tmp_path: Path) -> Path:
         eos_token_id=0,
         initializer_range=0.3,  # as if it had learned something
     )
-    folder = tmp_path / "base"
+    folder = tmp_path_factory.mktemp("made") / "base"
     LlamaForCausalLM(shape).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(content)
-    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in chats()))
     return folder
+
+
+@pytest.fixture
+def base(_made_base: Path, tmp_path: Path) -> Path:
+    """The folder of the base; `chats.jsonl` lies beside it."""
+    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in chats()))
+    return Path(shutil.copytree(_made_base, tmp_path / "base"))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from tests.worlds.extension_world import RecipeReplica, hosted, recipe_swarm
 from tests.worlds.swarm_tools import kill_in_a_round, virtually
-from tests.worlds.swav_world import SMALL, made_up, small_run
+from tests.worlds.swav_world import SMALL, few_pictures, made_up, small_run
 
 FROZEN = 3
 
@@ -107,7 +107,7 @@ def test_a_peer_takes_the_micro_batch_of_the_run_and_no_other(tmp_path: Path) ->
 
 
 def test_buffers_do_not_matter_to_figures(tmp_path: Path) -> None:
-    case, files = small_run(tmp_path)
+    case, files = few_pictures(tmp_path)
     recipe = case.recipe()
     model = new_model(recipe)
     figures = recipe.evaluate(model, files)
@@ -149,7 +149,7 @@ def test_without_labels_the_loss_alone_is_told(tmp_path: Path) -> None:
 def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
     settings: dict[str, object], tmp_path: Path
 ) -> None:
-    case, files = small_run(tmp_path / "run", **settings)
+    case, files = few_pictures(tmp_path / "run", **settings)
     recipe = case.recipe()
     model = new_model(recipe)
     assert isinstance(model, SwavModel)
@@ -175,7 +175,7 @@ def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
 def test_a_model_that_gives_all_pictures_one_answer_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case, files = small_run(tmp_path)
+    case, files = few_pictures(tmp_path)
     recipe = case.recipe()
     model: Any = new_model(recipe)
     recipe.evaluate(model, files)

@@ -190,7 +190,8 @@ def test_a_demo_shows_pictures_beside_the_real_ones(files: dict[str, Path]) -> N
 def test_captions_that_a_model_cannot_read_whole_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     for overrides, words in (({}, []), ({"text_length": 6, "vocabulary": 64}, ["are cut at 6 tokens", "no room"])):
         settings = TextToImageRecipe.demo_spec()["recipe"]["text-to-image"]
-        settings = {**settings, "overrides": {**settings["overrides"], **overrides}}
+        data = {**settings["data"], "compositions": 400}  # whose captions have all the words
+        settings = {**settings, "overrides": {**settings["overrides"], **overrides}, "data": data}
         caplog.clear()
         prepare_files(TextToImageSettings.model_validate(settings), 0, {})
         assert [word for word in ("are cut at 6 tokens", "no room") if word in caplog.text] == words

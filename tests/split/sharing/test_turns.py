@@ -162,15 +162,15 @@ def test_who_asks_for_its_turn_again_and_again_and_never_trains_loses_it() -> No
 def test_who_has_waited_long_for_its_turn_still_waits_for_a_server_whose_connection_broke() -> None:
     async def scene() -> None:
         case = Round(2)
-        case.world.spec = shared_spec("round-robin", turn_batches=10**6, wait_s=100.0)
+        case.world.spec = shared_spec("round-robin", turn_batches=10**6, wait_s=30.0)
         await case.start()
         slow = case.clients[1]
         assert slow.exchange is not None
-        slow.exchange._patience_s = 20.0
+        slow.exchange._patience_s = 8.0
         busy = case.run(0, range(10**6))
         await asyncio.sleep(1.0)
         waits = case.run(1, range(5))
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(10.0)
         assert not waits.done()
         await slow.network.process.run(slow.session.node.disconnect(case.server.peer_id))
         await asyncio.sleep(5.0)

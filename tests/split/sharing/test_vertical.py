@@ -16,6 +16,7 @@ from minga.core.errors import ConfigurationError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
 from minga.simulation.virtual_time import run_virtual
+from minga.split import exchange
 from minga.split.computing.applying import BatchWork
 from minga.split.computing.halves import converse
 from minga.split.computing.parts import ModelPart, cross_entropy
@@ -240,16 +241,20 @@ def test_who_asks_by_one_number_for_two_sets_has_one_of_them_and_harms_nobody() 
     run_virtual(scene(), limit_s=500.0)
 
 
-def test_a_client_is_as_patient_as_the_server_is_with_the_others() -> None:
+def test_a_client_is_as_patient_as_the_server_is_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "ANSWER_S", 30.0)
+
     async def scene() -> None:
         case = Vertical()
-        case.world.spec = shared_spec("vertical", blocks=3, wait_s=700.0)
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=80.0)
         await case.start()
+        assert case.clients[0].exchange is not None
+        case.clients[0].exchange._patience_s = 20.0
         await case.run(0, [1])
         assert case.clients[0].losses == {1: None}, "told that it was given up, after more than patience_s"
         await case.world.close()
 
-    run_virtual(scene(), limit_s=2000.0)
+    run_virtual(scene(), limit_s=300.0)
 
 
 def test_the_time_that_others_took_is_no_time_without_a_server() -> None:
