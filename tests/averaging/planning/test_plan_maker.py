@@ -155,6 +155,23 @@ async def test_a_rate_that_a_member_showed_when_it_joined_counts() -> None:
 
 
 @virtually
+async def test_a_leader_that_knows_no_rate_leaves_it_to_the_others_who_rests() -> None:
+    """It asked in the first step, and for minutes let those compute whom the plans of others asked to rest."""
+    plan_maker = Desk(PEERS[0], {})
+    known = dict.fromkeys(PEERS[:4], 1e6)
+    strangers = registrations(known)
+    for registration in strangers.values():
+        registration.join = msgspec.structs.replace(registration.join, upload=None, download=None)
+    await plan_maker.prepare(0, 100_000, strangers)
+    await asyncio.sleep(1.0)
+    agreed = await plan_maker.plan(1, registrations(known))
+    slow = agreed.rank_of(PEERS[3])
+    plan_maker.remember(msgspec.structs.replace(agreed, resting=(slow,)))
+    plan = await plan_maker.plan(2, registrations(known))
+    assert [plan.ids[index] for index in plan.resting] == [PEERS[3]]
+
+
+@virtually
 async def test_who_is_to_do_it_all_refuses() -> None:
     upload = dict.fromkeys(PEERS, 1e6)  # alone it takes 44 s, equal parts 7 s
     all_to_one = plan_of({5: 1.0})

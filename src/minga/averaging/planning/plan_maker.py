@@ -139,12 +139,14 @@ class PlanMaker:
         order = tuple(sorted(solved.order))
         if age_s > RESTING_PERIOD_S or (order != self._asked.order and age_s > REGROUPED_S):
             rates = await self._rates(step, order, registrations, able=True)
+            if all(peer.upload is None and peer.download is None for peer in rates.peers):
+                return  # an answer that rests on nothing would overrule those of other leaders
             self._rested_s = asyncio.get_running_loop().time()
             work = StepWork(solved.vector_bytes, batch, overlapped)
             self._node.spawn(self._ask_who_rests(order, rates, work))  # it goes on if the group closes meanwhile
 
     async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates, work: StepWork) -> None:
-        rests = await _aside(_who_rests, rates, work)
+        rests = await _aside(resting, rates, work)
         self._asked = _Standby(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
@@ -234,12 +236,6 @@ def _twins(firsts: Sequence[Sequence[float]]) -> tuple[int, ...]:
         if len(one) == len(other) and math.dist(one, other) <= SAME * math.hypot(*one):
             found |= {i, j}
     return tuple(sorted(found))
-
-
-def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
-    """Who rests; nobody as long as no rate is known."""
-    known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
-    return resting(rates, work) if known else ()
 
 
 def _claim(registration: Registration, links: Links, *, able: bool, gives: bool) -> RateClaim:
