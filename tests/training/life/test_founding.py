@@ -258,6 +258,24 @@ def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
     assert seconds < 2 * CALL_S
 
 
+def test_who_was_ended_before_anybody_began_may_begin_when_it_is_started_again(tmp_path: Path) -> None:
+    """It had the genesis, and no state: it waited for one that nobody had."""
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, volunteer, trainer = [await world.node() for _ in range(3)]
+        of_organiser = world.founding(organiser)
+        of_organiser.rules, of_organiser.first = FoundingRules(alike=True), STATE
+        organiser.spawn(of_organiser.look_on())
+        begun = [await world.founding(volunteer).find(STATE) for _ in range(2)]
+        world.tell(organiser, trainer, begun[0].genesis.id)
+        begun.append(await world.founding(volunteer).find(STATE))
+        assert [each.has_begun for each in begun] == [False, False, True]
+
+    main()
+
+
 def test_the_organiser_is_believed_before_a_stranger_that_tells_of_a_later_step(tmp_path: Path) -> None:
     may_begin, _ = begins(tmp_path, lost=0, sees="")
     assert may_begin

@@ -249,8 +249,9 @@ class Founding:
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        may_begin = bool(self._genesis.founders) or await self._may_begin(state)
-        return Bootstrap(self._genesis, self._was_known or not may_begin)
+        if self._genesis.founders:
+            return Bootstrap(self._genesis, self._was_known)
+        return Bootstrap(self._genesis, not await self._may_begin(state))
 
     async def look_on(self) -> None:
         """`find` for a peer that does not found the run itself, and has no program that a full disk could be told: it
@@ -383,7 +384,7 @@ class Founding:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
         it does not answer, this peer asks again, until it sees one that began: if nobody begins, nobody has a state.
         """
-        if not state or self._was_known or self._node.peer_id == self.run.organiser:
+        if not state or self._node.peer_id == self.run.organiser:
             return False
         while True:
             try:
