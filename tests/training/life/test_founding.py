@@ -245,13 +245,13 @@ async def begins(
 
 
 @pytest.mark.parametrize(
-    ("organiser_sees", "sees", "may"), [(None, None, True), ("", None, False), (None, "", False), (OTHER, OTHER, True)]
+    ("organiser_sees", "sees", "may"), [(None, None, True), ("", None, False), (None, "", True), (OTHER, OTHER, True)]
 )
 def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
     tmp_path: Path, organiser_sees: str | None, sees: str | None, may: bool
 ) -> None:
     """It waited half an hour for a peer with the state that it had itself, and for ever after a stranger told of a
-    state that is none of the run's.
+    state that is none of the run's, or a peer was killed whose record was still there.
     """
     may_begin, seconds = begins(tmp_path, organiser_sees=organiser_sees, sees=sees)
     assert may_begin is may

@@ -382,7 +382,8 @@ class Founding:
 
     async def _may_begin(self, state: str) -> bool:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
-        it does not answer, this peer asks again, until it sees one that began: if nobody begins, nobody has a state.
+        it does not answer, this peer asks again, unless it is away and a peer that began is connected: if nobody
+        begins, nobody has a state.
         """
         if not state or self._node.peer_id == self.run.organiser:
             return False
@@ -393,9 +394,14 @@ class Founding:
                 )
                 return answer.first == state
             except RemoteError:
-                if any(map(self._is_of_run, self._board.payloads(Progress).values())):
+                if not self._node.is_connected(self.run.organiser) and self._sees_one_that_began():
                     return False
             await asyncio.sleep(ASK_PERIOD_S)
+
+    def _sees_one_that_began(self) -> bool:
+        """Whether one is connected: a peer that was just killed stays on the board for some seconds."""
+        progress = self._board.payloads(Progress).items()
+        return any(self._is_of_run(each) and self._node.is_connected(peer) for peer, each in progress)
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:
