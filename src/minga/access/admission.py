@@ -255,6 +255,10 @@ class Admission:
         self._look_again_s = now_s if found or bans_last else min(ends)
         return found
 
+    def banned(self) -> set[str]:
+        """The peers whose keys the organisers barred, less those that they admitted anew."""
+        return set() if self.ledger is None else self.ledger.barred().keys() - self._admitted.keys()
+
     def expel(self, peer: PeerId) -> None:
         """Forget that a peer was admitted."""
         self._admitted.pop(peer, None)
