@@ -152,6 +152,23 @@ def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
     main()
 
 
+def test_a_founder_that_was_started_again_says_at_which_step_it_is_before_it_has_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another that had lost its files asks the founders, and began the run anew if they all came back with it."""
+
+    @virtually
+    async def main() -> None:
+        life = await make_life(monkeypatch, lambda: None, Members([]))
+        beginning = asyncio.ensure_future(life._begin(7))
+        await asyncio.sleep(0.1)
+        assert life.founding.genesis is None
+        assert life.founding.step == 7
+        beginning.cancel()
+
+    main()
+
+
 @pytest.mark.parametrize("enters", [True, False])
 def test_a_peer_that_most_do_not_confirm_at_the_end_takes_their_state_or_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, enters: bool
