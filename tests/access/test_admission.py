@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import Counter
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minga.access.admission import ENTRY_ATTEMPTS, Admission, Entrance
+from minga.access.admission import ATTEMPT_S, ENTRY_ATTEMPTS, Admission, Entrance
 from minga.core.errors import RejectedError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban
@@ -143,6 +144,10 @@ async def test_an_entry_that_lacks_orders_or_is_busy_ends_no_attempts_to_enter_b
     with pytest.raises(RejectedError, match="of term 1"):
         await enter()
     assert dials == {stale: ENTRY_ATTEMPTS, other: ENTRY_ATTEMPTS}
+    begun_s = asyncio.get_running_loop().time()
+    answers = [RejectedError("no room", code=RefusalCode.FULL), RejectedError("no room", code=RefusalCode.FULL), None]
+    await enter()
+    assert asyncio.get_running_loop().time() - begun_s == 2 * ATTEMPT_S, "who says so at once may have room soon"
     answers = [RejectedError("banned", code=RefusalCode.BANNED)]
     with pytest.raises(RejectedError, match="banned"):
         await enter()

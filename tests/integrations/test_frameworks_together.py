@@ -113,6 +113,7 @@ class Late(Module):
 class Clips(Module):
     # To what the Trainer says: by itself, and as Lightning does, to the number that is told and to that which it knows.
     def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        assert self.trainer.gradient_clip_val == 0.001
         torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self.clip_gradients(optimizer, 0.001, "norm")

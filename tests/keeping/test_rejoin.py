@@ -174,9 +174,10 @@ def test_links_and_places_name_who_leads_into_the_run_and_not_who_only_looks_on(
             assert {host.peer_id, other.peer_id} <= set(places.peers)
 
 
-def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
-    spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}})
-    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+@pytest.mark.parametrize("role", ["trainer", "monitor"])
+def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path, role: Any) -> None:
+    spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}, "state": {"founder": "first"}})
+    options = minga.PeerOptions(role=role, identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
     folder = None
     for _ in range(2):  # it is free again when the first one has ended
         with minga.host(spec, options, resume=folder) as organiser:

@@ -255,6 +255,10 @@ class Admission:
         self._look_again_s = now_s if found or bans_last else min(ends)
         return found
 
+    def banned(self) -> set[str]:
+        """The peers whose keys the organisers barred, less those that they admitted anew."""
+        return set() if self.ledger is None else self.ledger.barred().keys() - self._admitted.keys()
+
     def expel(self, peer: PeerId) -> None:
         """Forget that a peer was admitted."""
         self._admitted.pop(peer, None)
@@ -371,6 +375,8 @@ class Admission:
 
 ENTRY_ATTEMPTS = 3
 ENTRY_PAUSE_S = 1.0
+ATTEMPT_S = 10.0
+"""How long a refusal that passes is borne at least, as long as a dial lasts: an entry that is full says so at once."""
 STAND_BY_S = 12.0
 """Seconds for which an entry is waited for that is about to come in itself: it may first try dead addresses."""
 
@@ -391,11 +397,11 @@ class Entrance:
         Raises `RejectedError` if the peers that answer refuse this one: at once for what it has to change itself, else
         after the last attempt; and `UnreachableError` if none answers.
         """
+        clock = asyncio.get_running_loop().time
         error: RemoteError | None = None
         attempts = 1 if may_be_alone else ENTRY_ATTEMPTS
         for attempt in range(attempts if self._entries else 0):
-            if attempt:
-                await asyncio.sleep(ENTRY_PAUSE_S)
+            begun_s = clock()
             errors: list[RemoteError] = []
             async with racing(self._knock(entry, may_be_alone=may_be_alone) for entry in self._entries) as knocks:
                 for knock in knocks:
@@ -409,6 +415,8 @@ class Entrance:
                 if refusal.code.cause is RefusalCause.LOCAL:  # one that lacks orders, or is busy, speaks for no other
                     raise refusal
             error = (refused or errors)[-1]
+            if attempt < attempts - 1:
+                await asyncio.sleep(max(ENTRY_PAUSE_S, begun_s + ATTEMPT_S - clock()) if refused else ENTRY_PAUSE_S)
         if isinstance(error, RejectedError):
             raise error
         if error is not None:

@@ -60,10 +60,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
-    as the run spec says (`optimizer.max_grad_norm`), and what Trainer and module clip, by `clip_gradients` or to the
-    Trainer's value, is off. `fit` ends when the runs end. A stream (`IterableDataset`) is put into an order of this
-    peer's own, as far as its class has a way for that. `fit(ckpt_path=...)` goes on with the Trainer's data and
-    counters, and with the state of the run; a run that begins takes the state of the checkpoint.
+    as the run spec says (`optimizer.max_grad_norm`), and what Trainer and module clip, by `clip_gradients` or to what
+    the hook `configure_gradient_clipping` is told, is off. `fit` ends when the runs end. A stream (`IterableDataset`)
+    is put into an order of this peer's own, as far as its class has a way for that. `fit(ckpt_path=...)` goes on with
+    the Trainer's data and counters, and with the state of the run; a run that begins takes the state of the checkpoint.
 
     With manual optimization each step of an optimizer counts the batches that went through backward since its last
     `zero_grad`. Of several optimizers each needs that before its own backward.
@@ -206,22 +206,23 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def _have_clipped(
         self, model: Any, optimizer: Any, clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """What the framework calls to have the module clip to the Trainer's value, in place of its own: by functions of
-        torch the module clips to infinity, and to `clip_gradients` it may name a value, which has to be the Trainer's
-        where that has one.
+        """What the framework calls to have the module clip to the Trainer's value, in place of its own: the module is
+        told infinity, to which functions of torch may clip, and which its own `clip_gradients` would refuse.
         """
-        plugin, trainer = self.precision_plugin, self.lightning_module.trainer
-        trainer.gradient_clip_val = None
+        plugin, module = self.precision_plugin, self.lightning_module
+        module.clip_gradients = self._leave_clipping
         try:
             to = math.inf if clip_val else clip_val
             type(plugin)._clip_gradients(plugin, model, optimizer, to, gradient_clip_algorithm)  # noqa: SLF001
         finally:
-            trainer.gradient_clip_val = clip_val
+            del module.clip_gradients  # a copy of the module could not take it along
 
-    def _leave_clipping(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
-        """What `clip_gradients` calls, in place of the framework's own: leave that to the run."""
-        if clip_val not in (0.0, math.inf):  # a value of the module's own
-            self._tell_of_clipping(optimizer, clip_val, gradient_clip_algorithm)
+    def _leave_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """What `clip_gradients` is, or calls, in place of the framework's own: leave that to the run."""
+        if gradient_clip_val not in (None, 0.0, math.inf):  # a value of the module's own
+            self._tell_of_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def _tell_of_clipping(self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str | None) -> None:
         """Say once that the run clips otherwise."""

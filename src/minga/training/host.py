@@ -169,7 +169,7 @@ def _enter(
     run: _Run, options: PeerOptions, identity: Identity, archive: Archive | None, held: contextlib.ExitStack
 ) -> Peer:
     network = network_settings(options, run.spec.network.relay)
-    access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
+    access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=not options.ephemeral)
 
     async def files(_: Session, __: RunSpec, ___: Path | None) -> dict[str, Path]:
         return run.files()

@@ -109,7 +109,7 @@ class PeerOptions:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether the peer leaves files that lead back into the run: not who only looks on, or forgets its key."""
+        """Whether who joins leaves files that lead back into the run: not who only looks on, or forgets its key."""
         return not self.ephemeral and self.role != "monitor"
 
     @property
@@ -313,7 +313,7 @@ def enter(
 
     The peer takes over what `held` holds.
     """
-    rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
+    rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if access.keeps else None
     # Who only looks on, and forgets its key, is led by those that take part from this machine, such as its host.
     here = KnownAddresses(others=RejoinFile.known_here(directory))
     places = here if rejoin_file is None else rejoin_file.places()

@@ -65,7 +65,9 @@ class RunAccess:
     ) -> None:
         self.known = known
         """The signed run spec, and what it says."""
-        self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
+        self.keeps = keeps
+        """Whether the peer leaves files that lead back into the run."""
+        self._files, self._link, self._vouchers = files, link, vouchers
         self._of_before = files.known()  # read here, since the loop must not wait for it
         self._person = person
         self._issued: Token | None = None
@@ -180,7 +182,7 @@ class RunAccess:
 
     def keep_token(self, session: Session) -> None:
         """Remember what is shown, so that the link is not needed again."""
-        if self._keeps and session.admission.token is not None:
+        if self.keeps and session.admission.token is not None:
             self._files.keep_token(session.peer_id, session.admission.token)
 
     def decide(self, session: Session) -> None:
@@ -189,7 +191,7 @@ class RunAccess:
             return
         signed, spec = self.known
         ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
-        session.follow_orders(ledger, self._files if self._keeps else None, self._of_before)
+        session.follow_orders(ledger, self._files if self.keeps else None, self._of_before)
 
     async def meet(self, session: Session, peer: PeerId) -> None:
         """Ask the first peer for the run spec. Raises `RemoteError`, or `ConfigurationError` for one of the future."""

@@ -337,7 +337,7 @@ class Session:
         """
         run = Participation(spec, PeerId(organiser), self.settings.role)
         is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
-        self.founding = founding = Founding(self.node, self.identity, self.board, run, path, known)
+        self.founding = founding = Founding(self.node, self.identity, self.board, self.admission, run, path, known)
         may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
         has_shared_state = not spec.split.is_on or spec.split.averages_clients
         if has_shared_state and (only_looks or not is_organiser or may_sign_for_others):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from minga.access.admission import Admission
 from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
 from minga.core.files import write_atomically
+from minga.identity.access.ledger import AccessLedger, draft_revocation
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -54,6 +56,7 @@ class Foundation(World):
         super().__init__()
         self.folder, self.founders = folder, founders
         self.boards = dict[PeerId, Board]()
+        self.admissions = dict[PeerId, Admission]()
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
@@ -63,7 +66,8 @@ class Foundation(World):
         known = Genesis.from_file(path, node.run_id, organiser)
         run = Participation(make_spec(8, **sections), organiser, "trainer")
         board = self.boards[node.peer_id] = board_of(node)
-        return Founding(node, identity_of(node), board, run, path, known)
+        admission = self.admissions[node.peer_id] = Admission.for_everybody(node.peer_id, node.clock)
+        return Founding(node, identity_of(node), board, admission, run, path, known)
 
     def tell(self, node: Node, teller: Node, founding: str) -> None:
         """Let `node` hear that `teller` is at step 5 of a run with this founding."""
@@ -245,17 +249,58 @@ async def begins(
 
 
 @pytest.mark.parametrize(
-    ("organiser_sees", "sees", "may"), [(None, None, True), ("", None, False), (None, "", False), (OTHER, OTHER, True)]
+    ("organiser_sees", "sees", "may"), [(None, None, True), ("", None, False), (None, "", True), (OTHER, OTHER, True)]
 )
 def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
     tmp_path: Path, organiser_sees: str | None, sees: str | None, may: bool
 ) -> None:
     """It waited half an hour for a peer with the state that it had itself, and for ever after a stranger told of a
-    state that is none of the run's.
+    state that is none of the run's, or a peer was killed whose record was still there.
     """
     may_begin, seconds = begins(tmp_path, organiser_sees=organiser_sees, sees=sees)
     assert may_begin is may
     assert seconds < 2 * CALL_S
+
+
+def test_who_was_ended_before_anybody_began_may_begin_when_it_is_started_again(tmp_path: Path) -> None:
+    """It had the genesis, and no state: it waited for one that nobody had."""
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, volunteer, trainer = [await world.node() for _ in range(3)]
+        of_organiser = world.founding(organiser)
+        of_organiser.rules, of_organiser.first = FoundingRules(alike=True), STATE
+        organiser.spawn(of_organiser.look_on())
+        begun = [await world.founding(volunteer).find(STATE) for _ in range(2)]
+        world.tell(organiser, trainer, begun[0].genesis.id)
+        begun.append(await world.founding(volunteer).find(STATE))
+        assert [each.has_begun for each in begun] == [False, False, True]
+
+    main()
+
+
+def test_a_liar_that_names_the_founding_keeps_others_from_beginning_until_it_is_banned(tmp_path: Path) -> None:
+    """It did so for good: who was seen at a step counts also when it is gone, since its steps may have been true."""
+
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=1)
+        organiser, volunteer, liar = [await world.node() for _ in range(3)]
+        of_organiser = world.founding(organiser)
+        of_organiser.rules, of_organiser.first = FoundingRules(alike=True), STATE
+        ledger = AccessLedger.of_spec("ab" * 32, make_spec(8), organiser.peer_id)
+        world.admissions[organiser.peer_id].enforce(ledger)
+        organiser.spawn(of_organiser.look_on())
+        begun = [await world.founding(volunteer).find(STATE)]
+        world.tell(organiser, liar, begun[0].genesis.id)
+        world.boards[organiser.peer_id].expel(liar.peer_id)
+        begun.append(await world.founding(volunteer).find(STATE))
+        ledger.take(draft_revocation(ledger, liar.peer_id, "it lies", 0).signed_by(identity_of(organiser)))
+        begun.append(await world.founding(volunteer).find(STATE))
+        assert [each.has_begun for each in begun] == [False, True, False]
+
+    main()
 
 
 def test_the_organiser_is_believed_before_a_stranger_that_tells_of_a_later_step(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minga.access.admission import Admission
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError, RemoteError, UnreachableError
 from minga.network.interface import PeerId
@@ -61,7 +62,9 @@ async def make_life(
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
     board: Any = SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None, payloads=lambda _: {})
     port = SimpleNamespace(unit=1, held_s=float)
-    founding = Founding(node, identity_of(node), board, Participation(make_spec(8), node.peer_id, "trainer"))
+    admission = Admission.for_everybody(node.peer_id, node.clock)
+    run = Participation(make_spec(8), node.peer_id, "trainer")
+    founding = Founding(node, identity_of(node), board, admission, run)
     options = VerifiedOptions(founding, StateServer(node), Behaviour())
     life = VerifiedMember(node, identity_of(node), board, options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
@@ -145,6 +148,23 @@ def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
         life = await make_life(monkeypatch, lambda: None, membership, vouched_for)
         await go_on(life, 1)
         assert life._known == known
+
+    main()
+
+
+def test_a_founder_that_was_started_again_says_at_which_step_it_is_before_it_has_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another that had lost its files asks the founders, and began the run anew if they all came back with it."""
+
+    @virtually
+    async def main() -> None:
+        life = await make_life(monkeypatch, lambda: None, Members([]))
+        beginning = asyncio.ensure_future(life._begin(7))
+        await asyncio.sleep(0.1)
+        assert life.founding.genesis is None
+        assert life.founding.step == 7
+        beginning.cancel()
 
     main()
 

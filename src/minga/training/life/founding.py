@@ -9,11 +9,11 @@ that has one, and never begins with a state of its own.
 In an ordinary run the organiser's peer is the one founder. It begins with what its program has. Where it trains nothing
 itself, and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the run with
 its state. Where it trains nothing, and a recipe gives all peers one first state, it signs that when the first peer that
-has it asks, and names no founder: who has that state begins with it as long as the organiser's peer has seen no step of
-this founding, and was not started again. In a Byzantine-tolerant run as many founders begin together as the run spec
-says, all with the same state, which is the organiser's if it is one of them: members vote on everything, and a first
-list of members has to exist before any member could vote on one. A peer that would begin with another state is told how
-it differs.
+has it asks, and names no founder: who has that state begins with it as long as the organiser's peer has seen nobody
+past the first step, except for banned peers, and was not started again. It remembers who was, since they may all be
+gone. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with the same state, which
+is the organiser's if it is one of them: members vote on everything, and a first list of members has to exist before any
+member could vote on one. A peer that would begin with another state is told how it differs.
 
 The genesis does not say whether the run has gone on since, so no single peer is believed about that. Of several
 founders, one that waited for the genesis begins, unless more than half of them, each asked by itself, answer that they
@@ -35,6 +35,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from blake3 import blake3
 
+from minga.access.admission import Admission
 from minga.core.aio import racing
 from minga.core.errors import RemoteError, StorageError, reason_of
 from minga.core.events.security import SecureFounded, SecureWaiting
@@ -44,6 +45,7 @@ from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.board import Board, Change
+from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import PeerId
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
@@ -188,12 +190,13 @@ class Founding:
         node: Node,
         identity: Identity,
         board: Board,
+        admission: Admission,
         run: Participation,
         path: Path | None = None,
         known: Genesis | None = None,
     ) -> None:
         self.step = 0
-        """The newest step of the run that this peer was at, which is to be kept up to date, or has seen another at."""
+        """The newest step of the run that this peer was at, which is to be kept up to date."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
         self.first = ""
@@ -203,13 +206,15 @@ class Founding:
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.run, self.rules = run, FoundingRules.of(run.spec)
-        self._node, self._identity, self._board = node, identity, board
+        self._node, self._identity, self._board, self._admission = node, identity, board, admission
         self._path = path
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
         self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
         """Peers that sent a genesis which the organiser did not sign; they are not asked again."""
         self._told_step = 0
+        self._steps: BoundedDict[PeerId, int] = BoundedDict(MAX_OWNERS)
+        """The newest step of the run that this peer has seen each other one at, which may be gone by now."""
         self._random = random.Random(f"minga founding {node.peer_id}")
         self._genesis, self._was_known = known, known is not None
         self._settling: asyncio.Future[None] | None = None
@@ -249,8 +254,9 @@ class Founding:
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        may_begin = bool(self._genesis.founders) or await self._may_begin(state)
-        return Bootstrap(self._genesis, self._was_known or not may_begin)
+        if self._genesis.founders:
+            return Bootstrap(self._genesis, self._was_known)
+        return Bootstrap(self._genesis, not await self._may_begin(state))
 
     async def look_on(self) -> None:
         """`find` for a peer that does not found the run itself, and has no program that a full disk could be told: it
@@ -283,8 +289,12 @@ class Founding:
         if progress is None or not progress.is_settled:
             return
         self._told_step = max(self._told_step, progress.step)
-        if self._is_of_run(progress) and (self.rules.founders == 1 or peer == self._node.peer_id):
+        if not self._is_of_run(progress) or not progress.step:
+            return
+        if peer == self._node.peer_id:
             self.step = max(self.step, progress.step)
+        elif self.rules.founders == 1:
+            self._steps[peer] = max(self._steps.get(peer, 0), progress.step)
 
     def _note_all(self) -> None:
         for peer in self._board.payloads(Progress):
@@ -381,9 +391,10 @@ class Founding:
 
     async def _may_begin(self, state: str) -> bool:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
-        it does not answer, this peer asks again, until it sees one that began: if nobody begins, nobody has a state.
+        it does not answer, this peer asks again, unless it is away and a peer that began is connected: if nobody
+        begins, nobody has a state.
         """
-        if not state or self._was_known or self._node.peer_id == self.run.organiser:
+        if not state or self._node.peer_id == self.run.organiser:
             return False
         while True:
             try:
@@ -392,9 +403,14 @@ class Founding:
                 )
                 return answer.first == state
             except RemoteError:
-                if any(map(self._is_of_run, self._board.payloads(Progress).values())):
+                if not self._node.is_connected(self.run.organiser) and self._sees_one_that_began():
                     return False
             await asyncio.sleep(ASK_PERIOD_S)
+
+    def _sees_one_that_began(self) -> bool:
+        """Whether one is connected: a peer that was just killed stays on the board for some seconds."""
+        progress = self._board.payloads(Progress).items()
+        return any(self._is_of_run(each) and self._node.is_connected(peer) for peer, each in progress)
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:
@@ -406,8 +422,14 @@ class Founding:
         request = await stream.receive(AskFounders)
         if request.state and self._genesis is None:
             self._note_ready(peer, request.state)
-        may_begin = not self._was_known and not self.step
-        await stream.send(GenesisAnswer(self._genesis, self.step, self.first if may_begin else ""))
+        step = self._seen_step()
+        may_begin = not self._was_known and not step
+        await stream.send(GenesisAnswer(self._genesis, step, self.first if may_begin else ""))
+
+    def _seen_step(self) -> int:
+        """The newest step that this peer was at, or has seen one at that is not banned now."""
+        banned = self._admission.banned()
+        return max([self.step, *(step for peer, step in self._steps.items() if peer not in banned)])
 
     def _note_ready(self, peer: PeerId, state: str) -> None:
         present = self._present()

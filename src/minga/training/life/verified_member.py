@@ -303,6 +303,7 @@ class VerifiedMember:
 
     async def _begin(self, step: int) -> None:
         """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
+        self.founding.step = step  # another founder, which lost its files, may ask
         waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
         try:
             beginning = await self._find_founders(step)
