@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from minga.core.errors import ConfigurationError, StorageError
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor import history as history_module
-from minga.monitor.history import FILE_NAME, Entry, History, read_history, samples_in
+from minga.monitor.history import FILE_NAME, Entry, History, _halves, _lines_of, parse_entry, read_history, samples_in
 from minga.monitor.plot import _by_step, _held_out, _samples_at, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
@@ -259,6 +259,36 @@ def test_two_threads_begin_the_file_anew_once(tmp_path: Path, monkeypatch: pytes
     other.join()
     assert begun == [path]
     assert [entry["step"] for entry in read_history(path) if entry["t"] >= 2000.0 and "step" in entry] == [*range(60)]
+
+
+def test_who_reads_while_the_file_begins_anew_reads_each_entry_once(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    history = History(path, max_bytes=8000)
+    for step in range(240):  # of 50 bytes: the last ones are in a third half
+        history.add(1000.0 + step, "step", step=step, total_samples=step)
+    before, half = read_history(path), path.with_name(f"{FILE_NAME}.1").read_bytes()
+    reading = _lines_of(*_halves(path))
+    lines = [next(reading)]
+    for step in range(240, 400):
+        history.add(1000.0 + step, "step", step=step, total_samples=step)
+        if path.with_name(f"{FILE_NAME}.1").read_bytes() != half:
+            break
+    found = sorted((json.loads(line.text) for line in [*lines, *reading]), key=lambda each: float(each["t"]))
+    assert found == [
+        *before,
+        *({**before[-1], "t": 1000.0 + n, "step": n, "total_samples": n} for n in range(240, step + 1)),
+    ]
+
+
+def test_a_file_begins_anew_without_being_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes waits for it: for a half of 32 MiB three times as long if each line were parsed."""
+    path, parsed = tmp_path / FILE_NAME, list[bytes]()
+    history = History(path, max_bytes=40_000)
+    monkeypatch.setattr(history_module, "parse_entry", lambda line: parsed.append(line) or parse_entry(line))  # type: ignore[func-returns-value]
+    for step in range(2000):
+        history.add(1000.0 + step, "step", step=step, total_samples=step)
+    assert path.with_name(f"{FILE_NAME}.1").exists()
+    assert len(parsed) <= 100
 
 
 def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from minga.core.events.bus import EventBus
 from minga.core.spec.run_spec import RunSpec
 from minga.dashboard.model.run_model import RunModel
 from minga.identity.keys.keys import Identity
-from minga.monitor.history import FILE_NAME, History, read_history, thinned
+from minga.monitor.history import FILE_NAME, History, _halves, _lines_of, read_history, thinned
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
@@ -118,8 +119,8 @@ class World:
     def late_dashboard(self) -> tuple[RunModel, RunStatus]:
         """One that is opened now, and asks the host for its history."""
         model, watcher = RunModel(), self._watcher(History(None))
-        for entry in thinned(read_history(self.path), 40) if self.path.exists() else ():
-            model.take(entry)
+        for line in thinned(_lines_of(*_halves(self.path)), 40):
+            model.take(json.loads(line.text))
         if any(model.samples_at_step):
             watcher.know_samples(*model.samples_at_step)
         return model, watcher.look()

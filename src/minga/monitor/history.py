@@ -26,8 +26,9 @@ import time
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -55,12 +56,30 @@ MOST_CARRIED = 20_000
 LARGEST_NUMBER = 1 << 53
 """Numbers beyond it are none of a run's, and JavaScript cannot tell one from the next."""
 
-_BEGIN: Final = re.compile(rb'\{"t": (\d+\.\d+),')
-"""Of most lines."""
+_BEGIN: Final = re.compile(rb'\{"t": (\d{1,12}\.\d{1,6}), "event": "([a-z]+)"[,}]')
+"""Of most lines. To read no more than this takes a tenth of the time."""
 
 _NESTED: Final = (dict, list)
 
 Entry = dict[str, Any]
+
+
+class Line(NamedTuple):
+    """A line of a history as it was written, and what decides whether it is kept."""
+
+    time_s: float
+    event: str
+    text: bytes
+
+    @classmethod
+    def of(cls, text: bytes) -> Line | None:
+        """None if it is no line of a history; what most begin with is believed, and the rest not looked at."""
+        begin = _BEGIN.match(text)
+        if begin is not None:
+            return cls(float(begin[1]), begin[2].decode(), text)
+        entry = parse_entry(text)
+        return None if entry is None else cls(_time_of(entry), entry["event"], text)
+
 
 logger = logging.getLogger("minga")
 
@@ -112,7 +131,7 @@ class History:
                 file.seek(max(0, file.tell() - 1))
                 # The disk may have refused the rest of a line, or its process was killed.
                 is_cut = file.read() not in (b"", b"\n")
-                file.write(b"\n" * is_cut + _as_lines([entry]))
+                file.write(b"\n" * is_cut + json.dumps(entry).encode() + b"\n")
                 size = file.tell()
             if size > self._most_in_half:
                 self._most_in_half = size + self._max_bytes // 64  # where it is tried again if the disk refuses
@@ -126,62 +145,58 @@ class History:
 
     def _begin_anew(self, path: Path) -> None:
         older = _older(path)
-        there = _last_step(older)  # `path` begins with it
-        carried = thinned((each for each in _readable(_in_file(older)) if each != there), MOST_CARRIED)
-        while len(lines := _as_lines(carried)) > self._max_bytes // 4:
+        there = _last_step_of(older)  # `path` begins with it
+        carried = thinned((line for line in _readable(_lines_of(older)) if line.text != there), MOST_CARRIED)
+        while len(kept := _text_of(carried)) > self._max_bytes // 4:
             carried = thinned(carried, len(carried) // 2)
-        last = _last_step(path)
-        kept = lines + (b"" if last is None else _as_lines([last]))
-        write_atomically(_begun(path), kept)  # before what it is taken from is gone
+        last = _last_step_of(path)
+        # Before what it is taken from is gone.
+        write_atomically(_begun(path), kept if last is None else kept + last + b"\n")
         path.replace(older)
         _begun(path).replace(path)
 
 
 def read_history(path: Path) -> list[Entry]:
     """All entries in `path` and its older half, in order of time. Raises `ConfigurationError` if there are none."""
-    entries = list(_entries_of(path))
+    found = (parse_entry(line.text) for line in _lines_of(*_halves(path)))
+    entries = [entry for entry in found if entry is not None]
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
     return sorted(entries, key=_time_of)
 
 
-def _entries_of(path: Path, since: float = -math.inf) -> Iterator[Entry]:
-    """The entries after `since` in both halves, as they were written; none if there are no files. Raises
-    `ConfigurationError`.
+def _lines_of(*files: Path, since: float = -math.inf) -> Iterator[Line]:
+    """The lines after `since` in these files that are there; what begins a file because it ends the one before is told
+    once. Raises `ConfigurationError`.
     """
-    ends = _last_step(_older(path))
-    yield from _in_file(_older(path), since)
-    yield from (entry for entry in _in_file(path, since) if entry != ends)  # it stands in both
-
-
-def _in_file(file: Path, since: float = -math.inf) -> Iterator[Entry]:
     try:
-        with file.open("rb") as lines:
-            about = os.stat(lines.fileno())
-            if about.st_size > MAX_BYTES:
-                raise ConfigurationError(f"{file}: larger than any history ({MAX_BYTES >> 20} MiB)")
-            if about.st_mtime + 1.0 < since:
-                return
-            for line in lines:
-                begin = _BEGIN.match(line)
-                if begin is not None and float(begin[1]) <= since:
-                    continue  # saves most of the work
-                if (entry := parse_entry(line)) is not None and entry["t"] > since:
-                    yield entry
-    except FileNotFoundError:
-        return
+        with contextlib.ExitStack() as stack:
+            opened = list[BinaryIO]()  # all before one is read, which may become another meanwhile
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):
+                    opened.append(stack.enter_context(file.open("rb")))
+            ends = None
+            for lines in opened:
+                about = os.fstat(lines.fileno())
+                if about.st_size > MAX_BYTES:
+                    raise ConfigurationError(f"{files[-1]}: larger than any history ({MAX_BYTES >> 20} MiB)")
+                for text in lines if about.st_mtime + 1.0 >= since else ():
+                    line = Line.of(text.rstrip(b"\n"))
+                    if line is not None and line.time_s > since and line.text != ends:
+                        yield line
+                ends = _last_step(lines)
     except OSError as error:
-        raise ConfigurationError(f"{file}: cannot be read: {reason_of(error)}") from error
+        raise ConfigurationError(f"{files[-1]}: cannot be read: {reason_of(error)}") from error
 
 
-def _readable(entries: Iterator[Entry]) -> Iterator[Entry]:
+def _readable(lines: Iterator[Line]) -> Iterator[Line]:
     """Up to where the file cannot be read."""
     with contextlib.suppress(ConfigurationError):
-        yield from entries
+        yield from lines
 
 
-def _as_lines(entries: Iterable[Entry]) -> bytes:
-    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+def _text_of(lines: Iterable[Line]) -> bytes:
+    return b"".join(line.text + b"\n" for line in lines)
 
 
 def _time_of(entry: Entry) -> float:
@@ -190,16 +205,22 @@ def _time_of(entry: Entry) -> float:
 
 def samples_in(path: Path) -> tuple[int, int] | None:
     """The step and the count of samples with which the history in `path` ends; None if it tells of none."""
-    last = _last_step(path) or _last_step(_older(path))
-    return None if last is None else samples_of(last)
+    last = _last_step_of(path) or _last_step_of(_older(path))
+    entry = None if last is None else parse_entry(last)
+    return None if entry is None else samples_of(entry)
 
 
-def _last_step(file: Path) -> Entry | None:
+def _last_step_of(file: Path) -> bytes | None:
     with contextlib.suppress(OSError), file.open("rb") as lines:
-        lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
-        for line in reversed(lines.read().split(b"\n")):
-            if (entry := parse_entry(line)) is not None and samples_of(entry) is not None:
-                return entry
+        return _last_step(lines)
+    return None
+
+
+def _last_step(lines: BinaryIO) -> bytes | None:
+    lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
+    for line in reversed(lines.read().split(b"\n")):
+        if (entry := parse_entry(line)) is not None and samples_of(entry) is not None:
+            return line
     return None
 
 
@@ -216,9 +237,9 @@ def parse_entry(line: bytes) -> Entry | None:
     mappings of anything but single values, are left out: what a stranger told is written and sent on.
     """
     try:
-        entry = json.loads(line)
+        entry = json.loads(line.decode())  # of bytes it would take UTF-16, and halves of surrogate pairs
         if b"\\u" in line:
-            json.dumps(entry, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+            json.dumps(entry, ensure_ascii=False).encode()  # refuses a half that is written as an escape
     except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("event"), str) or number_in(entry, "t") is None:
@@ -245,6 +266,10 @@ def _older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
+def _halves(path: Path) -> tuple[Path, Path]:
+    return _older(path), path
+
+
 def _begun(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
@@ -267,10 +292,12 @@ REST: Final = 50
 """So many times as long as a reading took the next one waits: peers that ask all the time cost 2 % of a core."""
 TIMEOUT_S: Final = 10.0
 MOST_ASKED: Final = 3
-"""Peers that are asked for their history, one after the other until one has some."""
+"""Peers that are asked for their history, one after the other until one has some; the organiser's host is asked so many
+times while it is busy.
+"""
 
-FREQUENT: Final = ("step", "swarm", "round")
-"""Kinds of which a part is enough to draw a curve; of all others each entry counts."""
+FREQUENT: Final = ("step", "swarm", "round", "joined", "left", "lost")
+"""Kinds of which a part is enough to draw a curve, or to see how many come and go; of all others each entry counts."""
 
 
 class HistoryRequest(msgspec.Struct, frozen=True):
@@ -322,17 +349,22 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
 
 
 def told_since(peer: Peer, since_s: float) -> list[Entry]:
-    """What a peer that keeps a history tells about the time since. The organiser's host is asked first, and nobody
-    else if it answers. Not for the loop's own thread. Raises `ClosedError` after the peer was closed.
+    """What a peer that keeps a history tells about the time since. While the organiser's host is connected, nobody else
+    is asked: whoever keeps it busy would be believed in its place. Not for the loop's own thread. Raises `ClosedError`
+    after the peer was closed.
     """
-    node, organiser = peer.session.node, peer.link.organiser
+    node, organiser = peer.session.node, PeerId(peer.link.organiser)
 
     async def ask() -> list[Entry]:
-        for other in sorted(node.connected(), key=lambda each: (each != organiser, each))[:MOST_ASKED]:
-            with contextlib.suppress(RemoteError):
+        connected = sorted(node.connected())
+        for other in [organiser] * MOST_ASKED if organiser in connected else connected[:MOST_ASKED]:
+            try:
                 found = await ask_history(node, other, since_s, time.time())
                 if found or other == organiser:
                     return found
+            except RemoteError as error:
+                if isinstance(error, RejectedError) and error.code == RefusalCode.BUSY:
+                    await asyncio.sleep(LEAST_PERIOD_S)
         return []
 
     return peer.call(ask())
@@ -340,52 +372,58 @@ def told_since(peer: Peer, since_s: float) -> list[Entry]:
 
 def packed(paths: Sequence[Path], since: float, until: float) -> bytes:
     """What is sent of these files."""
-    found = heapq.merge(*(_readable(_entries_of(path, since)) for path in paths), key=_time_of)
-    entries = thinned((entry for entry in found if entry["t"] <= until), MOST_ENTRIES)
-    while len(lines := zlib.compress(_as_lines(entries))) > MOST_REPLY_BYTES:
-        entries = thinned(entries, len(entries) // 2)
-    return lines
+    found = heapq.merge(
+        *(_readable(_lines_of(*_halves(path), since=since)) for path in paths), key=lambda line: line.time_s
+    )
+    lines = thinned((line for line in found if line.time_s <= until), MOST_ENTRIES)
+    while len(sent := zlib.compress(_text_of(lines))) > MOST_REPLY_BYTES:
+        lines = thinned(lines, len(lines) // 2)
+    return sent
 
 
-def thinned(entries: Iterable[Entry], most: int) -> list[Entry]:
-    """At most `most` entries in their order: the newest rare ones, each with the step before it, which tells where in
-    the run it was, and of each frequent kind the last one in each of equal spans of time.
+def thinned(lines: Iterable[Line], most: int) -> list[Line]:
+    """At most `most` lines in their order: the newest rare ones, a third of them, each with the step before it, which
+    tells where in the run it was, and of each frequent kind the last one in each of equal spans of time.
     """
-    rare = deque[tuple[int, Entry]](maxlen=most // 2)
-    spreads, step = defaultdict[str, _Spread](_Spread), None
-    for numbered in enumerate(entries):
-        event = numbered[1]["event"]
+    rare = deque[list[tuple[int, Line]]](maxlen=most // 3)
+    spreads, steps = defaultdict[str, _Spread](_Spread), list[tuple[int, Line]]()
+    for numbered in enumerate(lines):
+        event = numbered[1].event
         if event in FREQUENT:
             spreads[event].add(*numbered, most)
-            step = numbered if event == "step" else step
+            steps = [numbered] if event == "step" else steps
         else:
-            rare.extend((numbered,) if step is None else (step, numbered))
-            step = None  # of several after one step the first one brings it
-    kept = dict(rare)
-    room = (most - len(kept)) // max(1, len(spreads))
-    for spread in spreads.values():
-        spread.widen(room)
+            rare.append([*steps, numbered])
+            steps = []  # of several after one step the first one brings it
+    kept = dict(chain.from_iterable(rare))
+    for others, spread in zip(range(len(spreads), 0, -1), sorted(spreads.values(), key=len), strict=True):
+        spread.widen((most - len(kept)) // others)
         kept |= spread.kept.values()
-    return [kept[number] for number in sorted(kept)]
+    return [kept[number] for number in sorted(kept)[max(0, len(kept) - most) :]]
 
 
 class _Spread:
-    """The last entry in each span of time, of `span_s` seconds, which doubles while there are too many of them."""
+    """The last line in each span of time. Spans have `span_s` seconds, doubled while there are too many of them; first
+    each line has one of its own.
+    """
 
     def __init__(self) -> None:
-        self.kept: dict[float, tuple[int, Entry]] = {}
-        self._span_s = 2.0**-10
+        self.kept: dict[float, tuple[int, Line]] = {}
+        self._span_s = 0.0
 
-    def add(self, number: int, entry: Entry, most: int) -> None:
-        """An entry and its number; `most` are kept, but two if it is less: one before the year 1970, and one since."""
-        self.kept[entry["t"] // self._span_s] = number, entry
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def add(self, number: int, line: Line, most: int) -> None:
+        """A line and its number; `most` are kept, but two if it is less: one before the year 1970, and one since."""
+        self.kept[line.time_s // self._span_s if self._span_s else number] = number, line
         self.widen(most)
 
     def widen(self, most: int) -> None:
         """Let at most so many remain."""
         while len(self.kept) > max(2, most):
-            self._span_s *= 2.0
-            self.kept = {each[1]["t"] // self._span_s: each for each in self.kept.values()}
+            self._span_s = 2.0 * self._span_s or 2.0**-10
+            self.kept = {each[1].time_s // self._span_s: each for each in self.kept.values()}
 
 
 # ---- Gaps: another history adds to one's own the times in which this one has nothing.

@@ -33,18 +33,21 @@ def terminal(*, json_output: bool) -> Output:
     return output
 
 
+def kept(name: str) -> Path:
+    """The folder of a run of this name in the user's data folder."""
+    spec = RunSpec.from_mapping({"name": name, "model": {"recipe": "custom"}}).published({})
+    signed = SignedRunSpec.sign(spec, Identity.from_seed(name.encode().ljust(32)[:32]))
+    folder = runs_folder(None) / signed.run_id[:FOLDER_DIGITS]
+    folder.mkdir(parents=True)
+    (folder / SPEC_FILE).write_bytes(signed.encode())
+    return folder
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Those of two runs in this user's data folder, whose name is long."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / ("long" * 30)))
-    found = []
-    for name in ("one", "two"):
-        spec = RunSpec.from_mapping({"name": name, "model": {"recipe": "custom"}}).published({})
-        signed = SignedRunSpec.sign(spec, Identity.from_seed(name.encode().ljust(32)))
-        found.append(runs_folder(None) / signed.run_id[:FOLDER_DIGITS])
-        found[-1].mkdir(parents=True)
-        (found[-1] / SPEC_FILE).write_bytes(signed.encode())
-    return found
+    return [kept("one"), kept("two")]
 
 
 def test_folders_and_figures_are_shown_whole_also_in_a_narrow_terminal(
@@ -55,6 +58,16 @@ def test_folders_and_figures_are_shown_whole_also_in_a_narrow_terminal(
     lines = run("runs").stdout.splitlines()
     assert [folders[0].name, "123456"] in [line.split()[:1] + line.split()[-1:] for line in lines]
     assert all(str(folder) in lines for folder in folders)
+
+
+def test_one_long_name_costs_the_other_runs_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    kept("cats")
+    kept("the third attempt of the whole community with new data")
+    monkeypatch.setattr(output_module, "PLAIN_WIDTH", 60)
+    lines = run("runs").stdout.splitlines()
+    assert lines[0].split() == ["run", "name", "step", "age", "size"]
+    assert any("cats" in line and line.endswith(" B") for line in lines)
 
 
 def test_runs_are_listed_with_their_steps_and_without_torch(folders: list[Path]) -> None:

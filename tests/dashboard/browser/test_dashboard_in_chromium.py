@@ -259,6 +259,18 @@ def test_everything_has_a_name_and_enough_contrast_and_nothing_hangs_over_the_si
         assert opened.problems == []
 
 
+def test_a_page_whose_stream_is_refused_says_so_and_comes_back_though_nothing_else_is_answered(
+    chromium: Any, crowd: tuple[MadeUpRun, str]
+) -> None:
+    with page(chromium) as opened:
+        opened.route("**/api/v1", lambda _: None)  # a proxy that holds it
+        opened.route("**/api/v1/stream", lambda route: route.fulfill(status=502))
+        opened.goto(crowd[1])
+        opened.get_by_text("The dashboard does not answer.").wait_for(timeout=PATIENCE_MS)
+        opened.unroute("**/api/v1/stream")
+        opened.locator("#trouble").wait_for(state="hidden", timeout=PATIENCE_MS)
+
+
 def test_a_dashboard_that_is_gone_is_said_and_one_that_is_back_is_shown(chromium: Any, tmp_path: Path) -> None:
     run = MadeUpRun(3)
     dashboard = run.serve(None)

@@ -119,6 +119,15 @@ def test_peers_that_are_among_the_fastest_by_turns_are_others() -> None:
     assert min(document["others"]) > 45 * 40.0
 
 
+def test_those_who_came_one_after_the_other_are_all_shown() -> None:
+    rates = SpeedByPeer()
+    for moment in range(500):
+        rates.add(moment, *fastest({f"{moment // 100:064x}": 100.0}))
+    document = rates.document()
+    assert len(document["peers"]) == 5
+    assert set(document["others"]) == {0.0}
+
+
 def test_speeds_from_a_file_that_make_no_sense_are_left_out() -> None:
     rates = SpeedByPeer()
     rates.add(1.0, {"a": "fast", "b": math.nan, "c": -5.0, "d": 2.0}, math.inf)

@@ -35,6 +35,7 @@ def run_runs(options: RunsCommand, context: Context) -> None:
         [_cells(run) for run in listed],
         left=("name",),
         least_first=("size", "age", "name"),
+        wraps="name",
     )
     output.say(table if listed else f"No run lies in {base}.")
     if listed:  # on lines of their own: in a narrow terminal a column would break them

@@ -31,6 +31,8 @@ MAX_WAITING_LINES = 10_000
 STOP_S = 0.2
 REFRESH_S = 0.25
 PLAIN_WIDTH = 120
+LEAST_WRAPPED = 16
+"""Characters of a column that wraps for which there has to be room."""
 PLAIN_PERIOD_S = 5.0
 """Seconds between two plain lines, or JSON events, of progress where there is no terminal."""
 
@@ -52,25 +54,30 @@ def plain_table(*columns: str, left: Collection[str] = (), wraps: str | None = N
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table of `rows` under `columns`, without those of `least_first` that a narrow terminal has no room for."""
+    """A table of `rows` under `columns`, without those of `least_first` that a narrow terminal has no room for.
+
+    Only the column `wraps` may take more than one line, where it is longer than `LEAST_WRAPPED`.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     left: tuple[str, ...]
     least_first: tuple[str, ...]
+    wraps: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for count in range(len(self.least_first) + 1):
-            table = self._without(self.least_first[:count])
-            if Measurement.get(console, options.update_width(1000), table).maximum <= options.max_width:
+            dropped = self.least_first[:count]
+            least = self._without(dropped, LEAST_WRAPPED)
+            if Measurement.get(console, options.update_width(1000), least).maximum <= options.max_width:
                 break
-        yield table
+        yield self._without(dropped)
 
-    def _without(self, dropped: Collection[str]) -> Table:
+    def _without(self, dropped: Collection[str], most_wrapped: int | None = None) -> Table:
         places = [place for place, column in enumerate(self.columns) if column not in dropped]
-        table = plain_table(*(self.columns[place] for place in places), left=self.left)
+        table = plain_table(*(self.columns[place] for place in places), left=self.left, wraps=self.wraps)
         for row in self.rows:
-            table.add_row(*(row[place] for place in places))
+            table.add_row(*(row[at][: most_wrapped if self.columns[at] == self.wraps else None] for at in places))
         return table
 
 

@@ -151,7 +151,7 @@ class SpeedByPeer:
 
     def document(self) -> dict[str, Any]:
         """One list of speeds for each peer shown, one for the others, all as long as `t`. Shown is who was among the
-        fastest for a quarter of the time, and at most of the moments from its first to its last.
+        fastest at most of the moments from its first to its last.
         """
         places, sums = defaultdict[str, list[int]](list), defaultdict[str, float](float)
         for place, (_, rates, _) in enumerate(self._moments):
@@ -159,11 +159,7 @@ class SpeedByPeer:
                 places[peer].append(place)
                 sums[peer] += rate
         # Who is among the fastest only now and then would be drawn as still in between.
-        steady = [
-            peer
-            for peer, its in places.items()
-            if 2 * len(its) > its[-1] - its[0] + 1 and 4 * len(its) >= len(self._moments)
-        ]
+        steady = [peer for peer, its in places.items() if 2 * len(its) > its[-1] - its[0] + 1]
         shown = sorted(steady, key=lambda peer: (-sums[peer], peer))[:SHOWN]
         rest = [others + sum(r for p, r in rates.items() if p not in shown) for _, rates, others in self._moments]
         return {

@@ -26,10 +26,16 @@ export function listen(take, tell) {
   const source = new EventSource(`${API}/stream`);
   source.addEventListener("open", () => tell(true));
   source.addEventListener("error", async () => {
+    tell(false, null);
     // A browser connects again by itself, but never after an answer that is no stream.
-    const refused = source.readyState === EventSource.CLOSED;
-    tell(false, refused ? await get("").then(() => null, (error) => error.message) : null);
-    if (refused) setTimeout(() => listen(take, tell), 5000);
+    if (source.readyState !== EventSource.CLOSED) return;
+    let waits = true;
+    setTimeout(() => {
+      waits = false; // words that come later would be of a connection that may stand again
+      listen(take, tell);
+    }, 5000);
+    const words = await get("").then(() => null, (error) => error.message);
+    if (waits) tell(false, words);
   });
   source.addEventListener("message", (event) => take(JSON.parse(event.data)));
 }
