@@ -165,7 +165,9 @@ class Checkpointer:
             self._saving.join()
 
     def close(self) -> None:
-        """The peer's life has ended: write what is left. On any thread, but then without what this peer alone has."""
+        """The peer's life has ended: write what is left. On any thread, but on another than the training thread, while
+        that lives, without what this peer alone has.
+        """
         self.wait()
         if self._own is not None and (state := self._own.at_end(self._written)) is not None:
             self._write_own(self._own.file, state)
@@ -296,7 +298,7 @@ class OwnStateKeeper:
         layout = replica.vector.layout
         self.file = OwnStateFile(directory, peer, spec, layout.fingerprint)
         self._limit_bytes = BYTES_PER_PARAMETER_BYTE * 4 * layout.total
-        self._replica, self._port, self._thread = replica, port, threading.get_ident()
+        self._replica, self._port = replica, port
         self._member: Member | None = None
 
     def take_up(self) -> OwnState | None:
@@ -336,10 +338,10 @@ class OwnStateKeeper:
         """The last one, after the peer's life has ended; None if it is not to be written.
 
         So it is where the newest checkpoint, of step `written`, is not of this step, where the peer does not know what
-        others have counted of it, and on another thread than the training thread, which may be at work.
+        others have counted of it, and where the training thread may be at work.
         """
         member = self._member
-        if member is None or written != self._replica.step or threading.get_ident() != self._thread:
+        if member is None or written != self._replica.step or not self._port.is_at_rest:
             return None
         if member.in_doubt or not member.ready.is_set():
             return None
