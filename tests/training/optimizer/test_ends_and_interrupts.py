@@ -138,6 +138,16 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
         train(opt, second, steps=4)
 
 
+def test_the_end_of_a_peer_writes_no_state_that_the_program_may_have_changed(host: MakePeer) -> None:
+    model, peer = small_model(), host(checkpoint_every=STEPS)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model, steps=2)
+    opt.save_checkpoint()
+    train(opt, model, steps=3)
+    next(iter(opt.state.values()))["exp_avg"].zero_()
+    assert left_by(peer).step == 2
+
+
 def test_a_state_that_no_checkpoint_can_hold_is_told(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: StateSnapshot) -> None:
         raise ValueError("too many tensors")
