@@ -3,11 +3,10 @@
     a round leads to a step ─▶ is it due? ─▶ copies of the state, and of what this peer alone has
                                               └─▶ thread ─▶ checkpoints/step-…, own-….safetensors, archive/step-…
 
-One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). The organiser's peer
-writes one at a polite end, too, since all may leave, and it alone come back. What this peer alone has is copied on the
-training thread, when the replica has come to a step that is due and no round runs, and once more at a polite end, if
-the checkpoint of the last step was written. All of one step is written by one thread, in order. Copies to other places
-have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
+One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
+has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
+at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
+Copies to other places have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from minga.core.errors import ClosedError, MingaError, StorageError, reason_of
+from minga.core.errors import ClosedError, StorageError, reason_of
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
@@ -34,7 +33,6 @@ from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
-from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
@@ -166,36 +164,17 @@ class Checkpointer:
         if self._saving is not None:
             self._saving.join()
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no step is under way, nor one was broken off half-way: the training thread is this one, or has ended,
-        and nothing has let it go. On any thread.
-        """
-        return self._own is not None and self._own.is_at_rest
-
-    def close(self, *, is_at_rest: bool) -> None:
-        """The peer's life has ended, before which it `is_at_rest`: write what is left. On any thread, but without what
-        this peer alone has while the training thread is another one.
+    def close(self) -> None:
+        """The peer's life has ended: write what is left. On any thread, but on another than the training thread, while
+        that lives, without what this peer alone has.
         """
         self.wait()
-        if is_at_rest and self._session.peer_id == self._session.run.organiser:
-            self._save_last()
         if self._own is not None and (state := self._own.at_end(self._written)) is not None:
             self._write_own(self._own.file, state)
         if self._archiver is not None:
             self._archiver.close()
 
     # ---- inner workings
-
-    def _save_last(self) -> None:
-        if self._own is None or self._own.step == self._written or self._session.spec.checkpoints.every_steps == 0:
-            return
-        try:
-            if (snapshot := self._own.last_state()) is not None:
-                self._kept = snapshot.step
-                self._write(snapshot, self._files(), None, tells=True)  # at an interpreter's end no thread can begin
-        except (MingaError, RuntimeError) as error:  # the program may have taken its model apart
-            logger.warning("the state of step %d is not written: %s", self._own.step, error)
 
     @property
     def _founding_id(self) -> str:
@@ -319,7 +298,7 @@ class OwnStateKeeper:
         layout = replica.vector.layout
         self.file = OwnStateFile(directory, peer, spec, layout.fingerprint)
         self._limit_bytes = BYTES_PER_PARAMETER_BYTE * 4 * layout.total
-        self._replica, self._port, self._thread = replica, port, threading.current_thread()
+        self._replica, self._port = replica, port
         self._member: Member | None = None
 
     def take_up(self) -> OwnState | None:
@@ -355,40 +334,19 @@ class OwnStateKeeper:
         state = OwnState(step, rounds, is_final, port.strategy, local, residuals, left_out)
         return None if state.is_empty else state
 
-    @property
-    def step(self) -> int:
-        """That of the replica."""
-        return self._replica.step
-
-    @property
-    def is_at_rest(self) -> bool:
-        """See `Checkpointer`."""
-        return self._may_look and self._port.closed is None
-
-    def last_state(self) -> StateSnapshot | None:
-        """The state of the replica, which is at rest; None if the program changed it since, or if ranks hold shards."""
-        replica = self._replica
-        if isinstance(replica, ShardedReplica) or not replica.lineage.is_founded or not replica.is_untouched():
-            return None
-        return replica.capture()
-
     def at_end(self, written: int | None) -> OwnState | None:
         """The last one, after the peer's life has ended; None if it is not to be written.
 
         So it is where the newest checkpoint, of step `written`, is not of this step, where the peer does not know what
-        others have counted of it, and while the training thread, if this is another one, may be at work.
+        others have counted of it, and where the training thread may be at work.
         """
         member = self._member
-        if member is None or written != self._replica.step or not self._may_look:
+        if member is None or written != self._replica.step or not self._port.is_at_rest:
             return None
         if member.in_doubt or not member.ready.is_set():
             return None
         self._replica.left_out.take_back()  # what it was about to give to a round that never began
         return self.copied(self._replica.step, is_final=True)
-
-    @property
-    def _may_look(self) -> bool:
-        return self._thread is threading.current_thread() or not self._thread.is_alive()
 
     def _begin_anew(self, own: OwnState) -> bool:
         """From now on rounds may count something of it: after a kill the file on disk is to be final no more.

@@ -215,21 +215,20 @@ class Peer:
         """Say goodbye and end the background thread; may be called twice.
 
         Takes about a second at most, in a Byzantine-tolerant run as long as the members need to finish the step, up to
-        10 s, and as long as a checkpoint needs that is being written, or that of the last step, which the organiser's
-        peer writes if no thread trains any more. Raises `ConfigurationError` in a
-        listener, which may not wait.
+        10 s, and as long as a checkpoint that is being written needs to be whole. It begins none: steps since the last
+        one are lost if no other peer has them, unless the program calls `save_checkpoint` of its `minga.Optimizer`
+        before. Raises `ConfigurationError` in a listener, which may not wait.
         """
         if self._closed:
             return
         self._thread.check_elsewhere()
         self._closed = True
         atexit.unregister(self.close)
-        is_at_rest = self.checkpointer.is_at_rest  # which leaving ends
         with contextlib.ExitStack() as rest:  # done in any case: a second Ctrl-C may break off each part
             rest.callback(self.held.close)
             for stream in self._streams:
                 rest.callback(stream.close)
-            rest.callback(self.checkpointer.close, is_at_rest=is_at_rest)
+            rest.callback(self.checkpointer.close)
             rest.callback(self._session.disk.close)
             rest.callback(self._thread.close)
             rest.callback(self._hang_up)

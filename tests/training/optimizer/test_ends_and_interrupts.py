@@ -7,7 +7,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,41 +138,14 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
         train(opt, second, steps=4)
 
 
-@pytest.mark.parametrize(
-    ("leaves", "step"), [("on the training thread", 3), ("on another", 3), ("half-way", 0), ("with other values", 0)]
-)
-def test_the_last_step_is_kept_where_the_model_is_as_it_left_it(leaves: str, step: int, tmp_path: Path) -> None:
-    """The organiser's peer is closed at a step of which the run spec asks for no checkpoint."""
-    spec = minga.RunSpec.from_mapping(
-        {"name": "t", "model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH}}
-    )
-    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
-    model = small_model()
-
-    def work(peer: minga.Peer) -> None:
-        opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
-        train(opt, model, steps=3)
-        if leaves == "half-way":
-
-            def interrupted() -> None:
-                next(model.parameters()).data.add_(1.0)
-                raise KeyboardInterrupt
-
-            assert isinstance(opt._port, GradientPort)
-            peer.on_loop(partial(opt._port.request, "absorb", interrupted))
-            with pytest.raises(KeyboardInterrupt):
-                opt.follow(0.1)
-        elif leaves == "with other values":
-            next(model.parameters()).data.add_(1.0)
-
-    with minga.host(spec, options) as peer:
-        if leaves == "on another":
-            thread = threading.Thread(target=work, args=(peer,))
-            thread.start()
-            thread.join()
-        else:
-            work(peer)
-    assert left_by(peer).step == step
+def test_the_end_of_a_peer_writes_no_state_that_the_program_may_have_changed(host: MakePeer) -> None:
+    model, peer = small_model(), host(checkpoint_every=STEPS)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model, steps=2)
+    opt.save_checkpoint()
+    train(opt, model, steps=3)
+    next(iter(opt.state.values()))["exp_avg"].zero_()
+    assert left_by(peer).step == 2
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_told(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,6 @@ def run_spec(**training: Any) -> minga.RunSpec:
             "model": {"recipe": "custom"},
             "training": {"target_batch_size": BATCH, "stop_after_steps": STEPS, "buffers": "average", **training},
             "state": {"digest_every": 1},
-            "checkpoints": {"every_steps": 0},
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -196,25 +197,31 @@ def test_saving_the_same_state_again_changes_nothing_but_repairs_damage(tmp_path
     assert loaded.path == path
 
 
-def test_the_same_state_of_another_lineage_takes_the_place_of_an_intact_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("writes", range(4))
+def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
-    path, regrouped = store.save(state), state.of(state.lineage.in_epoch(1))
+    orders = {"run.toml": b"one", "genesis.bin": b"founded"}
+    path, regrouped = store.save(state, files=orders), state.of(state.lineage.in_epoch(1))
+    left, move = iter(range(writes)), Path.replace
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(self: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return move(self, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "flush_tree", full)
-        with pytest.raises(StorageError, match="untouched"):
-            store.save(regrouped)
+        patch.setattr(Path, "replace", full)
+        patch.setattr(Path, "rename", full)
+        with contextlib.nullcontext() if writes == 3 else pytest.raises(StorageError, match="untouched"):
+            store.save(regrouped, files={**orders, "run.toml": b"another"})
     assert names(tmp_path) == [path.name]
-    assert store.save(regrouped) == path
-    assert names(tmp_path) == [path.name]
-    loaded = store.load()
+    loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
-    assert loaded.snapshot.lineage == regrouped.lineage
+    assert loaded.snapshot.lineage == (regrouped if writes else state).lineage
+    assert loaded.files["genesis.bin"] == b"founded"
+    assert store.save(regrouped, files={**orders, "run.toml": b"another"}) == path
 
 
 def _flip(path: Path) -> None:

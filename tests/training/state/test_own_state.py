@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,10 +21,11 @@ from safetensors.torch import save_file
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import KeptResidual, RoundVectors
-from minga.core.errors import StorageError
+from minga.core.errors import ClosedError, StorageError
 from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.state import checkpoints, own_state
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.own_state import OwnState, OwnStateFile
@@ -374,6 +376,48 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert peer.checkpointer._own is not None
         on_disk = peer.checkpointer._own.file.load(5, rounds, 1 << 16, peer.spec.training.strategy)
         assert on_disk is None or not on_disk.is_final
+
+
+@pytest.mark.parametrize("amid", ["work", "a micro-batch", "training on another thread"])
+def test_an_end_amid_something_keeps_nobody_waiting_and_writes_none(
+    amid: str, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler of the program closes the peer, or the thread that made the optimizer and does not train."""
+    save, finals, trained, closed = OwnStateFile.save, list[OwnState](), threading.Event(), threading.Event()
+
+    def watch(self: OwnStateFile, state: OwnState) -> None:
+        save(self, state)
+        finals.extend([state] if state.is_final else [])
+
+    monkeypatch.setattr(OwnStateFile, "save", watch)
+    peer, optimizer, model = begin(tmp_path, "strategy")
+    port = optimizer._port
+    assert isinstance(port, GradientPort)
+
+    def end(*_: object) -> bool:
+        peer.close()
+        return False
+
+    def train_on() -> None:
+        train(optimizer, model, 5)
+        optimizer.save_checkpoint()
+        with contextlib.suppress(ClosedError):
+            if amid == "work":
+                peer.on_loop(partial(port.request, "restore", end))
+                optimizer.follow(60.0)
+            elif amid == "a micro-batch":
+                monkeypatch.setattr(port._strategy, "micro_batch", end)
+                train(optimizer, model, 6)
+        trained.set()
+        closed.wait(60.0)
+
+    thread = threading.Thread(target=train_on, daemon=True)
+    thread.start()
+    assert trained.wait(60.0)
+    peer.close()
+    closed.set()
+    thread.join()
+    assert finals == []
 
 
 def test_what_is_of_another_history_is_not_used(

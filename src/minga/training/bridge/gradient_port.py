@@ -31,6 +31,7 @@ import asyncio
 import enum
 import logging
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class GradientPort(TrainingThread):
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
+        self._thread = threading.current_thread()  # that trains, as far as one knows: it came by last
         self.on_broken_sum: Callable[[], None] = lambda: None
         """Called on any thread when a sum had to be dropped because it was not finite."""
         self.on_strategy: Callable[[int], None] = lambda _: None
@@ -185,6 +187,7 @@ class GradientPort(TrainingThread):
 
         Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
         """
+        self._thread = threading.current_thread()
         while self._uncertain and self._needs_certainty():
             self._await(0)
         with self.lock:
@@ -230,6 +233,16 @@ class GradientPort(TrainingThread):
             return not self.report().samples or waited_s > min(
                 LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S
             )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether this thread may look at all that training changes: it is the one that trains, or that has ended, and
+        nothing is half done, as after work that failed and in a signal handler amid work or a micro-batch. Where it
+        is so once the port is closed, it stays so.
+        """
+        if self._is_at_work or self._strategy.arithmetic.locked():
+            return False
+        return self._thread is threading.current_thread() or not self._thread.is_alive()
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""

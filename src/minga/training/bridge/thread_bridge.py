@@ -120,11 +120,13 @@ class TrainingThread:
         """
         self._work: deque[ThreadTask] = deque()
         self._held_s, self._stands_since_s = 0.0, math.inf
+        self._is_at_work = False  # or its last work failed
 
     # ---- the training thread
 
     def finish(self, work: ThreadTask) -> None:
         """Do a piece of work and report its result to the loop."""
+        self._is_at_work = True
         try:
             result = work.run()
         except BaseException as error:  # an interrupt too: the model may be half-way between two steps
@@ -133,6 +135,7 @@ class TrainingThread:
             self._notifier.call(work.settle, None, failure)
             self._end(failure)
             raise
+        self._is_at_work = False
         self._notifier.call(work.settle, result, None)
 
     # ---- the loop

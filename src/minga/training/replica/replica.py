@@ -543,12 +543,6 @@ class Replica:
             self._warn_of_clipping()
             self._first_step = self.step if self._firsts <= FIRST_STEPS else None
 
-    def is_untouched(self) -> bool:
-        """Whether the program left the parameters as global steps made them, as far as samples of them tell."""
-        self._look_at_values()
-        self._values.hear(waits=True)
-        return not self._values.has_changed
-
     def _look_at_values(self) -> None:
         if not self.point.is_away:
             self._values.look()

@@ -32,14 +32,13 @@ class ValueWatch:
         self._device = torch.device("cpu") if accelerator is None else accelerator.device
         self._noted: torch.Tensor | None = None
         self._verdict: LateVerdict | None = None
-        self.has_changed = False
-        """Whether the program has changed them, as far as it was looked."""
+        self._is_told = False
         self.note()
 
     @torch.no_grad()
     def note(self) -> None:
         """The parameters are as the run has them."""
-        self._noted = None if self.has_changed else self._sample()
+        self._noted = None if self._is_told else self._sample()
 
     @torch.no_grad()
     def look(self) -> None:
@@ -60,9 +59,9 @@ class ValueWatch:
             self._tell(is_same=verdict.wait())
 
     def _tell(self, *, is_same: bool) -> None:
-        if is_same or self.has_changed:
+        if is_same or self._is_told:
             return
-        self.has_changed, self._noted = True, None
+        self._is_told, self._noted = True, None
         logger.warning(
             "the program changed parameters that the run trains, as load_state_dict or clamp_ do: the other peers do "
             "not have these values, so that they are lost when states are compared. Load before minga.Optimizer is "

@@ -2,9 +2,10 @@
 
 Theory of operation. A checkpoint is written into a folder with a temporary name, flushed, and then renamed in one step
 to `step-<number>-<digest>`; so a folder of that name is complete, whatever happened. Its name contains the digest, so
-it is never overwritten by something else, and several peers may share one directory. A lock, which the operating system
-drops when its process dies, lies beside each unfinished folder: a process that finds an unfinished folder without a
-live lock removes it.
+it is never overwritten by something else, and several peers may share one directory. Where the same state gets another
+lineage, small files in the folder are replaced (`change_lineage`). A lock, which the operating system drops when its
+process dies, lies beside each unfinished folder: a process that finds an unfinished folder without a live lock removes
+it.
 
 On reading, everything is verified against hashes. A damaged checkpoint is set aside under a name that begins with
 `damaged-`, and one of another run, which somebody must have copied there, as `foreign-`; then the next older one is
@@ -33,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import flush_folder, flush_tree
+from minga.core.files import flush_folder, flush_tree, write_atomically
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -178,8 +179,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
 
     Raises `OSError` when the disk refuses, `ValueError` for the name of a further file that is taken.
     """
-    if taken := RESERVED_NAMES & {name.lower() for name in files}:
-        raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
+    described = _encode(manifest, snapshot.lineage, files)
     for prefix, name in _TENSOR_FILES.items():
         places = [(entry, start) for entry, start in snapshot.placed() if _prefix_of(entry) == prefix]
         if places or prefix not in _WRITTEN_IF_NEEDED:
@@ -191,8 +191,23 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
                 write_tensors(file, tensors, {"format": "pt", "step": str(snapshot.step)})
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    (folder / MANIFEST_NAME).write_bytes(_encode(manifest, snapshot.lineage, files))
+    (folder / MANIFEST_NAME).write_bytes(described)
     flush_tree(folder)
+
+
+def change_lineage(folder: Path, lineage: Lineage, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Give the intact checkpoint in `folder` another lineage, and these further files. It is intact at any moment: in
+    between it lists those files only that are the same before and after. Raises as `write_checkpoint` does.
+    """
+    described = _encode(manifest, lineage, files)
+    there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
+    same = {name: content for name, content in files.items() if there.get(name) == content}
+    write_atomically(folder / MANIFEST_NAME, _encode(manifest, lineage, same))
+    for name in files.keys() - same.keys():
+        write_atomically(folder / name, files[name])
+    flush_folder(folder)
+    write_atomically(folder / MANIFEST_NAME, described)
+    flush_folder(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -228,6 +243,8 @@ def _prefix_of(entry: TensorEntry) -> str:
 
 
 def _encode(manifest: Manifest, lineage: Lineage, files: Mapping[str, bytes]) -> bytes:
+    if taken := RESERVED_NAMES & {name.lower() for name in files}:
+        raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
     written = _ManifestFile(
         FORMAT,
         manifest.step,
@@ -352,18 +369,19 @@ class CheckpointStore:
             self._set_aside(final, _DAMAGED)
         partial, lock, is_new = None, None, True
         try:
-            partial, lock = _reserve(self.directory)
-            partial.mkdir()
-            write_checkpoint(partial, snapshot, manifest, files)
-            if there is not None:  # the same state with another lineage
-                self._remove(final)
-            try:
-                partial.rename(final)
-            except OSError:
-                if not final.exists():
-                    raise
-                is_new = False  # another peer was faster with the same state
-            flush_folder(self.directory)
+            if there is not None:
+                change_lineage(final, snapshot.lineage, manifest, files)
+            else:
+                partial, lock = _reserve(self.directory)
+                partial.mkdir()
+                write_checkpoint(partial, snapshot, manifest, files)
+                try:
+                    partial.rename(final)
+                except OSError:
+                    if not final.exists():
+                        raise
+                    is_new = False  # another peer was faster with the same state
+                flush_folder(self.directory)
         except OSError as error:
             size = format_size(manifest.total_bytes)
             raise StorageError(
