@@ -27,6 +27,7 @@ from minga.training.life.founding import (
     DISK_PERIOD_S,
     MAX_READY,
     METHOD,
+    MOST_LOST,
     READY_S,
     AskFounders,
     Bootstrap,
@@ -260,6 +261,13 @@ def test_whether_a_peer_may_begin_is_asked_again_if_the_answer_is_lost(
     may_begin, seconds = begins(tmp_path, organiser_sees=organiser_sees, sees=sees)
     assert may_begin is may
     assert seconds < 2 * CALL_S
+
+
+def test_an_organiser_that_answers_no_more_holds_nobody_back_from_a_run_that_has_begun(tmp_path: Path) -> None:
+    """Whoever came while it was too busy to answer waited for a quarter of an hour beside a peer that had the state."""
+    may_begin, seconds = begins(tmp_path, lost=MOST_LOST, sees="")
+    assert not may_begin
+    assert seconds < 4 * CALL_S
 
 
 def test_who_was_ended_before_anybody_began_may_begin_when_it_is_started_again(tmp_path: Path) -> None:

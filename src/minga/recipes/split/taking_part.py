@@ -169,10 +169,14 @@ class ClientRun:
         }
 
     def close(self) -> None:
-        """End, and keep this client's parts: in its folder, or with the peer's checkpoints where they are averaged."""
-        self.client.close()
-        if not self._is_averaged:
-            self._save()
+        """Keep this client's parts, in its folder or, where they are averaged, with the peer's checkpoints, and end.
+
+        Raises `StorageError` if the disk refuses them.
+        """
+        try:
+            self._save()  # first: a server that does not answer holds the goodbye up
+        finally:
+            self.client.close()
 
     def _save(self) -> None:
         self._saved_s = time.monotonic()

@@ -137,7 +137,9 @@ class StateWait:
                 gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
                 why = f"the run has no first state yet; its organiser {name} {gives}{away}"
-                if self._founding.told_step and self._founding.genesis is None:
+                if self._founding.genesis is not None:
+                    why = f"its organiser {name} has to say whether the run may begin with this peer's state{away}"
+                elif self._founding.told_step:
                     why = (
                         f"the run is at step {self._founding.told_step}, but no peer that is here has the record of "
                         "how it was founded. That lies in the folder and the checkpoints of each peer that trained: "

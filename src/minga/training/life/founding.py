@@ -59,7 +59,7 @@ METHOD = "run.genesis"
 CONTEXT = b"run genesis"
 ASK_PERIOD_S = 0.5
 DISK_PERIOD_S = 5.0
-CALL_S = 5.0
+CALL_S, MOST_LOST = 5.0, 3
 MOST_ASKED = 8
 """Peers that are asked at a time: any that is in the run has the genesis, or will have it soon."""
 READY_S = 12.0
@@ -391,11 +391,12 @@ class Founding:
 
     async def _may_begin(self, state: str) -> bool:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now. As long as
-        it does not answer, this peer asks again, unless it is away and a peer that began is connected: if nobody
-        begins, nobody has a state.
+        it does not answer, this peer asks again, unless a peer that began is connected and the organiser's is away or
+        has lost some calls: if nobody begins, nobody has a state.
         """
         if not state or self._node.peer_id == self.run.organiser:
             return False
+        lost = 0
         while True:
             try:
                 answer = await self._node.call(
@@ -403,7 +404,9 @@ class Founding:
                 )
                 return answer.first == state
             except RemoteError:
-                if not self._node.is_connected(self.run.organiser) and self._sees_one_that_began():
+                lost += 1
+                is_away = lost >= MOST_LOST or not self._node.is_connected(self.run.organiser)
+                if is_away and self._sees_one_that_began():
                     return False
             await asyncio.sleep(ASK_PERIOD_S)
 
