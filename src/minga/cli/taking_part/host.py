@@ -90,7 +90,9 @@ def run_host(options: HostCommand, context: Context) -> None:
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
         output.say(Text.assemble("Going on with ", (spec.name, "bold"), f": {known.progress}."))
-        if known.step is None:
+        if known.step is None and peer.role == "monitor":
+            output.say("A monitor keeps no state: a peer that trained has to bring it. If none did, host a new run.")
+        elif known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
         output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path, gives_state=True)
