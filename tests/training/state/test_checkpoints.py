@@ -219,9 +219,31 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
     assert names(tmp_path) == [path.name]
     loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
-    assert loaded.snapshot.lineage == (regrouped if writes else state).lineage
+    assert loaded.snapshot.lineage == (regrouped if writes == 3 else state).lineage
     assert loaded.files["genesis.bin"] == b"founded"
     assert store.save(regrouped, files={**orders, "run.toml": b"another"}) == path
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {**orders, "run.toml": b"another"})
+
+
+def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was set aside as damaged, and was the only one."""
+    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
+    store.save(state, files={"run.toml": b"one"})
+    fill, regrouped = checkpoints._fill, state.of(state.lineage.in_epoch(1))
+
+    def overtaken(folder: Path, snapshot: StateSnapshot) -> None:
+        fill(folder, snapshot)
+        monkeypatch.setattr(checkpoints, "_fill", fill)
+        store.save(regrouped, files={"run.toml": b"another"})
+
+    monkeypatch.setattr(checkpoints, "_fill", overtaken)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {"run.toml": b"another"})
 
 
 def _flip(path: Path) -> None:

@@ -378,7 +378,7 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert on_disk is None or not on_disk.is_final
 
 
-@pytest.mark.parametrize("amid", ["work", "a micro-batch", "training on another thread"])
+@pytest.mark.parametrize("amid", ["work", "a micro-batch", "an interrupted micro-batch", "training on another thread"])
 def test_an_end_amid_something_keeps_nobody_waiting_and_writes_none(
     amid: str, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +398,9 @@ def test_an_end_amid_something_keeps_nobody_waiting_and_writes_none(
         peer.close()
         return False
 
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
     def train_on() -> None:
         train(optimizer, model, 5)
         optimizer.save_checkpoint()
@@ -408,6 +411,11 @@ def test_an_end_amid_something_keeps_nobody_waiting_and_writes_none(
             elif amid == "a micro-batch":
                 monkeypatch.setattr(port._strategy, "micro_batch", end)
                 train(optimizer, model, 6)
+            elif amid == "an interrupted micro-batch":
+                monkeypatch.setattr(port._strategy, "micro_batch", interrupt)
+                with contextlib.suppress(KeyboardInterrupt):
+                    train(optimizer, model, 6)
+                peer.close()
         trained.set()
         closed.wait(60.0)
 

@@ -166,12 +166,14 @@ class GradientPort(TrainingThread):
             if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
+                self._is_at_work = True  # until one ends well, if this one is interrupted
                 try:
                     taken = self._strategy.micro_batch(samples)
                 except BaseException:
                     with self.lock:  # the step began anew
                         self._uncertain.clear()
                     raise
+                self._is_at_work = False
             ended = _MicroBatch(samples, loss, taken, self._loop.time(), is_timed=is_timed, in_time=in_time)
             with self.lock:
                 self._last_samples = samples

@@ -120,7 +120,7 @@ class TrainingThread:
         """
         self._work: deque[ThreadTask] = deque()
         self._held_s, self._stands_since_s = 0.0, math.inf
-        self._is_at_work = False  # or its last work failed
+        self._is_at_work = False  # or what it did last failed
 
     # ---- the training thread
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -34,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import flush_folder, flush_tree, write_atomically
+from minga.core.files import flush_folder, flush_tree
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -149,6 +150,10 @@ def check_format(header: bytes | str, known: int, path: Path) -> None:
         )
 
 
+_PARTIAL = ".partial-"
+"""What is written at this moment, or was left by a process that was killed."""
+
+
 class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`manifest.json`: a manifest that people can read."""
 
@@ -195,19 +200,32 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     flush_tree(folder)
 
 
-def change_lineage(folder: Path, lineage: Lineage, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+def change_lineage(
+    folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
+) -> None:
     """Give the intact checkpoint in `folder` another lineage, and these further files. It is intact at any moment: in
-    between it lists those files only that are the same before and after. Raises as `write_checkpoint` does.
+    between it has the lineage of before, and lists those files only that stay the same. Raises as `write_checkpoint`
+    does.
     """
-    described = _encode(manifest, lineage, files)
+    described = _encode(manifest, after, files)
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     same = {name: content for name, content in files.items() if there.get(name) == content}
-    write_atomically(folder / MANIFEST_NAME, _encode(manifest, lineage, same))
+    _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
     for name in files.keys() - same.keys():
-        write_atomically(folder / name, files[name])
+        _replace(folder / name, files[name])
     flush_folder(folder)
-    write_atomically(folder / MANIFEST_NAME, described)
+    _replace(folder / MANIFEST_NAME, described)
     flush_folder(folder)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file whole or not at all; never anew in a folder that another process has removed."""
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -230,6 +248,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     files = {name: (folder / name).read_bytes() for name in written.files}
     for name, content in files.items():
         if blake3(content).hexdigest() != written.files[name].blake3:
+            if _read_manifest(folder) != written:  # another process gave it another lineage meanwhile
+                return read_checkpoint(folder)
             raise ValueError(f"{name} does not match its hash")
     return Checkpoint(snapshot, files, folder)
 
@@ -320,7 +340,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 # ---- All checkpoints of a run on this machine.
 
 
-_PARTIAL, _DAMAGED, _FOREIGN, _GIVEN_UP = ".partial-", "damaged-", "foreign-", "given-up-"
+_DAMAGED, _FOREIGN, _GIVEN_UP = "damaged-", "foreign-", "given-up-"
 
 logger = logging.getLogger("minga.training")
 
@@ -370,7 +390,7 @@ class CheckpointStore:
         partial, lock, is_new = None, None, True
         try:
             if there is not None:
-                change_lineage(final, snapshot.lineage, manifest, files)
+                change_lineage(final, there, snapshot.lineage, manifest, files)
             else:
                 partial, lock = _reserve(self.directory)
                 partial.mkdir()
