@@ -111,7 +111,7 @@ def test_a_history_that_takes_long_to_read_is_read_more_rarely(tmp_path: Path, m
     run_virtual(test())
 
 
-def test_while_the_organisers_host_is_there_nobody_is_believed_in_its_place(
+def test_while_the_organisers_host_is_busy_nobody_is_believed_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "history.jsonl", [entry(5.0, step=7, total_samples=70)])
@@ -131,9 +131,13 @@ def test_while_the_organisers_host_is_there_nobody_is_believed_in_its_place(
             await stream.send(HistoryReply(zlib.compress(b'{"t": 6.0, "event": "step", "step": 9}')))
 
         liar.serve(HISTORY, answer)
+        await ask_history(monitor, liar.peer_id, 0.0, 9.0)
+        with pytest.raises(RejectedError):
+            await ask_history(monitor, host.peer_id, 0.0, 9.0)
+        found = await told_since(peer, 0.0)  # type: ignore[arg-type, misc]
+        assert [each["step"] for each in found] == [9], "a host that keeps none"
         server = HistoryServer(host, [path])
-        for asked in (liar, host):  # it knows both, and the host is busy from now on
-            await ask_history(monitor, asked.peer_id, 0.0, 9.0)
+        await ask_history(monitor, host.peer_id, 0.0, 9.0)  # it is busy from now on
         found = await told_since(peer, 0.0)  # type: ignore[arg-type, misc]
         assert [each["step"] for each in found] == [7]
         server._free_s = math.inf

@@ -349,22 +349,27 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
 
 
 def told_since(peer: Peer, since_s: float) -> list[Entry]:
-    """What a peer that keeps a history tells about the time since. While the organiser's host is connected, nobody else
-    is asked: whoever keeps it busy would be believed in its place. Not for the loop's own thread. Raises `ClosedError`
+    """What a peer that keeps a history tells about the time since. While the organiser's host is busy, nobody else is
+    asked: whoever keeps it busy would be believed in its place. Not for the loop's own thread. Raises `ClosedError`
     after the peer was closed.
     """
     node, organiser = peer.session.node, PeerId(peer.link.organiser)
 
     async def ask() -> list[Entry]:
         connected = sorted(node.connected())
-        for other in [organiser] * MOST_ASKED if organiser in connected else connected[:MOST_ASKED]:
+        for tries_left in reversed(range(MOST_ASKED if organiser in connected else 0)):
             try:
-                found = await ask_history(node, other, since_s, time.time())
-                if found or other == organiser:
-                    return found
+                return await ask_history(node, organiser, since_s, time.time())
             except RemoteError as error:
-                if isinstance(error, RejectedError) and error.code == RefusalCode.BUSY:
-                    await asyncio.sleep(LEAST_PERIOD_S)
+                if not isinstance(error, RejectedError) or error.code != RefusalCode.BUSY:
+                    break
+                if not tries_left:
+                    return []
+                await asyncio.sleep(LEAST_PERIOD_S)
+        for other in [each for each in connected if each != organiser][:MOST_ASKED]:
+            with contextlib.suppress(RemoteError):
+                if found := await ask_history(node, other, since_s, time.time()):
+                    return found
         return []
 
     return peer.call(ask())

@@ -60,10 +60,15 @@ def test_folders_and_figures_are_shown_whole_also_in_a_narrow_terminal(
     assert all(str(folder) in lines for folder in folders)
 
 
-def test_one_long_name_costs_the_other_runs_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["the third attempt of the whole community with new data", "猫" * 40], ids=["long", "wide"]
+)
+def test_one_long_name_costs_the_other_runs_no_column(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     kept("cats")
-    kept("the third attempt of the whole community with new data")
+    kept(name)
     monkeypatch.setattr(output_module, "PLAIN_WIDTH", 60)
     lines = run("runs").stdout.splitlines()
     assert lines[0].split() == ["run", "name", "step", "age", "size"]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks._dashboard_swarm import MadeUpRun
-from minga.cli.taking_part.status import _how_few, _show_history, last_figures
+from minga.cli.commands import StatusCommand
+from minga.cli.taking_part import status as status_module
+from minga.cli.taking_part.status import _how_few, _show_history, _watch, last_figures
 from minga.cli.terminal.output import Output
 from minga.dashboard.model.documents import peer_row
 from minga.monitor.history import FILE_NAME, Entry, History
@@ -27,6 +29,25 @@ def test_a_run_without_a_trainer_is_told_by_the_last_figures_that_somebody_kept(
         "Held out: heldout_loss 4.75, of step 380",
     ]
     assert list(last_figures([{"t": 1.0, "event": "evaluation", "headline": 7}])) == []
+
+
+def test_nobody_is_asked_for_figures_that_the_run_tells_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(status_module, "told_since", lambda peer, _: asked.append(peer) or TOLD)  # type: ignore[func-returns-value]
+    run, options = MadeUpRun(2), StatusCommand(run="a link", seconds=0.1)
+    try:
+        run.advance(5.0)
+        run.watcher.look = run.status
+        assert _watch(run.watcher, options, Output(json_output=False), run.peer).loss is not None
+        assert asked == []
+        run.watcher.look = lambda: replace(run.status(), loss=None)
+        _watch(run.watcher, options, Output(json_output=False), run.peer)
+        assert asked == [run.peer]
+        assert "Last loss told: 4.250, of step 386" in capsys.readouterr().out
+    finally:
+        run.close()
 
 
 def test_a_fresh_run_is_no_sick_one_and_its_host_trains_nothing() -> None:

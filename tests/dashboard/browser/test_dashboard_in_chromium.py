@@ -267,6 +267,8 @@ def test_a_page_whose_stream_is_refused_says_so_and_comes_back_though_nothing_el
         opened.route("**/api/v1/stream", lambda route: route.fulfill(status=502))
         opened.goto(crowd[1])
         opened.get_by_text("The dashboard does not answer.").wait_for(timeout=PATIENCE_MS)
+        # Else those that are held would soon take all its connections.
+        opened.wait_for_event("requestfailed", lambda each: each.url.endswith("/api/v1"), timeout=PATIENCE_MS)
         opened.unroute("**/api/v1/stream")
         opened.locator("#trouble").wait_for(state="hidden", timeout=PATIENCE_MS)
 

@@ -128,6 +128,16 @@ def test_those_who_came_one_after_the_other_are_all_shown() -> None:
     assert set(document["others"]) == {0.0}
 
 
+def test_who_claims_any_speed_for_a_moment_displaces_nobody() -> None:
+    rates = SpeedByPeer()
+    for moment in range(100):
+        speeds = {f"{number:064x}": 10.0 for number in range(SHOWN)}
+        if moment >= 80:
+            speeds[f"liar {moment // 2}"] = 1e6
+        rates.add(moment, *fastest(speeds))
+    assert [one["peer"] for one in rates.document()["peers"]] == [f"{number:064x}" for number in range(SHOWN)]
+
+
 def test_speeds_from_a_file_that_make_no_sense_are_left_out() -> None:
     rates = SpeedByPeer()
     rates.add(1.0, {"a": "fast", "b": math.nan, "c": -5.0, "d": 2.0}, math.inf)

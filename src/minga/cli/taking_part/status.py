@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
@@ -25,6 +25,9 @@ from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_his
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
 from minga.training.status.run_status import PeerStatus, PlanStatus, RunStatus
+
+if TYPE_CHECKING:
+    from minga.training.peer import Peer
 
 LOOK_S = 3.0
 PLOT_LOOK_S = 60.0
@@ -57,15 +60,14 @@ def run_status(options: StatusCommand, context: Context) -> None:
         if chosen is not None:  # this run is hosted from this machine
             context.output.say(f"Auto: {chosen.reason}.")
         try:
-            told = [] if options.watch or context.output.json_output else told_since(joined, 0.0)
-            status = _watch(watcher, options, context.output, told)
+            status = _watch(watcher, options, context.output, joined)
         finally:  # also after Ctrl-C, the ordinary end of watching
             if options.plot is not None and watcher.history.entries:
                 plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
     context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
-def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Sequence[Entry]) -> RunStatus:
+def _watch(watcher: Watcher, options: StatusCommand, output: Output, peer: Peer) -> RunStatus:
     seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
     endless = options.watch and options.seconds is None
     begun = time.monotonic()
@@ -91,8 +93,8 @@ def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Seque
         time.sleep(0.1)
     status = watcher.look()
     output.say(run_view(status).framed())
-    if status.loss is None and status.step and status.split is None:
-        for line in last_figures(told):
+    if not output.json_output and status.loss is None and status.step and status.split is None:
+        for line in last_figures(told_since(peer, 0.0)):
             output.say(line)
     if status.split is not None:
         if status.split.servers and not status.split.clients:

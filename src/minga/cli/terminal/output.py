@@ -32,7 +32,7 @@ STOP_S = 0.2
 REFRESH_S = 0.25
 PLAIN_WIDTH = 120
 LEAST_WRAPPED = 16
-"""Characters of a column that wraps for which there has to be room."""
+"""Cells of a column that wraps for which there has to be room."""
 PLAIN_PERIOD_S = 5.0
 """Seconds between two plain lines, or JSON events, of progress where there is no terminal."""
 
@@ -76,8 +76,10 @@ class FittedTable:
     def _without(self, dropped: Collection[str], most_wrapped: int | None = None) -> Table:
         places = [place for place, column in enumerate(self.columns) if column not in dropped]
         table = plain_table(*(self.columns[place] for place in places), left=self.left, wraps=self.wraps)
+        for column in table.columns:
+            column.max_width = most_wrapped if column.header == self.wraps else None
         for row in self.rows:
-            table.add_row(*(row[at][: most_wrapped if self.columns[at] == self.wraps else None] for at in places))
+            table.add_row(*(row[at] for at in places))
         return table
 
 

@@ -151,16 +151,15 @@ class SpeedByPeer:
 
     def document(self) -> dict[str, Any]:
         """One list of speeds for each peer shown, one for the others, all as long as `t`. Shown is who was among the
-        fastest at most of the moments from its first to its last.
+        fastest at most of the moments from its first to its last, those first who were so most often.
         """
-        places, sums = defaultdict[str, list[int]](list), defaultdict[str, float](float)
+        places = defaultdict[str, list[int]](list)
         for place, (_, rates, _) in enumerate(self._moments):
-            for peer, rate in rates.items():
+            for peer in rates:
                 places[peer].append(place)
-                sums[peer] += rate
         # Who is among the fastest only now and then would be drawn as still in between.
         steady = [peer for peer, its in places.items() if 2 * len(its) > its[-1] - its[0] + 1]
-        shown = sorted(steady, key=lambda peer: (-sums[peer], peer))[:SHOWN]
+        shown = sorted(steady, key=lambda peer: (-len(places[peer]), peer))[:SHOWN]
         rest = [others + sum(r for p, r in rates.items() if p not in shown) for _, rates, others in self._moments]
         return {
             "t": [round(time_s, 1) for time_s, _, _ in self._moments],

@@ -2,9 +2,13 @@
 
 const API = "/api/v1";
 
-/** A document of the API; without a name, what there is. Throws an Error with the server's words. */
-export async function get(name) {
-  return answer(await fetch(name ? `${API}/${name}` : API, { headers: { Accept: "application/json" } }));
+/**
+ * A document of the API; without a name, what there is. Throws an Error with the server's words, or if the document is
+ * not there after `patienceMs`: a browser has few connections, and a proxy may hold each of them for good.
+ */
+export async function get(name, patienceMs = 60_000) {
+  const signal = AbortSignal.timeout(patienceMs);
+  return answer(await fetch(name ? `${API}/${name}` : API, { headers: { Accept: "application/json" }, signal }));
 }
 
 async function answer(response) {
@@ -12,9 +16,9 @@ async function answer(response) {
   try {
     document = await response.json();
   } catch {
-    // no JSON: the status says it
+    // no JSON, or only a part of it
   }
-  if (!response.ok) throw new Error(document?.error ?? `the server answered ${response.status}`);
+  if (!response.ok || document === null) throw new Error(document?.error ?? `the server answered ${response.status}`);
   return document;
 }
 
@@ -29,13 +33,8 @@ export function listen(take, tell) {
     tell(false, null);
     // A browser connects again by itself, but never after an answer that is no stream.
     if (source.readyState !== EventSource.CLOSED) return;
-    let waits = true;
-    setTimeout(() => {
-      waits = false; // words that come later would be of a connection that may stand again
-      listen(take, tell);
-    }, 5000);
-    const words = await get("").then(() => null, (error) => error.message);
-    if (waits) tell(false, words);
+    tell(false, await get("", 5000).then(() => null, (error) => error.message));
+    setTimeout(() => listen(take, tell), 5000);
   });
   source.addEventListener("message", (event) => take(JSON.parse(event.data)));
 }
