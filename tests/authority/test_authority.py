@@ -43,7 +43,7 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.login.client import AuthorityClient, LoginNeeded
+from minga.login.client import ATTEMPTS, AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Message, SignedRequest, TokenRequest, decode
 from minga.training.join import PeerOptions
@@ -675,6 +675,16 @@ async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path, 
         assert await log_in.obtain(PEER, good) == good
     with pytest.raises(UnreachableError):
         await log_in.obtain(PEER, None)
+
+
+@asynchronously
+async def test_who_has_a_good_token_does_not_wait_for_long_where_others_ask_too_often(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    kept = await token_of(place, PEER)
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(429, headers={"Retry-After": "60"}))
+    log_in = LogIn(place.client(), Nobody(), place.sleep, place.clock)  # type: ignore[arg-type]
+    assert await log_in.obtain(PEER, kept) == kept
+    assert len(place.pauses) < ATTEMPTS
 
 
 @asynchronously

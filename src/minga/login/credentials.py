@@ -38,7 +38,7 @@ class LoginUser(Protocol):
         """Tell the person where to go."""
 
     def wait(self, why: str, seconds: float) -> None:
-        """The authority does not answer, and is asked again after a pause."""
+        """The authority gives no answer yet, and is asked again after a pause."""
 
     def welcome(self, name: str, until_s: int) -> None:
         """The login succeeded, and lasts until then (Unix seconds)."""
@@ -105,11 +105,12 @@ class LogIn:
         Raises `RemoteError`, what `person` raises, and `LocalError` if this machine's clock is too far ahead.
         """
         try:
-            token = await self._by_key(peer)
-        except LoginNeeded:
-            token = await self._log_in(peer)
-        except UnreachableError:
-            if kept is None or (kept.expires or 0) <= self.wall_time():
+            try:
+                token = await self._by_key(peer, is_patient=not self._lasts(kept))
+            except LoginNeeded:
+                token = await self._log_in(peer)
+        except UnreachableError:  # of the authority, or of its provider
+            if kept is None or not self._lasts(kept):
                 raise
             return kept
         check_clock(token, self.wall_time())
@@ -124,8 +125,11 @@ class LogIn:
                 raise
             return await self._log_in(peer)
 
-    async def _by_key(self, peer: Identity) -> Token:
-        return _issued(await self.client.token(peer, ByKey()))[0]
+    def _lasts(self, kept: Token | None) -> bool:
+        return kept is not None and (kept.expires or 0) > self.wall_time()
+
+    async def _by_key(self, peer: Identity, *, is_patient: bool = True) -> Token:
+        return _issued(await self.client.token(peer, ByKey(), is_patient=is_patient))[0]
 
     async def _log_in(self, peer: Identity) -> Token:
         offer = await self.client.offer()

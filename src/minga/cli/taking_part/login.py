@@ -57,7 +57,7 @@ class PersonAtTerminal:
     def wait(self, why: str, seconds: float) -> None:
         """See `LoginUser`."""
         self._output.event("login.waits", why=why, seconds=seconds)
-        said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
+        said = f"The authority at which to log in cannot be used yet ({why}); trying again in {seconds:.0f} s …"
         self._output.say(said)
 
     def welcome(self, name: str, until_s: int) -> None:
