@@ -52,7 +52,8 @@ class Visitor:
     def has_secret(self) -> bool:
         return self._secret is not None
 
-    is_ready = has_secret
+    def is_ready(self, way: str) -> bool:
+        return self.has_secret()
 
     def name(self, provider: str) -> str:
         raise AssertionError(provider)
@@ -291,6 +292,23 @@ async def test_a_kept_token_will_do_where_a_login_is_needed_and_the_provider_is_
     person = PersonAtTerminal(None, tmp_path / "secret", Output(json_output=False))
     (tmp_path / "secret").write_text("hf_alice\n")
     assert await LogIn(place.client(), person, place.sleep, place.clock).obtain(PEER, kept) == kept
+
+
+@asynchronously
+async def test_who_gave_an_access_token_beforehand_is_logged_in_again_without_a_name(tmp_path: Path) -> None:
+    hub = StandIn()
+    hub.add_user("hf_alice", "alice")
+    place = place_with(tmp_path, hub, 'login = "1h"\n' + HUB + BROWSER + "[people.alice]\n")
+    (tmp_path / "secret").write_text("hf_alice")
+    person = PersonAtTerminal(None, tmp_path / "secret", Output(json_output=False))
+    logged_in = LogIn(place.client(), person, place.sleep, place.clock)
+    before = await logged_in.obtain(PEER, None)
+    place.clock.now_s += 2 * HOUR_S
+    assert ((await logged_in.renew(PEER)).expires or 0) > (before.expires or 0)
+    place.clock.now_s += 2 * HOUR_S
+    nothing_given = PersonAtTerminal("alice", None, Output(json_output=False))
+    with pytest.raises(LoginNeeded):
+        await LogIn(place.client(), nothing_given, place.sleep).renew(PEER)
 
 
 @asynchronously
