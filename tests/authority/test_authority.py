@@ -25,7 +25,7 @@ from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
 from minga.authority.refusals import Refused
 from minga.authority.roster import IssuedToken, RosterFile
-from minga.authority.service import BURST, RateLimit
+from minga.authority.service import BURST, OF_A_FAILURE, RateLimit
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.terminal.output import Output
 from minga.core.errors import (
@@ -43,7 +43,7 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.login.client import AuthorityClient, LoginNeeded
+from minga.login.client import ATTEMPTS, AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Message, SignedRequest, TokenRequest, decode
 from minga.training.join import PeerOptions
@@ -240,6 +240,19 @@ async def test_who_logged_in_with_a_code_that_was_replaced_has_to_log_in_again(t
     with pytest.raises(LoginNeeded, match="another code"):
         await token_of(place, PEER, ByKey())
     assert place.issuer.overdue() == []
+
+
+@asynchronously
+async def test_who_stole_a_code_keeps_no_place_from_its_owner_once_that_is_replaced(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 2\n" + people("alice"))
+    first, second, third, fourth, fifth = peers(5)
+    for thief in (first, second):
+        await token_of(place, thief)
+    place.write(f'peers = 2\n[people.alice]\ncode = "{hash_of("bob")}"\n')
+    new = ByCode("alice", CODES["bob"])
+    for peer in (third, fourth):
+        await token_of(place, peer, new)
+    assert "alice may have 2 peers" in str(await refusal(place, fifth, new))
 
 
 @asynchronously
@@ -552,6 +565,25 @@ async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_
         assert (await raw(place, "POST", "/v1/token", b"{}")).json()["code"] == code
 
 
+@asynchronously
+async def test_each_failure_counts_once_and_a_broken_connection_is_none(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    for code in ["login"] * int(BURST / OF_A_FAILURE) + ["busy"]:
+        assert (await raw(place, "POST", "/v1/device")).json()["code"] == code
+    place.clock.now_s += BURST
+    scope = {"type": "http", "method": "POST", "path": "/v1/token", "headers": [], "client": ("127.0.0.1", 1)}
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def nobody_hears(_: Any) -> None:
+        pass
+
+    for _ in range(BURST):
+        await place.authority.app(dict(scope), gone, nobody_hears)
+    assert {told["code"] for _, told in place.told[-BURST:]} == {"slow"}
+
+
 class Odd(Message, frozen=True, tag="\x1b[2J", tag_field="way"):
     """A way to log in that clears the screen of whoever reads of it."""
 
@@ -571,6 +603,11 @@ def test_addresses_are_counted_apart_and_networks_together() -> None:
     limit = RateLimit(1, 0.5, lambda: 0.0)
     assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
     assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8:0:1::1"), limit.wait_s("2001:db8:0:100::1")] == [
+        0.0,
+        2.0,
+        0.0,
+    ]
+    assert [limit.wait_s("::ffff:192.0.2.3"), limit.wait_s("192.0.2.3"), limit.wait_s("::ffff:192.0.2.4")] == [
         0.0,
         2.0,
         0.0,
@@ -675,6 +712,16 @@ async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path, 
         assert await log_in.obtain(PEER, good) == good
     with pytest.raises(UnreachableError):
         await log_in.obtain(PEER, None)
+
+
+@asynchronously
+async def test_who_has_a_good_token_does_not_wait_for_long_where_others_ask_too_often(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    kept = await token_of(place, PEER)
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(429, headers={"Retry-After": "60"}))
+    log_in = LogIn(place.client(), Nobody(), place.sleep, place.clock)  # type: ignore[arg-type]
+    assert await log_in.obtain(PEER, kept) == kept
+    assert len(place.pauses) < ATTEMPTS
 
 
 @asynchronously

@@ -14,11 +14,13 @@ from minga.authority.allow_list import AllowFile
 from minga.authority.providers import OAuthProvider
 from minga.authority.providers import Person as Known
 from minga.authority.service import BURST, OF_A_FAILURE
+from minga.cli.taking_part.login import PersonAtTerminal
+from minga.cli.terminal.output import Output
 from minga.core.errors import RejectedError, StorageError, UnreachableError
 from minga.login.client import LoginNeeded
 from minga.login.credentials import LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
-from tests.worlds.authority_tools import OTHER, PEER, Place, StandIn, asynchronously, raw
+from tests.worlds.authority_tools import HOUR_S, OTHER, PEER, Place, StandIn, asynchronously, raw
 
 pytestmark = pytest.mark.promise("who-may-take-part")
 
@@ -50,7 +52,8 @@ class Visitor:
     def has_secret(self) -> bool:
         return self._secret is not None
 
-    is_ready = has_secret
+    def is_ready(self, way: str) -> bool:
+        return self.has_secret()
 
     def name(self, provider: str) -> str:
         raise AssertionError(provider)
@@ -276,6 +279,36 @@ async def test_a_provider_that_is_down_is_named_and_asked_again(tmp_path: Path, 
         await log_in(place, Visitor("hf_alice"))
     assert len(place.pauses) == 5
     assert "hf_alice" not in repr(place.told)
+
+
+@asynchronously
+async def test_a_kept_token_will_do_where_a_login_is_needed_and_the_provider_is_down(tmp_path: Path) -> None:
+    hub = StandIn()
+    hub.add_user("hf_alice", "alice")
+    place = place_with(tmp_path, hub, 'login = "1h"\n' + HUB + "[people.alice]\n")
+    kept = await log_in(place, Visitor("hf_alice"))
+    place.clock.now_s += 2 * HOUR_S
+    hub.status = 503
+    person = PersonAtTerminal(None, tmp_path / "secret", Output(json_output=False))
+    (tmp_path / "secret").write_text("hf_alice\n")
+    assert await LogIn(place.client(), person, place.sleep, place.clock).obtain(PEER, kept) == kept
+
+
+@asynchronously
+async def test_who_gave_an_access_token_beforehand_is_logged_in_again_without_a_name(tmp_path: Path) -> None:
+    hub = StandIn()
+    hub.add_user("hf_alice", "alice")
+    place = place_with(tmp_path, hub, 'login = "1h"\n' + HUB + BROWSER + "[people.alice]\n")
+    (tmp_path / "secret").write_text("hf_alice")
+    person = PersonAtTerminal(None, tmp_path / "secret", Output(json_output=False))
+    logged_in = LogIn(place.client(), person, place.sleep, place.clock)
+    before = await logged_in.obtain(PEER, None)
+    place.clock.now_s += 2 * HOUR_S
+    assert ((await logged_in.renew(PEER)).expires or 0) > (before.expires or 0)
+    place.clock.now_s += 2 * HOUR_S
+    nothing_given = PersonAtTerminal("alice", None, Output(json_output=False))
+    with pytest.raises(LoginNeeded):
+        await LogIn(place.client(), nothing_given, place.sleep).renew(PEER)
 
 
 @asynchronously

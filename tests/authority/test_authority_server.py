@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import io
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ import minga
 from minga.authority import service
 from minga.authority.app import AuthorityServer, AuthoritySettings
 from minga.cli.diagnosing.hops import check_authority
+from minga.cli.taking_part import login
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.terminal.output import Output
 from minga.core import web_server
@@ -214,3 +216,15 @@ def test_secrets_come_from_files_or_from_a_terminal(tmp_path: Path, monkeypatch:
         path.write_bytes(body)
         with pytest.raises(ConfigurationError, match="--secret"):
             PersonAtTerminal(None, path, output).secret("code", "https://a.example")
+
+
+def test_a_secret_from_a_pipe_is_read_once_and_never_waited_for_while_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, secrets = tmp_path / "pipe", ["abc"]
+    os.mkfifo(pipe)
+    monkeypatch.setattr(login, "read_secret", lambda *_: secrets.pop())
+    person = PersonAtTerminal("alice", pipe, Output(json_output=False))
+    assert not person.is_ready("code")
+    assert [person.secret("code", "https://a.example") for _ in range(2)] == ["abc"] * 2
+    assert person.is_ready("code")

@@ -85,10 +85,15 @@ class RosterFile:
     def take(self, peer: str, issued: IssuedToken, *, most_peers: int, uses: int) -> None:
         """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
         or `uses` peers in all by one invitation. Of a person who may have fewer by now the first ones keep their
-        places. Raises `Refused` and `StorageError`, and changes nothing then.
+        places; those of a code that was replaced, which may be a thief's, take none. Raises `Refused` and
+        `StorageError`, and changes nothing then.
         """
         now_s, seats = self._wall_time(), self._issued.items()
-        living = [key for key, other in seats if other.person == issued.person and _lives(other, now_s)]
+        living = [
+            key
+            for key, other in seats
+            if other.person == issued.person and other.code_mark in (None, issued.code_mark) and _lives(other, now_s)
+        ]
         if peer in living:
             living = living[: living.index(peer)]
         if len(living) >= most_peers:

@@ -142,7 +142,7 @@ class Authority:
                 return answer if isinstance(answer, Response) else _response(answer)
             except Refused as refused:
                 if refused.code in ("login", "bad_request"):
-                    self._rate.charge(address, OF_A_FAILURE - 1.0)
+                    self._rate.charge(address, OF_A_FAILURE - requests)
                 why = printable(str(refused))[:400]
                 self._tell("authority.refused", address=printable(address)[:64], code=refused.code, why=why)
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
@@ -169,7 +169,7 @@ async def _body(request: Request) -> bytes:
     except TimeoutError as error:
         raise Refused("slow", "the request took too long to arrive") from error
     except ClientDisconnect as error:
-        raise Refused("bad_request", "the request broke off") from error
+        raise Refused("slow", "the request broke off") from error
     return body
 
 

@@ -59,12 +59,16 @@ def is_public(endpoint: str) -> bool:
 
 
 def network_of(address: str) -> str:
-    """The network of one customer: an IPv4 address, or the /56 of an IPv6 address, as home lines have it."""
+    """The network of one customer: an IPv4 address, also one mapped to IPv6, or the /56 of an IPv6 address, as home
+    lines have it.
+    """
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return address[:64]
-    return str(ipaddress.ip_network((parsed, 56), strict=False)) if parsed.version == 6 else str(parsed)
+    if parsed.version == 4:
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 56), strict=False))
 
 
 def parse_announced(text: object) -> tuple[str, int]:

@@ -15,8 +15,10 @@ from minga.core.urls import is_loopback, network_of
 
 MOST_OPEN: Final = 450
 """Connections; those beyond are closed at once."""
-MOST_OF_ONE: Final = 150
-"""Those of one network, so that one machine keeps nobody else out. A proxy on this machine may have all."""
+MOST_OF_ONE: Final = 250
+"""Those of one network, so that one machine keeps nobody else out. It may be a proxy, by which all viewers of a
+dashboard come; one on this machine may have all.
+"""
 LOOK_S: Final = 10.0
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5

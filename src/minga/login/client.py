@@ -37,7 +37,7 @@ from minga.login.messages import (
 PHASE = "login"
 ATTEMPTS = 6
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-BUSY_PER_ATTEMPT = 3
+BUSY_PER_ATTEMPT = 2
 """So many times too early count as one attempt: people behind one address, who all begin at once, wait for minutes."""
 
 M = TypeVar("M", bound=Message)
@@ -83,13 +83,16 @@ class AuthorityClient:
             raise ProtocolError(f"the authority {self.url} names no https:// address to log in at", phase=PHASE)
         return device
 
-    async def token(self, peer: Identity, login: LoginWay) -> tuple[Token, Issued] | Pending:
-        """A token for the key of `peer`, or that the browser has to be waited for.
+    async def token(
+        self, peer: Identity, login: LoginWay, *, is_patient: bool = True
+    ) -> tuple[Token, Issued] | Pending:
+        """A token for the key of `peer`, or that the browser has to be waited for. Who can do without one is not
+        `is_patient`: for them too early is an attempt like others.
 
         Raises `RejectedError` at once if the answer is no, `LoginNeeded` if another way of login is needed, and
         `UnreachableError` if no authority answers after several attempts.
         """
-        return await self._patiently(lambda: self._token(peer, login))
+        return await self._patiently(lambda: self._token(peer, login), is_patient=is_patient)
 
     # ---- inner workings
 
@@ -116,17 +119,17 @@ class AuthorityClient:
             raise ProtocolError(f"the authority {self.url} sent a token for something else", phase=PHASE)
         return token, issued
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]], *, is_patient: bool = True) -> T:
         """Try again with growing pauses where the authority, or its provider, does not answer; a no is a no."""
         pause_s, left = FIRST_PAUSE_S, self._attempts * BUSY_PER_ATTEMPT
         while True:
             try:
                 return await attempt()
             except _Again as again:
-                left -= 1 if again.is_early else BUSY_PER_ATTEMPT
+                left -= 1 if again.is_early and is_patient else BUSY_PER_ATTEMPT
                 if left <= 0:
                     raise UnreachableError(
-                        f"the authority {self.url}, where people log in to this run, does not answer: {again}. "
+                        f"the authority {self.url}, where people log in to this run, cannot be used: {again}. "
                         "Try again later, or tell the organiser",
                         phase=PHASE,
                     ) from again

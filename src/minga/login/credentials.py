@@ -25,8 +25,10 @@ class LoginUser(Protocol):
     def has_secret(self) -> bool:
         """Whether a code or an access token was given beforehand."""
 
-    def is_ready(self) -> bool:
-        """Whether all was given beforehand, so that nobody has to be asked, however late."""
+    def is_ready(self, way: str) -> bool:
+        """Whether all that this way to log in takes was given beforehand, so that nobody is waited for, however
+        late.
+        """
 
     def name(self, provider: str) -> str:
         """The name to log in with."""
@@ -38,7 +40,7 @@ class LoginUser(Protocol):
         """Tell the person where to go."""
 
     def wait(self, why: str, seconds: float) -> None:
-        """The authority does not answer, and is asked again after a pause."""
+        """The authority gives no answer yet, and is asked again after a pause."""
 
     def welcome(self, name: str, until_s: int) -> None:
         """The login succeeded, and lasts until then (Unix seconds)."""
@@ -58,7 +60,9 @@ class Credentials:
         """See `LoginUser`."""
         return bool(self.code)
 
-    is_ready = has_secret
+    def is_ready(self, way: str) -> bool:
+        """See `LoginUser`."""
+        return self.has_secret() and (way == "token" or bool(self.login))
 
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
@@ -105,11 +109,12 @@ class LogIn:
         Raises `RemoteError`, what `person` raises, and `LocalError` if this machine's clock is too far ahead.
         """
         try:
-            token = await self._by_key(peer)
-        except LoginNeeded:
-            token = await self._log_in(peer)
-        except UnreachableError:
-            if kept is None or (kept.expires or 0) <= self.wall_time():
+            try:
+                token = await self._by_key(peer, is_patient=not self._lasts(kept))
+            except LoginNeeded:
+                token = await self._log_in(peer, await self.client.offer())
+        except UnreachableError:  # of the authority, or of its provider
+            if kept is None or not self._lasts(kept):
                 raise
             return kept
         check_clock(token, self.wall_time())
@@ -120,15 +125,18 @@ class LogIn:
         try:
             return await self._by_key(peer)
         except LoginNeeded:
-            if not self.person.is_ready():
+            offer = await self.client.offer()
+            if not self.person.is_ready(self._way(offer)):
                 raise
-            return await self._log_in(peer)
+            return await self._log_in(peer, offer)
 
-    async def _by_key(self, peer: Identity) -> Token:
-        return _issued(await self.client.token(peer, ByKey()))[0]
+    def _lasts(self, kept: Token | None) -> bool:
+        return kept is not None and (kept.expires or 0) > self.wall_time()
 
-    async def _log_in(self, peer: Identity) -> Token:
-        offer = await self.client.offer()
+    async def _by_key(self, peer: Identity, *, is_patient: bool = True) -> Token:
+        return _issued(await self.client.token(peer, ByKey(), is_patient=is_patient))[0]
+
+    async def _log_in(self, peer: Identity, offer: LoginOffer) -> Token:
         way = self._way(offer)
         if way == "device":
             token, issued = await self._by_device(peer)

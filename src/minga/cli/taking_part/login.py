@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 import sys
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +22,23 @@ MAX_SECRET_CHARACTERS = 1000
 
 
 class PersonAtTerminal:
-    """Asks on the terminal for what is None: the name to log in with, a file with the code or access token."""
+    """Asks on the terminal for what is None: the name to log in with, a file with the code or access token.
+
+    A pipe in place of the file is read once, and what it held is kept.
+    """
 
     def __init__(self, name: str | None, secret: Path | None, output: Output) -> None:
         self._name, self._secret, self._output = name, secret, output
+        self._read: str | None = None
 
     def has_secret(self) -> bool:
         """See `LoginUser`."""
         return self._secret is not None
 
-    def is_ready(self) -> bool:
-        """See `LoginUser`."""
-        return self._name is not None and self._secret is not None
+    def is_ready(self, way: str) -> bool:
+        """See `LoginUser`. Who writes into a pipe that was not read yet may have to be waited for."""
+        can_read = self._secret is not None and (self._read is not None or isfile(self._secret))
+        return can_read and (way == "token" or self._name is not None)
 
     def name(self, provider: str) -> str:
         """See `LoginUser`."""
@@ -44,7 +50,9 @@ class PersonAtTerminal:
     def secret(self, what: str, url: str) -> str:
         """See `LoginUser`."""
         if self._secret is not None:
-            return read_secret(self._secret, "--secret", MAX_SECRET_CHARACTERS).strip()
+            if self._read is None or isfile(self._secret):  # which may hold another one by now
+                self._read = read_secret(self._secret, "--secret", MAX_SECRET_CHARACTERS).strip()
+            return self._read
         _check_terminal(f"log in: give your {what} with --secret FILE")
         return getpass.getpass(f"Your {what} (goes to {url}, is not shown): ").strip()
 
@@ -57,7 +65,7 @@ class PersonAtTerminal:
     def wait(self, why: str, seconds: float) -> None:
         """See `LoginUser`."""
         self._output.event("login.waits", why=why, seconds=seconds)
-        said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
+        said = f"The authority at which to log in cannot be used yet ({why}); trying again in {seconds:.0f} s …"
         self._output.say(said)
 
     def welcome(self, name: str, until_s: int) -> None:
