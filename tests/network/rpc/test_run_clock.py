@@ -144,7 +144,7 @@ def test_what_a_machine_was_paused_is_no_correction() -> None:
         machine.clock.meet(OTHERS[0], machine.clock.now())
         machine.true_s += 8 * 3600.0
         machine.paused_s = 8 * 3600.0
-        assert machine.clock.voice() == machine.true_s - QUARTER_S
+        assert machine.clock.voice() is None
     left.clock.part(OTHERS[0])
     beside.meet(OTHERS[0], -QUARTER_S)
     for machine in (left, beside):
@@ -153,6 +153,17 @@ def test_what_a_machine_was_paused_is_no_correction() -> None:
     left.meet(OTHERS[1], 0.0)
     left.meet(OTHERS[2], 0.0)
     assert left.ahead_s() == 0.0
+
+
+def test_a_clock_that_is_set_wrong_in_company_gives_no_weight_to_others_that_are_ahead() -> None:
+    founder, second = Machine(), Machine(600.0, ENTRY)
+    second.clock.enter_by(ENTRY, founder.true_s)
+    second.meet(ENTRY, 0.0)
+    founder.meet(OTHERS[0], 0.0)
+    founder.skew_s = 86400.0
+    second.clock.meet(ENTRY, founder.clock.voice())
+    founder.clock.meet(OTHERS[0], second.clock.voice())
+    assert second.ahead_s() == founder.ahead_s() == 0.0
 
 
 def test_a_peer_on_its_own_goes_by_that_of_its_times_which_fits_the_next_one() -> None:

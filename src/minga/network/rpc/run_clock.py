@@ -18,8 +18,8 @@ sets the machine's clock meanwhile, right or wrong. A peer alone goes by its mac
 from the steady one for a correction. Then one of the two is wrong: of a virtual machine that was paused all clocks
 stood still. Others know which. Each hello says both times, and is refused only if neither fits; a peer on its own takes
 the one of its two that is closer to what the next hello says. In company the voices decide, and a peer whose machine's
-clock is so far ahead gives that as its own: those that were paused together agree on it, and one whose clock was set
-wrong is outvoted.
+clock is so far ahead has none: its machine may have been paused. Those that were paused together, with nobody else,
+go by their machines.
 
 A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
 none: clocks that a time server sets are never corrected, and no error of measurement adds up from peer to peer.
@@ -86,11 +86,11 @@ class RunClock:
         return self.now() if self.is_settled else None
 
     def voice(self) -> float | None:
-        """What this peer says to those that it is connected to: the same, or its machine's time if it may have been
-        paused.
-        """
-        may_have_been_paused = self.is_settled and -self.correction_s > MAX_CORRECTION_S
-        return self._wall_time() if may_have_been_paused else self.known_time()
+        """What this peer says to those that it is connected to: the same, or None if it may have been paused."""
+        return None if self._may_have_been_paused() else self.known_time()
+
+    def _may_have_been_paused(self) -> bool:
+        return -self.correction_s > MAX_CORRECTION_S
 
     def machine_time(self) -> float:
         """Unix seconds by this machine's clock."""
@@ -109,8 +109,8 @@ class RunClock:
         """Raise `RejectedError` if neither time that `peer` says, which asks to be let in, fits one of this peer's."""
         if self.is_settled:
             said = [wall_time] if run_time is None else [run_time, wall_time]
-            self._choose(said[0])
             _check(min((time - own for time in said for own in self._own_times()), key=abs), peer)
+            self._choose(said[0])
 
     def enter_by(self, peer: PeerId, run_time: float | None) -> None:
         """As a newcomer, take over the `run_time` of a `peer` that lets this one in, if it knows it and is trusted.
@@ -132,7 +132,9 @@ class RunClock:
         self._zero_s = self.now() - self._steady()
         self._trusts_machine = False
         self._met[peer] = None if run_time is None else run_time - self._steady()
-        if run_time is not None:
+        if self._may_have_been_paused() and all(zero_s is None for zero_s in self._met.values()):
+            self._go_by(self._own_times()[1])
+        elif run_time is not None:
             self._go_by(self._most_say())
         self.on_heard.fire()
 
