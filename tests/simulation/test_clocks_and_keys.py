@@ -140,6 +140,34 @@ def test_a_clock_that_is_set_wrong_changes_nothing_for_those_who_are_there(count
     main()
 
 
+@pytest.mark.promise("clocks")
+@pytest.mark.parametrize(("skew_s", "count"), [(86400.0, 2), (-3600.0, 3)])
+def test_a_peer_that_was_cut_off_with_a_wrong_clock_is_let_in_again(skew_s: float, count: int) -> None:
+    """And lets the others in, so that two of them do not go on alone for good."""
+
+    @virtually
+    async def main() -> None:
+        swarm = OneHistory(3)
+        names = [swarm.join() for _ in range(count)]
+        await swarm.train_on(names)
+        wrong, *others = reversed(names)
+        swarm.internet.set_clock(wrong, skew_s)
+        await asyncio.sleep(10.0)
+        for other in others:
+            swarm.internet.cut(wrong, other)
+        await asyncio.sleep(40.0)
+        for other in others:
+            swarm.internet.restore(wrong, other)
+        await asyncio.sleep(20.0)
+        solo = [peer.replica.lineage.solo for peer in swarm.peers.values()]
+        await swarm.train_on(names, 8)
+        await assert_equal_states(swarm, names)
+        assert [peer.replica.lineage.solo for peer in swarm.peers.values()] == solo
+        await swarm.close()
+
+    main()
+
+
 @pytest.mark.promise("one-key-one-process")
 @pytest.mark.parametrize("copied", [0, 2])
 def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> None:

@@ -288,6 +288,18 @@ def test_whoever_slept_beyond_the_life_of_its_records_renews_them() -> None:
     assert list(w.board.store.own.entries) == [ADDRESS.code], "neither a retraction nor a beat is renewed"
 
 
+def test_records_that_were_signed_by_a_clock_that_was_ahead_are_renewed_once_it_is_right() -> None:
+    """Others refused the address for as long as the clock had been ahead."""
+    w = World()
+    w.skew_s = 86400.0
+    w.board.put(AddressInfo("trainer"))
+    w.skew_s = 0.0
+    w.now_s += BEAT_S
+    w.board.beat(BEAT_S)
+    (address,) = [each for each in w.signed[1:] if each.code == ADDRESS.code]
+    assert address.expires <= (EPOCH_S + w.now_s + TTL_S) * 1000
+
+
 def test_a_swarm_that_grows_has_nothing_renewed_before_a_third_of_its_life() -> None:
     w = World()
     w.board.put(AddressInfo("trainer"))

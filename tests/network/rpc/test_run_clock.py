@@ -91,9 +91,12 @@ def test_a_founder_says_whose_clock_is_too_far_off_and_a_newcomer_does_not() -> 
     founder, newcomer = Machine(), Machine(0.0, ENTRY)
     for skew_s in (3600.0, -3600.0):
         with pytest.raises(RejectedError, match="this machine's clock is 1 h"):
-            founder.clock.check_guest(OTHERS[0], founder.true_s + skew_s)
-        newcomer.clock.check_guest(OTHERS[0], newcomer.true_s + skew_s)
-    founder.clock.check_guest(OTHERS[0], founder.true_s + MAX_CORRECTION_S - 1.0)
+            founder.clock.check_guest(OTHERS[0], founder.true_s + skew_s, None)
+        newcomer.clock.check_guest(OTHERS[0], newcomer.true_s + skew_s, None)
+    founder.clock.check_guest(OTHERS[0], founder.true_s + MAX_CORRECTION_S - 1.0, None)
+    with pytest.raises(RejectedError, match="behind the run's"):
+        founder.clock.check_guest(OTHERS[0], 80.0, None)  # a machine that has no date yet
+    assert founder.ahead_s() == 0.0
 
 
 def test_two_that_come_back_at_once_go_by_one_of_them() -> None:
@@ -143,15 +146,45 @@ def test_what_a_machine_was_paused_is_no_correction() -> None:
         machine.paused_s = 8 * 3600.0
         assert machine.clock.voice() is None
     left.clock.part(OTHERS[0])
-    beside.clock.meet(OTHERS[0], None)
-    for machine in (left, beside):
-        assert machine.clock.voice() == machine.true_s - QUARTER_S
-        machine.clock.check_guest(OTHERS[1], machine.true_s)
     beside.meet(OTHERS[0], -QUARTER_S)
-    assert beside.ahead_s() == -QUARTER_S
+    for machine in (left, beside):
+        machine.clock.check_guest(OTHERS[1], machine.true_s, None)
+        assert machine.ahead_s() == -QUARTER_S
     left.meet(OTHERS[1], 0.0)
     left.meet(OTHERS[2], 0.0)
     assert left.ahead_s() == 0.0
+
+
+def test_a_clock_that_is_set_wrong_in_company_gives_no_weight_to_others_that_are_ahead() -> None:
+    founder, second = Machine(), Machine(600.0, ENTRY)
+    second.clock.enter_by(ENTRY, founder.true_s)
+    second.meet(ENTRY, 0.0)
+    founder.meet(OTHERS[0], 0.0)
+    founder.skew_s = 86400.0
+    second.clock.meet(ENTRY, founder.clock.voice())
+    founder.clock.meet(OTHERS[0], second.clock.voice())
+    assert second.ahead_s() == founder.ahead_s() == 0.0
+
+
+def test_a_peer_on_its_own_goes_by_that_of_its_times_which_fits_the_next_one() -> None:
+    """Its machine's clock was set wrong, or the machine was paused: it cannot know which."""
+    wrong, paused, corrected = Machine(), Machine(), Machine(QUARTER_S, ENTRY)
+    corrected.clock.enter_by(ENTRY, corrected.true_s)
+    for machine in (wrong, paused, corrected):
+        machine.meet(ENTRY, 0.0)
+        machine.clock.part(ENTRY)
+        machine.true_s += 8 * 3600.0
+    wrong.skew_s, paused.paused_s, corrected.paused_s = 86400.0, 8 * 3600.0, 1200.0
+    assert wrong.ahead_s() == corrected.ahead_s() == 0.0
+    for machine in (wrong, paused):
+        machine.clock.check_guest(OTHERS[1], machine.true_s + 86400.0 * (machine is wrong), None)  # a stranger
+        machine.clock.check_guest(OTHERS[0], machine.true_s, machine.true_s)
+        assert machine.ahead_s() == 0.0
+        with pytest.raises(RejectedError, match="this machine's clock is 1 h behind the run's"):
+            machine.clock.check_guest(OTHERS[1], machine.true_s - 3600.0, None)
+        assert machine.ahead_s() == 0.0
+        machine.meet(OTHERS[0], 0.0)
+        assert machine.ahead_s() == 0.0
 
 
 def test_a_clock_that_is_set_wrong_for_a_while_is_no_correction() -> None:

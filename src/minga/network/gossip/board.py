@@ -37,7 +37,7 @@ from minga.network.gossip.record_kinds import (
     RecordKinds,
 )
 from minga.network.gossip.record_store import LEFT, RecordStore, StoredRecord
-from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Verdict
+from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Verdict, check_dates
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import keepalive
 from minga.network.rpc.handshake import Incarnation
@@ -278,7 +278,8 @@ class Board:
         for code, entry in sorted(self.store.own.entries.items()):
             # After a third of its own life: in a swarm that grows, later ones live longer.
             is_old = entry.record.expires / 1000.0 - run_time <= 2.0 * (now - entry.arrived)
-            if (is_old or self._superseded) and code != BEAT.code and entry.payload is not None:
+            is_refused = check_dates(entry.record, 1000.0 * run_time) is Verdict.FUTURE  # by a clock that was ahead
+            if (is_old or is_refused or self._superseded) and code != BEAT.code and entry.payload is not None:
                 self._sign(code, entry.record.payload, entry.payload)
         self._superseded = False
         quiet_s = self.now() - self._last_signed

@@ -435,7 +435,7 @@ class Node:
 
     async def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)
-        self.clock.check_guest(peer, hello.wall_time if hello.run_time is None else hello.run_time)
+        self.clock.check_guest(peer, hello.wall_time, hello.run_time)
         self._authorizer.meet(peer, hello.credential)
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)

@@ -14,10 +14,12 @@ whose clock is farther off is refused, with a sentence that says so. Nor can oth
 token is good for so much longer at most, whatever they say.
 
 While a peer is connected the run's time goes on by a steady clock, which counts sleep, so it does no harm if somebody
-sets the machine's clock meanwhile, right or wrong. A peer on its own goes by its machine's clock. If that is ahead of
-the steady one by more than a correction may be, it was set wrong, or the machine is a virtual one that was paused, in
-which all clocks stood still. Such a peer does not say what time it is: it goes by the others. Where none of them says
-so either, as when they were paused beside it, it goes by its machine's clock.
+sets the machine's clock meanwhile, right or wrong. A peer alone goes by its machine's clock, unless that is too far
+from the steady one for a correction. Then one of the two is wrong: of a virtual machine that was paused all clocks
+stood still. Others know which. Each hello says both times, and is refused only if neither fits; a peer on its own takes
+the one of its two that is closer to what the next hello says. In company the voices decide, and a peer whose machine's
+clock is so far ahead has none: its machine may have been paused. Those that were paused together, with nobody else,
+go by their machines.
 
 A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
 none: clocks that a time server sets are never corrected, and no error of measurement adds up from peer to peer.
@@ -25,6 +27,7 @@ none: clocks that a time server sets are never corrected, and no error of measur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 
 from minga.core.aio import Signal
@@ -62,8 +65,9 @@ class RunClock:
         self._wall_time, self._steady, self._own_id = wall_time, steady, own_id
         self._trusted = frozenset(trusted)
         self._met: dict[PeerId, float | None] = {}  # the run's time at zero of the steady clock, as each knows it
-        self._zero_s = 0.0  # the same as this peer knows it, while it is connected to any other
-        self._correction_s = 0.0  # of its machine's clock, while it is not
+        self._zero_s = -math.inf  # the same as this peer knows it, once it has met any other
+        self._correction_s = 0.0  # of its machine's clock, while it is on its own
+        self._trusts_machine = True  # then, however far that is from the steady clock
 
     @classmethod
     def of(cls, network: Network, entries: Iterable[Address] = ()) -> RunClock:
@@ -73,7 +77,9 @@ class RunClock:
 
     def now(self) -> float:
         """The run's time, in Unix seconds."""
-        return self._zero_s + self._steady() if self._met else self._wall_time() + self._correction_s
+        steady_time, machine_time = self._own_times()
+        by_machine = self._trusts_machine or abs(machine_time - steady_time) <= MAX_CORRECTION_S
+        return machine_time if by_machine and not self._met else steady_time
 
     def known_time(self) -> float | None:
         """The same; None while this peer only has its machine's clock to go by."""
@@ -82,6 +88,9 @@ class RunClock:
     def voice(self) -> float | None:
         """What this peer says to those that it is connected to: the same, or None if it may have been paused."""
         return None if self._may_have_been_paused() else self.known_time()
+
+    def _may_have_been_paused(self) -> bool:
+        return -self.correction_s > MAX_CORRECTION_S
 
     def machine_time(self) -> float:
         """Unix seconds by this machine's clock."""
@@ -96,17 +105,22 @@ class RunClock:
         """Go by the time that this peer has: there is no peer that it could ask."""
         self.is_settled = True
 
-    def check_guest(self, peer: PeerId, time: float) -> None:
-        """Raise `RejectedError` if `peer`, which asks to be let in, goes by a time too far off."""
+    def check_guest(self, peer: PeerId, wall_time: float, run_time: float | None) -> None:
+        """Raise `RejectedError` if neither time that `peer` says, which asks to be let in, fits one of this peer's."""
         if self.is_settled:
-            _check(time - self.now(), peer)
+            said = [wall_time] if run_time is None else [run_time, wall_time]
+            _check(min((time - own for time in said for own in self._own_times()), key=abs), peer)
+            self._choose(said[0])
 
     def enter_by(self, peer: PeerId, run_time: float | None) -> None:
         """As a newcomer, take over the `run_time` of a `peer` that lets this one in, if it knows it and is trusted.
 
         Raises `RejectedError` if this machine's clock is too far off.
         """
-        if run_time is None or self.is_settled:
+        if run_time is None:
+            return
+        if self.is_settled:
+            self._choose(run_time)
             return
         _check(self._wall_time() - run_time, peer)
         if peer in self._trusted:
@@ -115,11 +129,11 @@ class RunClock:
 
     def meet(self, peer: PeerId, run_time: float | None) -> None:
         """A peer that this one is connected to, and for which it is `run_time` now; None if it does not know it."""
-        now = self.now()
+        self._zero_s = self.now() - self._steady()
+        self._trusts_machine = False
         self._met[peer] = None if run_time is None else run_time - self._steady()
-        self._zero_s = now - self._steady()
         if self._may_have_been_paused() and all(zero_s is None for zero_s in self._met.values()):
-            self._go_by(self._wall_time() + self._correction_s)
+            self._go_by(self._own_times()[1])
         elif run_time is not None:
             self._go_by(self._most_say())
         self.on_heard.fire()
@@ -135,8 +149,14 @@ class RunClock:
             self._correction_s = self.correction_s
         self._met.pop(peer, None)
 
-    def _may_have_been_paused(self) -> bool:
-        return self._wall_time() - self.now() > MAX_CORRECTION_S
+    def _own_times(self) -> tuple[float, float]:
+        """The run's time by the steady clock, and by the machine's."""
+        return self._zero_s + self._steady(), self._wall_time() + self._correction_s
+
+    def _choose(self, time: float) -> None:
+        """On its own, go by the one of this peer's two times that is closer to that of another one."""
+        steady_time, machine_time = self._own_times()
+        self._trusts_machine = abs(time - machine_time) < abs(time - steady_time)
 
     def _most_say(self) -> float:
         """The median of the voices if more than half of them say that it is later, or earlier, than here."""
@@ -154,6 +174,7 @@ class RunClock:
     def _go_by(self, run_time: float) -> None:
         if abs(run_time - self.now()) > TOLERANCE_S and abs(run_time - self._wall_time()) <= MAX_CORRECTION_S:
             self._zero_s, self._correction_s = run_time - self._steady(), run_time - self._wall_time()
+            self._trusts_machine = False
 
 
 def _check(ahead_s: float, peer: PeerId) -> None:
