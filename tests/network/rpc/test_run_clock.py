@@ -166,6 +166,19 @@ def test_a_clock_that_is_set_wrong_in_company_gives_no_weight_to_others_that_are
     assert second.ahead_s() == founder.ahead_s() == 0.0
 
 
+def test_a_clock_that_is_set_wrong_in_company_is_not_taken_for_right_once_the_others_are_lost() -> None:
+    founder, member = Machine(), Machine(700.0, ENTRY)
+    member.clock.enter_by(ENTRY, founder.true_s)
+    for machine, skew_s in ((founder, 86400.0), (member, 700.0 + 1740.0)):
+        machine.meet(OTHERS[0], 0.0)
+        machine.skew_s = skew_s
+        machine.clock.part(OTHERS[0])
+        assert machine.ahead_s() == 0.0
+        machine.clock.check_guest(OTHERS[1], machine.true_s, None)
+        machine.clock.meet(OTHERS[1], None)  # a newcomer, which does not know the time yet, was not paused
+        assert machine.ahead_s() == 0.0
+
+
 def test_a_peer_on_its_own_goes_by_that_of_its_times_which_fits_the_next_one() -> None:
     """Its machine's clock was set wrong, or the machine was paused: it cannot know which."""
     wrong, paused, corrected = Machine(), Machine(), Machine(QUARTER_S, ENTRY)

@@ -65,6 +65,7 @@ class RunClock:
         self._wall_time, self._steady, self._own_id = wall_time, steady, own_id
         self._trusted = frozenset(trusted)
         self._met: dict[PeerId, float | None] = {}  # the run's time at zero of the steady clock, as each knows it
+        self._paused: set[PeerId] = set()  # those of them that knew it, and do not any more
         self._zero_s = -math.inf  # the same as this peer knows it, once it has met any other
         self._correction_s = 0.0  # of its machine's clock, while it is on its own
         self._trusts_machine = True  # then, however far that is from the steady clock
@@ -131,8 +132,12 @@ class RunClock:
         """A peer that this one is connected to, and for which it is `run_time` now; None if it does not know it."""
         self._zero_s = self.now() - self._steady()
         self._trusts_machine = False
+        if run_time is not None:
+            self._paused.discard(peer)
+        elif self._met.get(peer) is not None:
+            self._paused.add(peer)
         self._met[peer] = None if run_time is None else run_time - self._steady()
-        if self._may_have_been_paused() and all(zero_s is None for zero_s in self._met.values()):
+        if self._may_have_been_paused() and self._paused == self._met.keys():
             self._go_by(self._own_times()[1])
         elif run_time is not None:
             self._go_by(self._most_say())
@@ -145,9 +150,11 @@ class RunClock:
 
     def part(self, peer: PeerId) -> None:
         """The last connection to `peer` is gone."""
-        if abs(self.correction_s) <= MAX_CORRECTION_S:
+        steady_time, machine_time = self._own_times()
+        if abs(machine_time - steady_time) <= MAX_CORRECTION_S:
             self._correction_s = self.correction_s
         self._met.pop(peer, None)
+        self._paused.discard(peer)
 
     def _own_times(self) -> tuple[float, float]:
         """The run's time by the steady clock, and by the machine's."""
