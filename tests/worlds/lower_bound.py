@@ -12,7 +12,7 @@ i computes gradients. (The published programme maximises steps per second in ter
 Peers that cannot be reached own nothing. With c given, a_ij = c_i m_j, and about n^2 variables are left.
 
 The division that is executed lets each owner's fraction be the same towards all (see `averaging/solver/flat.py`); this
-bound is what it is judged by. scipy's solvers take half a second to import: import this module only where it is needed.
+bound is what it is judged by.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from minga.averaging.solver.division import BoolArray, CleanRates, FloatArray
+from minga.averaging.solver.division import CleanRates, FloatArray
 from minga.averaging.solver.loads import Indices
 
 Entry = tuple[Indices, Indices, FloatArray | float]
@@ -90,9 +90,8 @@ class _Rows:
         for capacity, give, send in ((rates.upload, givers, senders), (rates.download, takers, owners)):
             time = (everybody, np.full(rates.count, self.seconds), -self._scaled(capacity))
             self._add([(give, self._give_at, 1.0), (send, self._send_at, 1.0), time], np.zeros(rates.count))
-        limited = rates.limited & ~self._ample()
-        paths = np.flatnonzero(limited)
-        place, flat = _places(paths, rates.count**2), limited.ravel()
+        paths = np.flatnonzero(rates.limited)
+        place, flat = _places(paths, rates.count**2), rates.limited.ravel()
         give, send = givers * rates.count + takers, senders * rates.count + owners
         limits = rates.limits.ravel()[paths]
         time = (np.arange(len(paths)), np.full(len(paths), self.seconds), np.where(limits, -self._scaled(limits), 0.0))
@@ -100,13 +99,6 @@ class _Rows:
             (place[at[flat[at]]], to[flat[at]], 1.0) for at, to in ((give, self._give_at), (send, self._send_at))
         ]
         self._add([*entries, time], np.zeros(len(paths)))
-
-    def _ample(self) -> BoolArray:
-        """Paths that never bind: an owner's fraction comes from all senders, so it is at most d_j T / senders."""
-        senders = np.count_nonzero(self._rates.sends) - self._rates.sends.astype(np.float64)
-        with np.errstate(divide="ignore"):
-            most = self._rates.download / senders
-        return np.asarray(most[:, None] + most[None, :] <= self._rates.limits)
 
     def matrix(self) -> tuple[csr_array, FloatArray]:
         """All rows."""
