@@ -1,4 +1,4 @@
-"""Scripted faults: a small language, the same for virtual hosts and for real processes.
+"""The small language of scripted faults.
 
 A script has one fault a line; `#` begins a comment:
 
