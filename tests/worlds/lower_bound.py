@@ -18,110 +18,48 @@ bound is what it is judged by.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable
 
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from minga.averaging.solver.division import CleanRates, FloatArray
-from minga.averaging.solver.loads import Indices
 
-Entry = tuple[Indices, Indices, FloatArray | float]
-"""Rows, columns and values of some places of a matrix."""
-
-SPREAD: Final = 1e5
+SPREAD = 1e5
 """Rates further than this from the usual one are taken for this far, which keeps the arithmetic sound."""
 
 
 def shortest_round(rates: CleanRates, vector_bytes: float) -> float:
     """Seconds of the shortest round with the senders of `rates`; infinite if there is none."""
-    rows = _Rows(rates)
-    cost = np.zeros(rows.columns)
-    cost[rows.seconds] = 1.0
-    matrix, limits = rows.matrix()
-    # With 64 peers the simplex method takes two to ten times as long as interior points, and presolving is no gain.
-    options = {"presolve": False}
-    found = linprog(cost, A_ub=matrix, b_ub=limits, bounds=(0.0, None), method="highs-ipm", options=options)
-    return float(found.fun) * vector_bytes / rows.rate if found.status == 0 else math.inf
+    count, usual = rates.count, float(np.median(np.concatenate((rates.upload, rates.download))))
+    # The columns are m, then g, then T, which is counted in what a vector takes at the usual rate.
+    m, g, t = range(count), count + np.arange(count**2).reshape(count, count), count + count**2
+    rows: list[FloatArray] = []
+    limits: list[float] = []
 
+    def row(limit: float, *terms: tuple[float, Iterable[int]], rate: float = 0.0) -> None:
+        """The terms, each a factor and its columns, are at most `limit` and what `rate` carries in T together."""
+        values = np.zeros(t + 1)
+        for factor, columns in terms:
+            values[list(columns)] += factor
+        values[t] = -np.clip(rate / usual, 1.0 / SPREAD, SPREAD) if rate else 0.0
+        rows.append(values)
+        limits.append(limit)
 
-class _Rows:
-    """The programme, as rows `matrix @ x <= limits`; rates are counted in the usual one, `rate` bytes per second.
-
-    The columns are m of each owner, then g, then T.
-    """
-
-    def __init__(self, rates: CleanRates) -> None:
-        self._rates = rates
-        self.rate = float(np.median(np.concatenate((rates.upload, rates.download))))
-        owners = np.flatnonzero(rates.aggregates)
-        self._parts: list[tuple[Indices, Indices, FloatArray]] = []
-        self._limits: list[FloatArray] = []
-        self._height = 0
-        self._owned = np.full(rates.count, -1, dtype=np.intp)
-        self._owned[owners] = np.arange(len(owners))
-        self._give = _pairs(owners, np.flatnonzero(rates.receives))
-        self._send = _pairs(np.flatnonzero(rates.sends), owners)
-        self._give_at = len(owners) + np.arange(len(self._give[0]))
-        self._send_at = self._owned[self._send[1]]
-        self.seconds = len(owners) + len(self._give_at)
-        self.columns = self.seconds + 1
-        self._flow()
-        self._capacities()
-
-    def _flow(self) -> None:
-        """Owners give what they have; receivers get everything."""
-        (givers, takers), here = self._give, np.arange(len(self._give_at))
-        self._add([(here, self._give_at, 1.0), (here, self._owned[givers], -1.0)], np.zeros(len(here)))
-        receivers = np.flatnonzero(self._rates.receives)
-        place = _places(receivers, self._rates.count)
-        own = self._owned[receivers] >= 0
-        entries: list[Entry] = [
-            (place[takers], self._give_at, -1.0),
-            (np.flatnonzero(own), self._owned[receivers[own]], -1.0),
-        ]
-        self._add(entries, np.full(len(receivers), -1.0))
-
-    def _capacities(self) -> None:
-        rates, (givers, takers), (senders, owners) = self._rates, self._give, self._send
-        everybody = np.arange(rates.count)
-        for capacity, give, send in ((rates.upload, givers, senders), (rates.download, takers, owners)):
-            time = (everybody, np.full(rates.count, self.seconds), -self._scaled(capacity))
-            self._add([(give, self._give_at, 1.0), (send, self._send_at, 1.0), time], np.zeros(rates.count))
-        paths = np.flatnonzero(rates.limited)
-        place, flat = _places(paths, rates.count**2), rates.limited.ravel()
-        give, send = givers * rates.count + takers, senders * rates.count + owners
-        limits = rates.limits.ravel()[paths]
-        time = (np.arange(len(paths)), np.full(len(paths), self.seconds), np.where(limits, -self._scaled(limits), 0.0))
-        entries: list[Entry] = [
-            (place[at[flat[at]]], to[flat[at]], 1.0) for at, to in ((give, self._give_at), (send, self._send_at))
-        ]
-        self._add([*entries, time], np.zeros(len(paths)))
-
-    def matrix(self) -> tuple[csr_array, FloatArray]:
-        """All rows."""
-        rows, columns, values = (np.concatenate(column) for column in zip(*self._parts, strict=True))
-        return csr_array((values, (rows, columns)), shape=(self._height, self.columns)), np.concatenate(self._limits)
-
-    def _add(self, entries: Sequence[Entry], limits: FloatArray) -> None:
-        for row, column, value in entries:
-            self._parts.append((row + self._height, column, np.broadcast_to(np.float64(value), row.shape)))
-        self._limits.append(limits)
-        self._height += len(limits)
-
-    def _scaled(self, rates: FloatArray) -> FloatArray:
-        return np.clip(rates / self.rate, 1.0 / SPREAD, SPREAD)
-
-
-def _pairs(from_: Indices, to: Indices) -> tuple[Indices, Indices]:
-    """All pairs of two different peers."""
-    first, second = np.repeat(from_, len(to)), np.tile(to, len(from_))
-    return first[first != second], second[first != second]
-
-
-def _places(chosen: Indices, count: int) -> Indices:
-    places = np.zeros(count, dtype=np.intp)
-    places[chosen] = np.arange(len(chosen))
-    return places
+    for i in m:
+        others = [j for j in m if j != i]
+        c = float(rates.sends[i])
+        row(0.0, (c, others), (1.0, g[i, others]), rate=rates.upload[i])
+        row(0.0, (float(np.count_nonzero(rates.sends[others])), [i]), (1.0, g[others, i]), rate=rates.download[i])
+        if rates.receives[i]:
+            row(-1.0, (-1.0, [i, *g[others, i]]))
+        for j in others:
+            row(0.0, (1.0, [g[i, j]]), (-1.0, [i]))
+            if rates.limited[i, j]:
+                row(0.0, (c, [j]), (1.0, [g[i, j]]), rate=rates.limits[i, j])
+    most = np.where(rates.aggregates, np.inf, 0.0)
+    bounds = [(0.0, each) for each in (*most, *np.repeat(most, count), np.inf)]
+    cost = np.zeros(t + 1)
+    cost[t] = 1.0
+    found = linprog(cost, A_ub=np.array(rows), b_ub=limits, bounds=bounds)
+    return float(found.fun) * vector_bytes / usual if found.status == 0 else math.inf
