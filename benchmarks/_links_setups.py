@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from minga.averaging.solver.division import PeerRates, SwarmRates, usable
-from minga.planner.lower_bound import shortest_round
 from tests.netlab import Host
+from tests.worlds.lower_bound import shortest_round
 
 SCALE, CROWD_SCALE, HOME_SCALE = 0.02, 0.01, 0.2
 GIGABIT = SCALE * 1e9

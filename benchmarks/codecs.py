@@ -1,7 +1,7 @@
-"""How fast each codec is on one core, how much smaller vectors get, and how much of a real gradient is lost.
+"""How fast codecs and sketches are on one core, how much smaller vectors get, and how much of a real gradient is lost.
 
-    python -m benchmarks.codecs --json                        # every codec, on the gradient of a small ALBERT
-    python -m benchmarks.codecs --codecs "int4(block=32)" topk
+    python -m benchmarks.codecs --json                        # all of them, on the gradient of a small ALBERT
+    python -m benchmarks.codecs --only "int4(block=32)" topk dct64
 
 The gradient is that of ALBERT tiny (1.3 million parameters) on the Bible after `--steps` steps of AdamW, as one vector,
 and of a normal distribution with `--steps 0`. It is repeated to `--elements` and cut into chunks of 262,144 elements.
@@ -15,7 +15,13 @@ gradient that topk sent.
     error          |decoded - x|**2 / |x|**2; for codecs that send a part, what one round leaves out
     delta          the constant that the codec promises, 1 / (1 - error) at the worst; null if it promises none
 
-ok: every codec encodes 100 MB/s.
+Sketches project one layer of GPT-2 small, with its biases and norms: 7.1 million elements, normally distributed.
+
+    project_mb_s   MB of float32 that are projected in a second; median of five passes
+    expand_mb_s    the same of expanding the mean
+    both_mb_s      the same of one after the other
+
+ok: every codec encodes 100 MB/s, and every sketch projects and expands 25 MB/s.
 """
 
 from __future__ import annotations
@@ -33,10 +39,14 @@ from benchmarks._codec_gradients import gradient_of_albert
 from benchmarks._report import emit, finish, parser
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import Codec
+from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.sketches.interface import SKETCHES, Sketch, make_sketch
 from minga.core.spec.choices import parse_choice
+from minga.core.spec.sections import DEFAULT_SKETCH
 
-CHUNK_ELEMENTS, PASSES, LEAST_MB_S = 1 << 18, 5, 100.0
+CHUNK_ELEMENTS, PASSES = 1 << 18, 5
+LEAST_MB_S, LEAST_BOTH_MB_S = 100.0, 25.0
 SETTINGS = (
     "int8(rounding=stochastic)",
     "int4(block=32)",
@@ -46,22 +56,41 @@ SETTINGS = (
     "natural(rounding=stochastic)",
     "topk(k=32)",
     "topk(values=2bit)",
+    "powersgd(rank=32)",
 )
-"""What is measured beside each codec as it is without settings; names that are not installed are left out."""
+"""What is measured beside each codec and sketch as it is without settings; names not installed are left out."""
 SENDERS, SENT_BY = 8, "topk"
 """Whose mean a codec for the means of sparse vectors gets."""
+LAYER = ((768, 2304), (768, 768), (768, 3072), (3072, 768), *[(768,)] * 6, (2304,), (3072,))
+ROUNDS = (1 << 20, (1 << 20) + 1)
+"""Two in a row, since the sides of PowerSGD take turns, and late, since its first rounds average whole gradients."""
 
 
 def all_choices() -> list[str]:
-    """Every codec of this machine, those with settings after the one without."""
+    """Every codec and sketch of this machine, those with settings after the one without."""
     found = []
-    for name in CODECS.names():
+    for name in (*CODECS.names(), *(name for name in SKETCHES.names() if name != DEFAULT_SKETCH)):
         found += [name, *(choice for choice in SETTINGS if parse_choice(choice).name == name)]
     return found
 
 
+def sketched(sketch: Sketch) -> dict[str, Any]:
+    """The row of a sketch."""
+    vector = torch.randn(sketch.whole.total, generator=torch.Generator().manual_seed(1))
+    means = [sketch.project(vector, step) for step in ROUNDS]
+    project_s = _seconds(lambda: [sketch.project(vector, step) for step in ROUNDS])
+    expand_s = _seconds(lambda: [sketch.expand(mean, step) for mean, step in zip(means, ROUNDS, strict=True)])
+    megabytes = vector.nbytes * len(ROUNDS) / 1e6
+    return {
+        "sketch": sketch.choice,
+        "project_mb_s": round(megabytes / project_s),
+        "expand_mb_s": round(megabytes / expand_s),
+        "both_mb_s": round(megabytes / (project_s + expand_s)),
+    }
+
+
 def measured(codec: Codec, vector: torch.Tensor, like: int) -> dict[str, Any]:
-    """One row; the first `like` elements of `vector` are those whose error is told."""
+    """The row of a codec; the first `like` elements of `vector` are those whose error is told."""
     pieces = torch.split(vector, CHUNK_ELEMENTS)
     rooms = [bytearray(codec.max_encoded_bytes(piece.numel())) for piece in pieces]
     sizes = [0] * len(pieces)
@@ -105,7 +134,7 @@ def mean_of_sparse(vector: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     work()
     found = []
     for _ in range(PASSES):
@@ -127,13 +156,15 @@ def vector_of(steps: int, elements: int, folder: Path) -> tuple[torch.Tensor, in
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit status."""
     options = parser(__doc__)
-    options.add_argument("--codecs", nargs="*", default=None, help="choices such as int4(block=32); all if left out")
+    options.add_argument("--only", nargs="*", default=None, help="choices such as int4(block=32); all if left out")
     options.add_argument("--steps", type=int, default=50, help="steps before the gradient is taken; 0 is normal values")
     options.add_argument("--elements", type=int, default=1 << 22)
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
-    choices = given.codecs if given.codecs is not None else all_choices()
-    codecs = [codec(choice) for choice in choices]
+    choices = given.only if given.only is not None else all_choices()
+    layer, names = VectorLayout(LAYER, "float16"), SKETCHES.names()
+    sketches = [make_sketch(choice, layer) for choice in choices if parse_choice(choice).name in names]
+    codecs = [codec(choice) for choice in choices if parse_choice(choice).name not in names]
     with tempfile.TemporaryDirectory() as folder:
         vector, like = vector_of(given.steps, given.elements, Path(folder))
     rows = []
@@ -141,7 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_for_means = each.is_sparse and not each.needs_residual
         rows.append(measured(each, mean_of_sparse(vector) if is_for_means else vector, like))
         emit(**rows[-1])
-    slow = [row["codec"] for row in rows if row["encode_mb_s"] < LEAST_MB_S]
+    for sketch in sketches:
+        rows.append(sketched(sketch))
+        emit(**rows[-1])
+    slow = [row["codec"] for row in rows if row.get("encode_mb_s", LEAST_MB_S) < LEAST_MB_S]
+    slow += [row["sketch"] for row in rows if row.get("both_mb_s", LEAST_BOTH_MB_S) < LEAST_BOTH_MB_S]
     return finish("codecs", not slow, given.json, gradient_elements=like, slow=slow, rows=rows)
 
 

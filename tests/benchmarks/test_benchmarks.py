@@ -81,9 +81,12 @@ def test_ranks_of_a_sharded_model_need_little_memory() -> None:
 
 
 def test_each_codec_has_its_figures() -> None:
-    words = ("--steps", "0", "--elements", "8192", "--codecs", "int4(block=32)", "sign", "union")
-    found = {row["codec"]: row for row in summary("codecs", *words)[1]["rows"]}
+    words = ("--steps", "0", "--elements", "8192", "--only", "powersgd", "int4(block=32)", "sign", "union")
+    *rows, sketch = summary("codecs", *words)[1]["rows"]
+    found = {row["codec"]: row for row in rows}
     assert list(found) == ["int4(block=32)", "sign", "union"]
+    assert sketch["sketch"] == "powersgd"
+    assert 0 < sketch["both_mb_s"] < sketch["project_mb_s"]
     assert found["int4(block=32)"]["bits"] == 4.5
     assert found["sign"]["error"] == pytest.approx(0.363, abs=0.02)
     assert found["union"]["error"] < 1e-6

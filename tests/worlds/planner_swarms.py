@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging.solver.flat import predict
 
 GBIT = 1e9 / 8
 """Bytes per second."""
@@ -43,6 +44,13 @@ def two_sites(inside: float = 1.0, across: float = 0.05, ends: float = 100.0, si
     numbers = range(2 * size)
     pairs = {(i, j): (inside if i // size == j // size else across) * GBIT for i in numbers for j in numbers if i != j}
     return SwarmRates((peer(ends),) * (2 * size), pairs)
+
+
+def parameter_server(rates: SwarmRates, vector_bytes: float) -> Division:
+    """One peer reduces everything: that which does it fastest."""
+    able = [index for index, peer in enumerate(rates.peers) if peer.aggregates]
+    servers = [Division((PartShare(1.0, index),)) for index in able]
+    return min(servers, key=lambda server: predict(server, rates, vector_bytes).seconds)
 
 
 def random_swarm(generator: random.Random, count: int, *, paths: float = 0.0, clients: float = 0.2) -> SwarmRates:

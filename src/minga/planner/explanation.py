@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from minga.averaging.planning.contributor_choice import StepWork, combined, resting, with_resting
 from minga.averaging.solver.division import Binding, CleanRates, Division, PeerRates, Remark, SwarmRates, usable
-from minga.averaging.solver.flat import Prediction, equal_parts, parameter_server
+from minga.averaging.solver.flat import Prediction
 from minga.averaging.solver.planner import divide
 from minga.core.units import format_duration, format_size
 from minga.planner.forecast import foresee, giving
@@ -21,8 +21,6 @@ AUXILIARY_RATE: Final = 125e6
 """Bytes per second in both directions (1 Gb/s) of the auxiliary that one more could be."""
 
 BUSY: Final = 0.98
-LARGEST_BOUND: Final = 128
-"""Groups with more members are not compared with the linear programme: it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What other plans would take, in seconds for a round; None where it was not computed.
+    """Seconds of rounds and steps with one more auxiliary of 1 Gb/s, and of a step if the `resting` did not compute."""
 
-    `bound_s` is the shortest that any plan of one level could take. The steps and rounds with one more auxiliary of
-    1 Gb/s, and the step if the `resting` did not compute, are those of the divisions that would be executed.
-    """
-
-    bound_s: float | None
-    equal_parts_s: float
-    parameter_server_s: float
     auxiliary_round_s: float
     auxiliary_step_s: float
     resting: tuple[int, ...]
@@ -80,53 +71,22 @@ class Alternatives:
 def explain(rates: SwarmRates, work: StepWork) -> Explanation:
     """Divide and say why it came out like that. Raises as `divide` does."""
     in_round = giving(rates, work)
-    given = usable(in_round)
+    everybody, given = usable(rates), usable(in_round)
     division = divide(in_round, work.vector_bytes)
     foreseen = foresee(division, in_round, work)
-    speed = _speed(rates)
+    speed = float(everybody.samples_per_second[everybody.sends].sum())
     computing_s = combined(replace(work, overlapped=True), speed, 0.0)
     step_s = combined(work, speed, foreseen.seconds)
     tasks = _tasks(division, foreseen, given, step_s)
     return Explanation(division, foreseen.seconds, computing_s, step_s, foreseen.binding, tasks, given.remarks)
 
 
-def _speed(rates: SwarmRates) -> float:
-    """Samples per second of all that compute."""
-    given = usable(rates)
-    return float(given.samples_per_second[given.sends].sum())
-
-
 def alternatives(rates: SwarmRates, work: StepWork) -> Alternatives:
     """What else could be done; takes seconds for large groups. Raises as `divide` does."""
     helped = replace(rates, peers=(*rates.peers, PeerRates(AUXILIARY_RATE, AUXILIARY_RATE, sends=False)))
     rests = () if work.takes_best else resting(rates, work)
-
-    def round_s(swarm: SwarmRates, divided: Callable[[SwarmRates], Division]) -> float:
-        in_round = giving(swarm, work)
-        return foresee(divided(in_round), in_round, work).seconds
-
-    def as_planned(swarm: SwarmRates) -> Division:
-        return divide(swarm, work.vector_bytes)
-
-    rested, auxiliary_round_s = with_resting(rates, rests), round_s(helped, as_planned)
-    is_usual = not work.takes_best and work.sizes is None
-    return Alternatives(
-        bound_s=_bound(rates, work.vector_bytes) if is_usual else None,
-        equal_parts_s=round_s(rates, equal_parts),
-        parameter_server_s=round_s(rates, lambda swarm: parameter_server(swarm, work.vector_bytes)),
-        auxiliary_round_s=auxiliary_round_s,
-        auxiliary_step_s=combined(work, _speed(helped), auxiliary_round_s),
-        resting=rests,
-        resting_step_s=combined(work, _speed(rested), round_s(rested, as_planned)),
-    )
-
-
-def _bound(rates: SwarmRates, vector_bytes: float) -> float | None:
-    if len(rates.peers) > LARGEST_BOUND:
-        return None
-    from minga.planner.lower_bound import shortest_round
-
-    return shortest_round(usable(rates), vector_bytes)
+    with_auxiliary, rested = explain(helped, work), explain(with_resting(rates, rests), work)
+    return Alternatives(with_auxiliary.round_s, with_auxiliary.step_s, rests, rested.step_s)
 
 
 def _tasks(division: Division, foreseen: Prediction, rates: CleanRates, step_s: float) -> tuple[PeerTask, ...]:
@@ -191,11 +151,6 @@ def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[st
         yield "How long a step takes is not known: no peer tells a speed at which it computes gradients."
     else:
         yield f"A step takes {format_duration(explanation.step_s)}: computing takes {computing} {how}."
-    bound = f"{format_duration(others.bound_s)} at best without sites, " if others.bound_s is not None else ""
-    yield (
-        f"A round would take {bound}{format_duration(others.equal_parts_s)} with equal parts, "
-        f"{format_duration(others.parameter_server_s)} with one server."
-    )
     yield _auxiliary_text(explanation, others)
     if others.resting:
         yield (
@@ -242,9 +197,6 @@ def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[st
             for part in division.parts
         ],
         "peers": [_task_json(task, names) for task in explanation.tasks],
-        "bound_s": seconds_json(others.bound_s),
-        "equal_parts_s": seconds_json(others.equal_parts_s),
-        "parameter_server_s": seconds_json(others.parameter_server_s),
         "one_more_auxiliary": {
             "round_s": seconds_json(others.auxiliary_round_s),
             "step_s": seconds_json(others.auxiliary_step_s),

@@ -110,7 +110,6 @@ class ClassForecast:
     download_bytes_per_day: float
     samples: int
     resting: int
-    busy_s: float
     sync_s: float
 
 
@@ -132,7 +131,6 @@ class Forecast:
     utilisation: float
     idle: float
     binding: Binding | None
-    two_level: bool
     classes: tuple[ClassForecast, ...]
 
     @property
@@ -193,7 +191,6 @@ def forecast(setting: PlannedRun) -> Forecast:
         utilisation=min(1.0, used),
         idle=max(0.0, 1.0 - computing_s / step_s) if step_s < math.inf else 1.0,
         binding=foreseen.binding,
-        two_level=bool(division.sites),
         classes=_classes(setting, division, foreseen, filling, rested, step_s),
     )
 
@@ -321,7 +318,6 @@ def _classes(
                 download_bytes_per_day=down * per_day + gossip,
                 samples=samples,
                 resting=rests,
-                busy_s=max(up / each.peers.upload, down / each.peers.download),
                 sync_s=setting.state_bytes / rate if rate > 0.0 else math.inf,
             )
         )

@@ -11,7 +11,7 @@ import pytest
 
 from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
 from minga.averaging.solver.division import CleanRates, SwarmRates, usable
-from minga.planner.lower_bound import shortest_round
+from tests.worlds.lower_bound import shortest_round
 from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
 from tests.worlds.seeds import soaked
 

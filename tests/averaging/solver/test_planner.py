@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from minga.averaging.apportionment import NoAggregatorError, apportion
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates, usable
-from minga.averaging.solver.flat import equal_parts, flat_shares, parameter_server, predict
+from minga.averaging.solver.flat import equal_parts, flat_shares, predict
 from minga.averaging.solver.planner import FEW_S, MIN_PART_BYTES, divide
-from minga.planner.lower_bound import shortest_round
+from tests.worlds.lower_bound import shortest_round
 from tests.worlds.planner_swarms import (
     FAST,
     GBIT,
@@ -24,6 +24,7 @@ from tests.worlds.planner_swarms import (
     VECTOR,
     auxiliary,
     client,
+    parameter_server,
     peer,
     random_swarm,
     two_sites,

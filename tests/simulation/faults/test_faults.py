@@ -152,21 +152,22 @@ def test_garbage_is_refused_and_nothing_else(text: str) -> None:
         assert isinstance(parse_faults(text), tuple)
 
 
-class Recorder:
-    """A target that writes down what is done to it."""
+class Recorder(VirtualFaults):
+    """Writes down what is to be done."""
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
 
-    def __getattr__(self, action: str) -> Callable[..., None]:
-        return lambda *arguments: self.done.append((asyncio.get_running_loop().time(), action, *arguments))
+    def do(self, fault: Fault, names: tuple[str, ...]) -> None:
+        extra = {"slow_link": (fault.bytes_per_s,), "lie": (fault.behaviour,)}.get(fault.action, ())
+        self.done.append((asyncio.get_running_loop().time(), fault.action, *names, *extra))
 
 
 def drive(script: str, scene: Callable[[FaultDriver], Coroutine[Any, Any, None]], **options: Any) -> list[Any]:
     recorder = Recorder()
 
     async def main() -> None:
-        driver = FaultDriver(parse_faults(script), recorder, **options)  # type: ignore[arg-type]
+        driver = FaultDriver(parse_faults(script), recorder, **options)
         for number in range(4):
             driver.attach(f"peer-{number}")
         driver.start()
@@ -328,7 +329,7 @@ def test_a_slow_link_makes_no_direction_faster() -> None:
         line = internet.host(HostSettings(1_000.0, None)).state
         target = VirtualFaults(internet)
         for bytes_per_s, rates in ((5_000.0, (1_000.0, 5_000.0)), (200.0, (200.0, 200.0)), (None, (1_000.0, None))):
-            target.slow_link("peer-0", bytes_per_s)
+            target.do(Fault("slow_link", ("peer-0",), bytes_per_s=bytes_per_s), ("peer-0",))
             assert (line.up.rate, line.down.rate) == rates
 
     run_virtual(main())
@@ -372,6 +373,6 @@ def test_a_simulation_without_liars_says_so() -> None:
         internet = VirtualInternet()
         internet.host()
         with pytest.raises(ConfigurationError, match="no peers that can lie"):
-            VirtualFaults(internet).lie("peer-0", "wrong-state")
+            VirtualFaults(internet).do(Fault("lie", ("peer-0",), behaviour="wrong-state"), ("peer-0",))
 
     run_virtual(main())

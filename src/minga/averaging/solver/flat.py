@@ -185,7 +185,7 @@ def _binding(busiest: int, count: int, paths: list[int]) -> Binding:
     return Binding("path", peer, other)
 
 
-# ---- The plans that need no planner, to compare with: equal parts for all, and one server for everybody.
+# ---- Equal parts for all, which need no planner.
 
 
 def equal_parts(rates: SwarmRates) -> Division:
@@ -202,10 +202,3 @@ def divide_equally(rates: SwarmRates, vector_bytes: float, _former: Division | N
     """Equal parts, with the time that they are expected to take, in place of the planner's `divide`."""
     division = equal_parts(rates)
     return replace(division, predicted_s=predict(division, rates, vector_bytes).seconds)
-
-
-def parameter_server(rates: SwarmRates, vector_bytes: float) -> Division:
-    """One peer reduces everything: that which does it fastest."""
-    able = [index for index, peer in enumerate(rates.peers) if peer.aggregates]
-    servers = [Division((PartShare(1.0, index),)) for index in able]
-    return min(servers, key=lambda server: predict(server, rates, vector_bytes).seconds)

@@ -29,7 +29,6 @@ from minga.simulation.scenario.scenario import Scenario, read_scenario
 from minga.training.status.run_status import live_work
 
 LOOK_S = 5.0
-POLL_S = 0.2
 MAX_ROWS = 40
 LIMITLESS = 1000.0
 """How many times faster than all that have a limit lines are that have none; for the planner None is unknown, and far
@@ -123,12 +122,8 @@ def _live(link: str, options: PlanCommand, context: Context) -> _PlannedPeers:
             raise ConfigurationError(f"in this run {NOT_PLANNED}; `minga status` shows who takes part")
         with contextlib.suppress(ConfigurationError):  # who only looks on need not have all packages of the run
             tell_cautions(spec, context.output)
-        until = time.monotonic() + LOOK_S
-        while True:
-            live, work = joined.on_loop(lambda: live_work(session.board, spec, session.ledger))
-            if time.monotonic() >= until:
-                break
-            time.sleep(POLL_S)
+        time.sleep(LOOK_S)  # until the board has come
+        live, work = joined.on_loop(lambda: live_work(session.board, spec, session.ledger))
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     return _PlannedPeers(tuple(one[:10] for one in live.peers), live.rates, work)

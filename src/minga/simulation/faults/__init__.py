@@ -1,8 +1,8 @@
-"""Scripted faults: a small language, the same for virtual hosts and for real processes.
+"""Scripted faults.
 
     text ─▶ script (at a time, at an event) ─▶ driver ─▶ kill, stall, cut, lie … of a target
 
-Read: script (the language), driver (makes faults happen; lying peers are honest ones with one method replaced).
+Read: script (a small language), driver (makes faults happen; lying peers are honest ones with one method replaced).
 
-Called by swarm, scenario, lifecycle, recorder, tests and benchmarks/soak.
+Called by swarm, scenario, lifecycle, recorder and tests.
 """

@@ -15,7 +15,7 @@ from minga.network.bandwidth.access_link import AccessRates
 from minga.network.virtual.internet import Nat, VirtualInternet
 from minga.network.virtual.paths import relay_url
 from minga.simulation.attacks.interface import Lie, lie
-from minga.simulation.faults.script import EMITTER, AtEvent, AtTime, Fault
+from minga.simulation.faults.script import EMITTER, OPPOSITES, AtEvent, AtTime, Fault
 from minga.training.session import Session
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -94,7 +94,7 @@ class FaultDriver:
         self._fire(fault, None, None)
 
     def on_event(self, peer: str, event: Event) -> None:
-        """An event of a peer, for peers whose events come from another process."""
+        """An event of a peer, attached with a bus or without."""
         if self._loop is None:
             return
         for fault in list(self._waiting):
@@ -135,7 +135,7 @@ class FaultDriver:
         if fault in self._waiting:
             self._waiting.remove(fault)
         self._record(fault, peers, ended=False)
-        _do(self._target, fault, peers)
+        self._target.do(fault, peers)
         if fault.for_s is not None:
             number = len(self.records)
             self._undo[number] = lambda: self._end(fault, peers)
@@ -143,7 +143,7 @@ class FaultDriver:
 
     def _end(self, fault: Fault, peers: tuple[str, ...]) -> None:
         self._record(fault, peers, ended=True)
-        _undo(self._target, fault, peers)
+        self._target.undo(fault, peers)
 
     def _record(self, fault: Fault, peers: tuple[str, ...], *, ended: bool) -> None:
         loop = self._loop or asyncio.get_running_loop()
@@ -170,92 +170,46 @@ class VirtualFaults:
     def __init__(self, internet: VirtualInternet, lie: Callable[[str, str | None], None] | None = None) -> None:
         self._internet, self._lie = internet, lie
 
-    def kill(self, peer: str) -> None:
-        """Let a host vanish."""
-        self._internet.kill(peer)
+    def do(self, fault: Fault, names: tuple[str, ...]) -> None:
+        """Let the fault happen to these hosts, or relays. Raises `ConfigurationError` if no liar was installed."""
+        internet, name = self._internet, names[0]
+        match fault.action:
+            case "kill":
+                internet.kill(name)
+            case "stall":
+                internet.stall(name)
+            case "resume":
+                internet.resume(name)
+            case "drop_link":
+                internet.cut(*names)
+            case "restore_link":
+                internet.restore(*names)
+            case "slow_link":
+                internet.set_rate(name, *self._rates(name, fault.bytes_per_s))
+            case "stop_relay":
+                internet.stop_relay(relay_url(name))
+            case "start_relay":
+                internet.start_relay(relay_url(name))
+            case "open_nat":
+                internet.set_nat(name, Nat.ONE_TO_ONE)
+            case "lie":
+                if self._lie is None:
+                    raise ConfigurationError("this simulation has no peers that can lie")
+                self._lie(name, fault.behaviour)
 
-    def stall(self, peer: str) -> None:
-        """Let a host stand still."""
-        self._internet.stall(peer)
+    def undo(self, fault: Fault, names: tuple[str, ...]) -> None:
+        """End a fault that can last: lines get the rates of their settings again, and liars are honest."""
+        action = OPPOSITES.get(fault.action, fault.action)
+        self.do(replace(fault, action=action, bytes_per_s=None, behaviour=None), names)
 
-    def resume(self, peer: str) -> None:
-        """Let a host go on."""
-        self._internet.resume(peer)
-
-    def drop_link(self, first: str, second: str) -> None:
-        """Cut two hosts off from each other."""
-        self._internet.cut(first, second)
-
-    def restore_link(self, first: str, second: str) -> None:
-        """End a cut."""
-        self._internet.restore(first, second)
-
-    def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
-        """Let neither direction of a host's line carry more than that; None returns to the rates of its settings."""
-        settings = self._internet.hosts[peer].settings
+    def _rates(self, name: str, most: float | None) -> tuple[float | None, float | None]:
+        """Those of a host's line, up first, of which neither is more than `most`."""
+        settings = self._internet.hosts[name].settings
         up, down = (
-            min((rate for rate in (own, bytes_per_s) if rate is not None), default=None)
+            min((rate for rate in (own, most) if rate is not None), default=None)
             for own in (settings.up_bytes_per_s, settings.down_bytes_per_s)
         )
-        self._internet.set_rate(peer, up, down)
-
-    def stop_relay(self, relay: str) -> None:
-        """Let a relay carry nothing."""
-        self._internet.stop_relay(relay_url(relay))
-
-    def start_relay(self, relay: str) -> None:
-        """Let a relay go on."""
-        self._internet.start_relay(relay_url(relay))
-
-    def open_nat(self, peer: str) -> None:
-        """Let everybody in through a host's router."""
-        self._internet.set_nat(peer, Nat.ONE_TO_ONE)
-
-    def lie(self, peer: str, behaviour: str | None) -> None:
-        """Tell the code of a peer how to lie. Raises `ConfigurationError` if no liar was installed."""
-        if self._lie is None:
-            raise ConfigurationError("this simulation has no peers that can lie")
-        self._lie(peer, behaviour)
-
-
-def _do(target: VirtualFaults, fault: Fault, peers: tuple[str, ...]) -> None:
-    match fault.action:
-        case "kill":
-            target.kill(peers[0])
-        case "stall":
-            target.stall(peers[0])
-        case "resume":
-            target.resume(peers[0])
-        case "drop_link":
-            target.drop_link(*peers)
-        case "restore_link":
-            target.restore_link(*peers)
-        case "slow_link":
-            target.slow_link(peers[0], fault.bytes_per_s)
-        case "stop_relay":
-            target.stop_relay(peers[0])
-        case "start_relay":
-            target.start_relay(peers[0])
-        case "open_nat":
-            target.open_nat(peers[0])
-        case "lie":
-            target.lie(peers[0], fault.behaviour)
-
-
-def _undo(target: VirtualFaults, fault: Fault, peers: tuple[str, ...]) -> None:
-    match fault.action:
-        case "stall":
-            target.resume(peers[0])
-        case "drop_link":
-            target.restore_link(*peers)
-        case "slow_link":
-            target.slow_link(peers[0], None)
-        case "stop_relay":
-            target.start_relay(peers[0])
-        case "lie":
-            target.lie(peers[0], None)
-        case _:
-            raise ConfigurationError(f"{fault.action} has no duration")
+        return up, down
 
 
 # ---- Lying peers: honest ones with one method replaced, since honest code need not know that lies exist.

@@ -1,4 +1,4 @@
-"""Scripted faults: a small language, the same for virtual hosts and for real processes.
+"""The small language of scripted faults.
 
 A script has one fault a line; `#` begins a comment:
 
@@ -39,6 +39,8 @@ Action = Literal[
 ACTIONS: tuple[Action, ...] = get_args(Action)
 LASTING: tuple[Action, ...] = ("stall", "drop_link", "slow_link", "stop_relay", "lie")
 """What can end by itself (`for`)."""
+OPPOSITES: dict[Action, Action] = {"stall": "resume", "drop_link": "restore_link", "stop_relay": "start_relay"}
+"""What ends a fault; the others end by the same action without its rate or lie."""
 
 EMITTER = "emitter"
 RELAY_ACTIONS: tuple[Action, ...] = ("stop_relay", "start_relay")
