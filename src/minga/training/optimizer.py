@@ -47,7 +47,11 @@ from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 T = TypeVar("T")
 
 IDLE_S = 0.02
-"""Longest pause, in seconds, of a thread that has nothing to do but wait."""
+"""Longest pause, in seconds, of a thread that nothing holds back and that has nothing to do."""
+LOOK_S = 0.1
+"""The same of one that waits for its step. It is woken for all that concerns the step: at each look it asks whether the
+program wants to leave, and another peer the state that is here.
+"""
 
 MAX_MICRO_BATCH = 1 << 24
 
@@ -481,7 +485,7 @@ class Optimizer(torch.optim.Optimizer):
             elif self._port.may_leave(now_s - waits_since_s) and gives_up():
                 return
             else:
-                self._port.wait(IDLE_S)
+                self._port.wait(min(LOOK_S, deadline - now_s))
 
     def _is_complete(self) -> bool:
         last = None if self.peer is None else self.peer.checkpointer.last_step

@@ -506,3 +506,19 @@ def test_who_rests_computes_nothing_until_told(delayed: bool) -> None:
         assert p.poll() is None
 
     main()
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_what_came_before_a_thread_began_to_wait_is_not_waited_for(
+    delayed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        p.rest(resting=True)
+        assert p.poll() is WAIT
+        p.rest(resting=False)
+        monkeypatch.setattr(p.condition, "wait", lambda _: pytest.fail("it waits for what has come already"))
+        p.wait()
+
+    main()

@@ -222,7 +222,7 @@ class GradientPort(TrainingThread):
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
-            if not self._work and self.closed is None and (not self._parks or self._has_to_wait()):
+            if not self._work and self.closed is None and self._has_to_wait():
                 self.condition.wait(seconds)
 
     def may_leave(self, waited_s: float) -> bool:
