@@ -152,7 +152,7 @@ def aggregation(name: str) -> Aggregation:
     if name in OTHERS:
         return OTHERS[name]
     aggregator = AGGREGATORS.get(name)(radius_factor=SecureSettings().clip_factor)
-    return lambda rows, _: aggregator.aggregate(rows).value
+    return lambda rows, _: aggregator.aggregate(rows.unbind()).value
 
 
 def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[str, Any]:
