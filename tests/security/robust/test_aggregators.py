@@ -190,6 +190,13 @@ def test_limits_have_the_same_bits_on_every_machine() -> None:
     assert found.residual_norm == pytest.approx(left, rel=1e-4)
 
 
+def test_the_radius_is_the_lower_median_at_every_number_of_rows() -> None:
+    """Shares of 1/12, added up, were less than a half at the sixth row of twelve."""
+    for count in range(2, 40, 2):
+        rows = torch.cat([torch.zeros(count // 2), torch.arange(1.0, count // 2 + 1)])[:, None]
+        assert CenteredClip().aggregate(rows.unbind()).clip_radius == 0.0
+
+
 def test_bias_is_what_the_radius_allows() -> None:
     rows = attacked(4000)
     for radius in (3.0, 10.0):

@@ -83,8 +83,8 @@ def geometric_median(gram: Gram, smoothing: float, tolerance: float) -> Location
     row, spread = most_central(gram)
     squared = gram.squared_distances[row]
     if spread == 0.0:  # half of the rows or more lie at one point, which no other row can move it from
-        there = (squared == 0.0) / len(squared)
-        return Location(there / ordered_sum(there), np.sqrt(squared), 0.0, 0)
+        there = squared == 0.0
+        return Location(there / there.sum(), np.sqrt(squared), 0.0, 0)
     start = np.zeros(len(squared))
     start[row] = 1.0
     return huber_location(gram, smoothing * spread, start, tolerance)
@@ -92,5 +92,4 @@ def geometric_median(gram: Gram, smoothing: float, tolerance: float) -> Location
 
 def median(values: Numbers) -> float:
     """The smallest value such that half of them lie at or below it."""
-    below = np.cumsum(np.full(len(values), 1.0 / len(values)))
-    return float(np.sort(values)[np.searchsorted(below, below[-1] / 2)])
+    return float(np.sort(values)[(len(values) - 1) // 2])
