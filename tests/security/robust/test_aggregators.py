@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from benchmarks._other_aggregates import OTHERS
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
-from minga.security.protocol.rules import ChosenAggregator, Rules, SecureSettings
+from minga.security.protocol.rules import Rules, SecureSettings
 from minga.security.robust.centered_clip import CenteredClip
 from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import Gram, Rows, lexicographic_order
@@ -100,12 +100,12 @@ def test_the_suite_finds_an_aggregator_whose_results_do_not_solve_the_equation()
         check_equation(Wide())
 
 
-def test_rules_with_the_usual_aggregator_are_those_of_before_there_was_a_choice() -> None:
+def test_rules_name_the_aggregator_and_the_package_that_brings_it() -> None:
     layout = VectorLayout((100,), "float32")
     usual = Rules.of(layout, SecureSettings())
-    assert usual.digest.hex() == "747fc001e3a381fe59f2eb111d8ed89652e558ad13a781f6615b0d5fcf186b82"
+    assert usual.digest.hex() == "6084982b4001648dbc1a6e5601b6170ffc211f93ceffed97e948d3b62c7f6a66"
     assert usual.settings.aggregator == "centered_clip"
-    chosen = msgspec.structs.replace(usual, clipping=ChosenAggregator(1.5, "unknown", "some-package", "1.0"))
+    chosen = msgspec.structs.replace(usual, aggregator="unknown", package="some-package", version="1.0")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(chosen), type=Rules) == chosen
     assert chosen.digest != usual.digest
     with pytest.raises(ConfigurationError, match=r"'unknown' comes from some-package 1\.0, which is not installed"):
