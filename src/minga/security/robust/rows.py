@@ -236,14 +236,14 @@ def _ordered_products(block: torch.Tensor) -> torch.Tensor:
 
 def ordered_sum(terms: npt.NDArray[np.float64]) -> Any:
     """The float64 sum over the last axis, whose halves are added as a whole until one element is left: each addition is
-    one of IEEE 754, so the bits are the same on every machine.
+    one of IEEE 754, so the bits are the same on every machine. It is 0 where there are no elements.
     """
     while (count := terms.shape[-1]) > 1:
         half = count // 2
         folded = terms[..., half:].copy()
         folded[..., :half] += terms[..., :half]
         terms = folded
-    return terms[..., 0]
+    return terms.sum(-1)
 
 
 def _symmetric(products: torch.Tensor) -> npt.NDArray[np.float64]:
