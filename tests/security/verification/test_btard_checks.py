@@ -17,7 +17,7 @@ from minga.security.verification.checks import (
 from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
 from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions, norm
 from minga.security.verification.norm_bound import dispersions, norm_bound
-from tests.worlds.btard_rounds import PEERS, STOP, clipped, clipped_residual, random_rounds, solve
+from tests.worlds.btard_rounds import PEERS, STOP, clipped, clipped_residual, entries_of, random_rounds, solve
 
 ACCURACY = ResultAccuracy(STOP)
 
@@ -64,7 +64,7 @@ def sums_and_limits(
     """|Σ w s| of many rounds, [directions, rounds], for results rounded to float32, and what V2 allows."""
     parts, radius = rounds
     v = v.astype(np.float32).astype(float)
-    entries = Directions(rng.bytes(32), directions).entries(v.size).reshape(directions, *v.shape) / ENTRY_DEVIATION
+    entries = entries_of(Directions(rng.bytes(32), directions), v.size).reshape(directions, *v.shape) / ENTRY_DEVIATION
     projections = np.einsum("qrd,rnd->qrn", entries, clipped(parts, v, radius))
     sums = np.abs(projections.sum(axis=2))
     # Plain step_math, so it takes arrays as well.
@@ -101,7 +101,7 @@ def test_v2_flags_a_residual_on_two_elements_that_signs_would_miss() -> None:
     residual[[17, 900]] = 1.0
     rng = np.random.default_rng(3)
     escaped = sum(
-        abs(Directions(rng.bytes(32), 1).entries(1000) @ residual)[0] / ENTRY_DEVIATION < 1e-3 for _ in range(5000)
+        abs(entries_of(Directions(rng.bytes(32), 1), 1000) @ residual)[0] / ENTRY_DEVIATION < 1e-3 for _ in range(5000)
     )
     assert 15 <= escaped <= 80
 
@@ -112,7 +112,7 @@ def test_the_batched_arithmetic_of_these_tests_is_that_of_the_checks() -> None:
         parts = np.stack(list(round_.parts.values())).astype(float)[None]
         radius = np.array([round_.radius])
         residual = clipped_residual(parts, round_.result.astype(float)[None], radius)[0]
-        entries = round_.directions.entries(len(residual)) / ENTRY_DEVIATION
+        entries = entries_of(round_.directions, len(residual)) / ENTRY_DEVIATION
         rounding = 2.0**-24 * len(round_.parts) * round_.radius
         assert largest_sum(round_.published()) == pytest.approx(np.abs(entries @ residual).max(), abs=rounding)
 

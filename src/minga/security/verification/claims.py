@@ -84,7 +84,7 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     """
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
-    value, summing = _floats(result), _Summing(directions.sketch(len(result)))
+    value, summing = _floats(result), _Summing(PartSketch(directions, len(result)))
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 

@@ -82,25 +82,9 @@ class Directions:
                 f"1 to {MAX_DIRECTIONS} are possible, from element 0 or later"
             )
 
-    def of_part(self, start: int) -> Directions:
-        """Those of a part that begins `start` elements further on."""
-        return Directions(self.randomness, self.count, self.start + start)
-
-    def sketch(self, numel: int) -> PartSketch:
-        """Of a part of `numel` elements."""
-        return PartSketch(self, numel)
-
-    def entries(self, numel: int) -> npt.NDArray[np.float64]:
-        """The directions themselves, odd integers, as float64 [count, numel]; `PartSketch` never needs all of them."""
-        sketch, entries = self.sketch(numel), np.empty((self.count, numel))
-        for block in sketch.blocks():
-            buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
-            entries[:, block.part] = block.turn * block.signs * sketch.coefficients[:, buckets]
-        return entries
-
 
 class PartSketch:
-    """How one part is sketched, and what its directions make of a sketch."""
+    """How one part of `numel` elements is sketched, and what its directions make of a sketch."""
 
     def __init__(self, directions: Directions, numel: int) -> None:
         self.numel = numel
