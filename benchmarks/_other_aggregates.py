@@ -36,8 +36,8 @@ def trimmed_mean(rows: torch.Tensor, hostile: int) -> torch.Tensor:
 
 def geometric_median_of(rows: torch.Tensor, _: int) -> torch.Tensor:
     """The point with the least sum of distances to all rows (RFA: Pillutla, Kakade, Harchaoui 2022)."""
-    arranged = Rows(rows)
-    found = geometric_median(Gram.double(arranged), arranged.weights / len(rows), smoothing=1e-3, tolerance=1e-6)
+    arranged = Rows(rows.unbind())
+    found = geometric_median(Gram.double(arranged), smoothing=1e-3, tolerance=1e-6)
     return double_sum(arranged, found.coefficients)[0]
 
 
@@ -53,7 +53,7 @@ def multi_krum(rows: torch.Tensor, hostile: int) -> torch.Tensor:
 
 def _krum(rows: torch.Tensor, hostile: int, chosen: int) -> torch.Tensor:
     bearable = max(0, min(hostile, (len(rows) - 3) // 2))
-    arranged = Rows(rows)
+    arranged = Rows(rows.unbind())
     distances = Gram.double(arranged).squared_distances
     np.fill_diagonal(distances, np.inf)
     scores = np.sort(distances, axis=1)[:, : len(rows) - bearable - 2].sum(1)

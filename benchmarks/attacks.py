@@ -14,8 +14,7 @@ the last ten steps. For each attack:
 
     attackers_banned, honest_banned, attackers_left (members to the end)
     steps_to_ban_all    from the first hostile step to the one that ended with the last ban, both counted
-    predicted_steps     mean of `minga.security.randomness.validator_lottery`, for attackers who cheat in every step and
-    are caught by
+    predicted_steps     mean of `benchmarks._ban_times`, for attackers who cheat in every step and are caught by
                         validators alone
     metric, metric_no_attack (the same run without hostile members)
     metric_undefended   the same attack in a plain loop without network, bans and validators, where everybody takes
@@ -61,11 +60,11 @@ from benchmarks._attack_digits import Digits
 from benchmarks._attack_real import RECIPES as REAL_RECIPES
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
+from benchmarks._ban_times import mean_steps_to_ban_all
 from benchmarks._other_aggregates import OTHERS, Aggregation
 from benchmarks._report import emit, finish, note, parser
 from minga.core.png import blank, write
 from minga.security.protocol.rules import SecureSettings
-from minga.security.randomness.validator_lottery import mean_steps_to_ban_all
 from minga.security.robust.interface import AGGREGATORS
 from minga.simulation.attacks.interface import attack, attacks
 from minga.simulation.outcome import Curve, draw_attack
@@ -152,7 +151,7 @@ def aggregation(name: str) -> Aggregation:
     if name in OTHERS:
         return OTHERS[name]
     aggregator = AGGREGATORS.get(name)(radius_factor=SecureSettings().clip_factor)
-    return lambda rows, _: aggregator.aggregate(rows).value
+    return lambda rows, _: aggregator.aggregate(rows.unbind()).value
 
 
 def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[str, Any]:

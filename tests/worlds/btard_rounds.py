@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from minga.network.interface import PeerId
+from minga.security.verification.count_sketch import Directions, PartSketch
 
 STOP = 1e-6
 PEERS = [PeerId(f"{number:064x}") for number in range(64)]
+
+
+def entries_of(directions: Directions, numel: int) -> np.ndarray:
+    """The directions themselves, odd integers, as float64 [count, numel]; a sketch never needs all of them."""
+    sketch, entries = PartSketch(directions, numel), np.empty((directions.count, numel))
+    for block in sketch.blocks():
+        buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
+        entries[:, block.part] = block.turn * block.signs * sketch.coefficients[:, buckets]
+    return entries
 
 
 def clipped_residual(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ The book is kept in memory, and bounded.
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -354,9 +353,6 @@ class Sight:
         self._me = me
         self._rounds: OrderedDict[int, RoundSight] = OrderedDict()
         self._since = 0  # the first step that this peer has not claimed yet
-        self._own: deque[tuple[int, int, int]] = deque()
-        """Of the rounds from then on: the step, and what this peer gave and had to add up."""
-        self._own_samples = self._own_reduced = 0
         self._begun, self._next = 0, 0
         self._sums: dict[PeerId, SeenSum] = {}
         """Of the steps from `_begun` to before `_next`, which are those since the last count, as most claims are."""
@@ -372,7 +368,6 @@ class Sight:
         if self._rounds and plan.step <= next(reversed(self._rounds)):
             self._rounds.clear()  # the organisers regrouped the run: its history is another one
             self._since = 0
-            self._forget_own(math.inf)
         heard = {} if plan.adopts else {**dict.fromkeys(_unheard(outcome), 0), **outcome.heard, self._me: own_samples}
         reduced = {} if plan.adopts else reduced_bytes(plan)
         for peer in outcome.lost:
@@ -382,9 +377,6 @@ class Sight:
         samples = {peer: min(given, batch) for peer, given in heard.items()}
         is_root = any(plan.ids[part.root] == self._me for part in plan.parts) and not plan.adopts
         self._rounds[plan.step] = one = RoundSight(frozenset(plan.ids), samples, reduced, is_root)
-        given, added = samples.get(self._me, 0), reduced.get(self._me, 0)
-        self._own.append((plan.step, given, added))
-        self._own_samples, self._own_reduced = self._own_samples + given, self._own_reduced + added
         if plan.step != self._next:
             self.begin_count(plan.step)
         self._next = plan.step + 1
@@ -392,29 +384,22 @@ class Sight:
             self._sums.setdefault(peer, SeenSum()).add(peer, one)
         while len(self._rounds) > MAX_SPAN_STEPS:
             self._rounds.popitem(last=False)
-        self._forget_own(next(iter(self._rounds)))
 
     # ---- what this peer claims
 
     def claim(self, step: int) -> Claim | None:
         """What this peer contributed before `step` and did not claim yet; None if it took part in nothing."""
-        self._forget_own(max(self._since, step - MAX_SPAN_STEPS))
-        later = [one for one in self._own if one[0] >= step] if self._own and self._own[-1][0] >= step else []
-        if len(later) == len(self._own):
+        start = max(self._since, step - MAX_SPAN_STEPS)
+        own = {at: one for at, one in self._rounds.items() if start <= at < step}
+        if not own:
             return None
-        samples = self._own_samples - sum(given for _, given, _ in later)
-        reduced = self._own_reduced - sum(added for _, _, added in later)
-        return Claim(step - self._own[0][0], len(self._own) - len(later), samples, reduced // UNIT_BYTES)
+        samples = sum(one.samples.get(self._me, 0) for one in own.values())
+        reduced = sum(one.reduced.get(self._me, 0) for one in own.values())
+        return Claim(step - min(own), len(own), samples, reduced // UNIT_BYTES)
 
     def note_claimed(self, step: int) -> None:
         """All before `step` stands in a count."""
         self._since = step
-
-    def _forget_own(self, before: float) -> None:
-        """Claim nothing of the steps before one."""
-        while self._own and self._own[0][0] < before:
-            _, given, added = self._own.popleft()
-            self._own_samples, self._own_reduced = self._own_samples - given, self._own_reduced - added
 
     # ---- how this peer judges
 

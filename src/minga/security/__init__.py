@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate
+    from minga.security.robust.centered_clip import CenteredClip
     from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator
     from minga.security.robust.rows import Rows
 
@@ -25,7 +25,6 @@ __all__ = [
     "Aggregate",
     "Aggregator",
     "CenteredClip",
-    "ClippedAggregate",
     "Rows",
 ]
 
@@ -34,7 +33,6 @@ _LATE = {  # imported when they are first asked for
     "Aggregate": "minga.security.robust.interface",
     "Aggregator": "minga.security.robust.interface",
     "CenteredClip": "minga.security.robust.centered_clip",
-    "ClippedAggregate": "minga.security.robust.centered_clip",
     "Rows": "minga.security.robust.rows",
 }
 

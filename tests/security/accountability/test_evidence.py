@@ -379,7 +379,7 @@ def test_neither_bytes_nor_rules_can_be_exchanged() -> None:
     other = Rules.of(VectorLayout((70,), "float32"), one.witnesses[0].member._settings)
     assert other == one.proof.rules
     for rules in (
-        msgspec.structs.replace(other, clipping=0.5),
+        msgspec.structs.replace(other, clip_factor=0.5),
         msgspec.structs.replace(other, directions=1),
         msgspec.structs.replace(other, codec="bfloat16"),
         msgspec.structs.replace(other, numels=(1 << 40,)),

@@ -32,8 +32,7 @@ from minga.security.messaging.past_steps import (
 from minga.security.messaging.spread import PROVE, TELL
 from minga.security.parts.transfer_limits import transfer_limit_s
 from minga.security.protocol.behaviour import Behaviour
-from minga.security.protocol.members import MAX_BANS, Candidate, Reason, lot
-from minga.security.protocol.protocol_state import Banned
+from minga.security.protocol.members import MAX_BANS, Ban, Candidate, Reason, lot
 from minga.security.protocol.statements import (
     MAX_BODY_BYTES,
     MAX_SHORT_BODY_BYTES,
@@ -244,7 +243,7 @@ def test_a_standing_that_its_asker_never_reads_is_held_for_it_as_long_as_a_call_
     async def run() -> None:
         swarm = make_swarm()
         member, outcomes = swarm.peers["p0"], member_with_an_outcome(swarm)[1]
-        bans = tuple(Banned(f"{number:064x}", 0, Reason.SILENT.name) for number in range(MAX_BANS))
+        bans = tuple(Ban(f"{number:064x}", 0, Reason.SILENT, 1) for number in range(MAX_BANS))
         standing = msgspec.structs.replace(outcomes._kept[1].standing, bans=bans)
         outcomes.keep(PastStep(standing, {}, None))
         node = stranger(swarm)

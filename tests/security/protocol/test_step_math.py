@@ -34,7 +34,8 @@ def normal(count: int, seed: int) -> torch.Tensor:
 
 def clipped(rows: Sequence[torch.Tensor], radius: float | None = None) -> Part:
     """What an aggregator does with the right radius, or with one of its own liking."""
-    made = CenteredClip(radius, radius_factor=SETTINGS.clip_factor).aggregate(list(rows))
+    factor = SETTINGS.clip_factor if radius is None else radius / CenteredClip().aggregate(rows).clip_radius
+    made = CenteredClip(radius_factor=factor).aggregate(rows)
     return rows, made.value, made.clip_radius
 
 

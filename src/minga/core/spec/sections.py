@@ -406,8 +406,8 @@ class SecuritySection(Section):
         None,
         1,
         2**20,
-        "(byzantine) steps that a newcomer computes, and is checked, before it counts; left out: three times as many "
-        "as it takes to find hostile peers",
+        "(byzantine) steps that a newcomer computes, and is checked, before it counts; left out: over three times as "
+        "many as it takes to find hostile peers",
     )
 
     aggregator: str = described(

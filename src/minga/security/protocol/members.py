@@ -17,8 +17,7 @@ import bisect
 import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Self
 
 import msgspec
 from blake3 import blake3
@@ -44,17 +43,25 @@ MAX_FORMER = 256
 _LABEL = b"minga secure ledger 2"
 
 
-class Reason(enum.StrEnum):
+class Reason(enum.IntEnum):
     """Why a peer was banned; see the table of ban rules in `docs/guarantees.md`."""
 
-    SILENT = "it did not say what was due, or nothing that makes sense, after it had committed itself"
-    EQUIVOCATED = "it signed two different statements where one was due"
-    UNDELIVERED = "most could not get what it committed to, or could get what it says it could not"
-    WRONG_AGGREGATE = "what it reduced is not the clipped mean of what it got"
-    FALSE_CLAIMS = "its projections or norms are not those of what it sent"
-    COVERED = "it aggregated a part and kept silent about false claims"
-    WRONG_GRADIENT = "what it sent is not the gradient of its public batch"
-    FALSE_ACCUSATION = "it accused somebody who had done nothing wrong"
+    words: str
+
+    def __new__(cls, code: int, words: str) -> Self:
+        """A member is the number that travels, which never changes; `words` are for people."""
+        reason = int.__new__(cls, code)
+        reason._value_, reason.words = code, words
+        return reason
+
+    SILENT = 1, "it did not say what was due, or nothing that makes sense, after it had committed itself"
+    EQUIVOCATED = 2, "it signed two different statements where one was due"
+    UNDELIVERED = 3, "most could not get what it committed to, or could get what it says it could not"
+    WRONG_AGGREGATE = 4, "what it reduced is not the clipped mean of what it got"
+    FALSE_CLAIMS = 5, "its projections or norms are not those of what it sent"
+    COVERED = 6, "it aggregated a part and kept silent about false claims"
+    WRONG_GRADIENT = 7, "what it sent is not the gradient of its public batch"
+    FALSE_ACCUSATION = 8, "it accused somebody who had done nothing wrong"
 
 
 LAPSES: Final = frozenset({Reason.SILENT, Reason.UNDELIVERED})
@@ -63,14 +70,13 @@ FIRST_SUSPENSION_STEPS: Final = 8
 _MOST_DOUBLINGS: Final = 20
 
 
-@dataclass(frozen=True)
-class Ban:
+class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Who was banned, at which step, and why. `lapses` counts its suspensions up to this one, if it is one."""
 
-    peer: PeerId
-    step: int
+    peer: Peer
+    step: Step
     reason: Reason
-    lapses: int = 1
+    lapses: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
     @property
     def until(self) -> int | None:
@@ -82,7 +88,7 @@ class Ban:
     @property
     def why(self) -> str:
         """The reason, and for how long, in words."""
-        return self.reason.value + ("" if self.until is None else f"; suspended until step {self.until}")
+        return self.reason.words + ("" if self.until is None else f"; suspended until step {self.until}")
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -106,7 +112,7 @@ class Members:
     ) -> None:
         self._members = sorted(set(members))
         self.candidates = {PeerId(candidate.peer): candidate for candidate in candidates}
-        self.bans = {ban.peer: ban for ban in bans}
+        self.bans = {PeerId(ban.peer): ban for ban in bans}
         """Also suspensions that are over: the next one of the peer is longer."""
         self.former = dict(former or {})
         """The step in which a member that was away left the list."""
@@ -125,7 +131,7 @@ class Members:
         if known is not None and known.until is None:
             return
         self._discard(peer)
-        self.bans[peer] = Ban(peer, step, reason, self.lapses(peer) + (reason in LAPSES))
+        self.bans[peer] = Ban(peer, step, reason, self.lapses(peer) + 1)
         if len(self.bans) > MAX_BANS:
             del self.bans[min(self.bans, key=lambda banned: (self.bans[banned].step, banned))]
 

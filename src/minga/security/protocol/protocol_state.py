@@ -7,7 +7,6 @@ there decides like those who were.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
@@ -24,7 +23,6 @@ from minga.security.protocol.members import (
     Candidate,
     Members,
     PendingAccusations,
-    Reason,
     charges,
 )
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
@@ -32,36 +30,11 @@ from minga.security.randomness.coin import derive
 from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory, StepBound
 
 _LABEL = b"minga secure standing 1"
-_LAPSES = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 Norm = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 Stop = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Norms = Annotated[tuple[Norm, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-
-
-class Banned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """See `Ban`; `reason` is the name of a `Reason`, and from the second suspension on a colon and their number.
-
-    Evidence of earlier versions, which knew no suspensions, is encoded alike.
-    """
-
-    peer: Peer
-    step: Step
-    reason: Annotated[str, msgspec.Meta(max_length=32)]
-
-    @classmethod
-    def of(cls, ban: Ban) -> Banned:
-        """A ban as it is told."""
-        is_further = ban.until is not None and ban.lapses > 1
-        return cls(ban.peer, ban.step, ban.reason.name + (f":{ban.lapses}" if is_further else ""))
-
-    def read(self) -> Ban:
-        """What it says. Raises `ValueError` if that is nothing."""
-        name, colon, number = self.reason.partition(":")
-        if name not in Reason.__members__ or (colon and _LAPSES.fullmatch(number) is None):
-            raise ValueError(f"{self.reason!r} is no reason for a ban")
-        return Ban(PeerId(self.peer), self.step, Reason[name], int(number or 1))
 
 
 class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -75,7 +48,7 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     members: Peers
     coin: Digest
     candidates: Annotated[tuple[Candidate, ...], msgspec.Meta(max_length=MAX_CANDIDATES)] = ()
-    bans: Annotated[tuple[Banned, ...], msgspec.Meta(max_length=MAX_BANS)] = ()
+    bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)] = ()
     former: Annotated[tuple[tuple[Peer, Step], ...], msgspec.Meta(max_length=MAX_FORMER)] = ()
     charges: Annotated[tuple[PendingAccusations, ...], msgspec.Meta(max_length=MAX_CHARGES)] = ()
     voters: Peers = ()
@@ -96,9 +69,8 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     @property
     def membership(self) -> Members:
         """The list of members at this step."""
-        bans = [ban.read() for ban in self.bans]
         former = {PeerId(peer): step for peer, step in self.former}
-        return Members(map(PeerId, self.members), self.candidates, bans, former)
+        return Members(map(PeerId, self.members), self.candidates, self.bans, former)
 
     def check(self) -> None:
         """Raise `ValueError` unless its parts belong together."""
@@ -108,8 +80,6 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
             raise ValueError("a peer is either a member or a candidate")
         if len(self.voters) != len(self.aggregates):
             raise ValueError("each member of the last step has an aggregate or none")
-        for ban in self.bans:
-            ban.read()
         history = DispersionHistory()
         for stops, norms in self.distances:
             history.add(stops, norms)
@@ -148,7 +118,7 @@ class StepProgress:
             membership.members,
             self.coin,
             tuple(sorted(membership.candidates.values(), key=lambda candidate: candidate.peer)),
-            tuple(Banned.of(ban) for _, ban in sorted(membership.bans.items())),
+            tuple(ban for _, ban in sorted(membership.bans.items())),
             tuple(sorted(membership.former.items())),
             self.charges,
             self.voters,

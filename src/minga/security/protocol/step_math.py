@@ -27,7 +27,6 @@ from minga.security.protocol.members import Reason
 from minga.security.protocol.rules import SecureSettings
 from minga.security.robust.interface import AGGREGATORS
 from minga.security.verification.checks import (
-    Offence,
     PublishedClaims,
     check_averaging,
     check_senders,
@@ -53,11 +52,6 @@ AGGREGATE_RESIDUAL = 2.0**-16
 
 SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
 """How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
-
-_REASONS = {
-    Offence.FALSE_CLAIM: Reason.FALSE_CLAIMS,
-    Offence.WRONG_RESULT: Reason.WRONG_AGGREGATE,
-}
 
 
 class StepMath:
@@ -112,7 +106,7 @@ class StepMath:
         true = self.true_claims(record, part, claiming)
         recomputed = {members[owner]: true.get(owner) for owner in claiming}
         published = self._published(record, part, recomputed.keys())
-        return tuple(each.accused for each in check_senders(published, recomputed))
+        return check_senders(published, recomputed)
 
     def claimed_error(self, record: AttemptRecord, owner: int, expected: Sequence[Bytes]) -> tuple[float, int]:
         """How far the claims of a member are from what is true of the parts that it should have sent, `expected`: the
@@ -173,9 +167,9 @@ class StepMath:
         radius = max(radius, _LEAST_RADIUS)
         arrays = {peer: _array(row) for peer, row in rows.items()}
         directions, accuracy = self._directions(record, part), _attainable(radius, left / len(rows))
-        for finding in check_averaging(published, arrays, value, directions, accuracy):
-            bans.setdefault(finding.accused, _REASONS[finding.offence])
-        if not _is_near(published.radius, radius):
+        liars, is_wrong = check_averaging(published, arrays, value, directions, accuracy)
+        bans = dict.fromkeys(liars, Reason.FALSE_CLAIMS)
+        if is_wrong or not _is_near(published.radius, radius):
             bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
         return bans
 
@@ -205,8 +199,7 @@ class StepMath:
             if (claim := record.claims[terms.members[owner]].claims[part]) is not None
             and (senders is None or terms.members[owner] in senders)
         }
-        aggregator = terms.members[part]
-        return PublishedClaims(part, aggregator, record.results[aggregator].clip, said)
+        return PublishedClaims(part, record.results[terms.members[part]].clip, said)
 
     def _directions(self, record: AttemptRecord, part: int) -> Directions:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])

@@ -4,7 +4,7 @@
                                                └─▶ public_batch: which samples a peer trains on
 
 Read: coin (commit, reveal, hash, and uniform integers that are the same on every machine), public_batch (seeds of
-samples), validator_lottery (validators and targets, and how long attackers last, for choosing the settings).
+samples), validator_lottery (validators and targets).
 
 Called by most folders of this room, by recipes, and by training/bridge. It sends nothing.
 """

@@ -13,13 +13,13 @@ from minga.security.robust.rows import Gram, ordered_sum
 # ---- The point that minimises a Huber loss of the distances to n rows.
 #
 # It is found among the weighted means of the rows. With h_r(e) = e^2 / 2 for e <= r and r (e - r/2) beyond, the loss
-# sum_i w_i h_r(||x_i - v||) is convex, and its gradient vanishes where
+# sum_i h_r(||x_i - v||) is convex, and its gradient vanishes where
 #
-#     sum_i w_i min(1, r / ||x_i - v||) (x_i - v) = 0.
+#     sum_i min(1, r / ||x_i - v||) (x_i - v) = 0.
 #
 # That is the fixed point of CenteredClip with clipping radius r. For r = infinity it is the mean; for r towards 0 the
 # geometric median, smoothed by r. Iteratively reweighted least squares goes there with v <- sum_i c_i x_i / sum_i c_i,
-# c_i = w_i min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is
+# c_i = min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is
 # a weighted mean of rows, so the iteration needs only their inner products (`rows.py`). Where CenteredClip moves by at
 # most r in one iteration, this one leaves a start that is far off at once. The same products give the same bits
 # everywhere, because all sums are in a fixed order.
@@ -40,16 +40,14 @@ class Location:
     distances: Numbers
     """||x_i - v||, [n]."""
     residual_norm: float
-    """||sum_i w_i min(1, r / ||x_i - v||) (x_i - v)|| for weights that add up to 1, at most."""
+    """The norm of the mean of min(1, r / ||x_i - v||) (x_i - v), at most."""
     iterations: int
 
 
-def huber_location(
-    gram: Gram, weights: Numbers, radius: float, start: Numbers, tolerance: float = RESIDUAL_TOLERANCE
-) -> Location:
+def huber_location(gram: Gram, radius: float, start: Numbers, tolerance: float = RESIDUAL_TOLERANCE) -> Location:
     """Iterate from coefficients `start` until the residual is at most `tolerance` times `radius` > 0.
 
-    `weights` [n] are positive and add up to 1. Ends after `MOST_ITERATIONS` in any case; the residual tells.
+    Ends after `MOST_ITERATIONS` in any case; the residual tells.
     """
     products, coefficients = gram.products, start
     squared_norms = np.diag(products)
@@ -57,7 +55,7 @@ def huber_location(
     for iteration in range(MOST_ITERATIONS + 1):
         mixed = ordered_sum(products * coefficients)
         distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + ordered_sum(coefficients * mixed), 0.0))
-        pulls = weights * (radius / np.maximum(distances, radius))
+        pulls = 1.0 / len(start) * (radius / np.maximum(distances, radius))
         total = ordered_sum(pulls)
         residual = pulls - total * coefficients
         # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
@@ -70,30 +68,28 @@ def huber_location(
     return Location(coefficients, distances, residual_norm, iteration)
 
 
-def most_central(gram: Gram, weights: Numbers) -> tuple[int, float]:
-    """The row with the smallest weighted median of its distances to all rows, and that median.
+def most_central(gram: Gram) -> tuple[int, float]:
+    """The row with the smallest median of its distances to all rows, and that median.
 
-    A minority by weight can neither be this row from afar nor make the median larger than that of an honest row.
+    A minority can neither be this row from afar nor make the median larger than that of an honest row.
     """
-    medians = [weighted_median(row, weights) for row in gram.squared_distances]
+    medians = [median(row) for row in gram.squared_distances]
     nearest = int(np.argmin(medians))
     return nearest, float(np.sqrt(medians[nearest]))
 
 
-def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: float) -> Location:
+def geometric_median(gram: Gram, smoothing: float, tolerance: float) -> Location:
     """The geometric median, smoothed within `smoothing` times the distance at which half of the rows lie."""
-    row, spread = most_central(gram, weights)
-    start = np.zeros(len(weights))
+    row, spread = most_central(gram)
+    squared = gram.squared_distances[row]
+    if spread == 0.0:  # half of the rows or more lie at one point, which no other row can move it from
+        there = squared == 0.0
+        return Location(there / there.sum(), np.sqrt(squared), 0.0, 0)
+    start = np.zeros(len(squared))
     start[row] = 1.0
-    if spread == 0.0:  # more than half of the weight lies at one point, which no other row can move it from
-        there = weights * (gram.squared_distances[row] == 0.0)
-        distances = np.sqrt(gram.squared_distances[row])
-        return Location(there / ordered_sum(there), distances, 0.0, 0)
-    return huber_location(gram, weights, smoothing * spread, start, tolerance)
+    return huber_location(gram, smoothing * spread, start, tolerance)
 
 
-def weighted_median(values: Numbers, weights: Numbers) -> float:
-    """The smallest value such that half of the weight lies at or below it."""
-    order = np.argsort(values, kind="stable")
-    below = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(below, below[-1] / 2)])
+def median(values: Numbers) -> float:
+    """The smallest value such that half of them lie at or below it."""
+    return float(np.sort(values)[(len(values) - 1) // 2])

@@ -7,7 +7,7 @@ aggregator must pass.
 Members see the rows of nobody else, so they cannot compute an aggregate again. They check an equation instead, of which
 each sender publishes its own term (`security/verification/claims.py`):
 
-    sum_i w_i min(1, tau / ||x_i - v||) (x_i - v) = 0        value v, clipping radius tau
+    sum_i min(1, tau / ||x_i - v||) (x_i - v) = 0        value v, clipping radius tau
 
 A result that solves it, however it was found, is verified by the sum of all terms, and tau by the published norms
 ||x_i - v||, of whose median it has to be about `radius_factor` times. A coordinate-wise median, a trimmed mean or Krum
@@ -21,12 +21,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final
 
 import torch
 
 from minga.core.spec.plugins import Registry
-from minga.security.robust.rows import RowData, Rows
+from minga.security.robust.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,12 @@ class Aggregate:
     value: torch.Tensor
     """float32 [numel]."""
     clip_radius: float
-    """tau, at least 0; it is 0 where more than half of the weight lies at one point."""
+    """tau, at least 0; it is 0 where half of the rows or more lie at one point."""
     residual_norm: float
     """Bound of the norm of the equation's left side at the value: what the solver left, and the rounding to float32."""
 
 
-AggregateT_co = TypeVar("AggregateT_co", bound=Aggregate, covariant=True)
-
-
-class Aggregator(ABC, Generic[AggregateT_co]):
+class Aggregator(ABC):
     """One way to solve the equation above; without state, so that instances may be shared by threads.
 
     An instance is made with `radius_factor` > 0: tau is to be within a factor of 2 of so many times the median distance
@@ -58,18 +55,17 @@ class Aggregator(ABC, Generic[AggregateT_co]):
     @abstractmethod
     def __init__(self, *, radius_factor: float = 1.0) -> None: ...
 
-    def aggregate(self, rows: RowData, weights: Sequence[float] | torch.Tensor | None = None) -> AggregateT_co:
-        """Aggregate float32 rows [n, numel] that may lie apart; neither rows nor weights are changed.
+    def aggregate(self, rows: Sequence[torch.Tensor]) -> Aggregate:
+        """Aggregate float32 rows [numel], which are not changed; in another order they give the same value to the last
+        bit.
 
-        Weights, 1 for each row if not given, are finite and not negative; only their ratios matter. A row of weight 0
-        is not read. Rows in another order give the same value, up to the rounding of sums; to the last bit if they lie
-        apart. One tensor is faster. Raises `NonFiniteRowsError` that names the rows with NaN or infinity, and
-        `ValueError` for rows of another kind or of unequal length, for wrong weights, and for no rows.
+        Raises `NonFiniteRowsError` that names the rows with NaN or infinity, and `ValueError` for rows of another kind
+        or of unequal length, and for no rows.
         """
-        return self._aggregate(Rows(rows, weights))
+        return self._aggregate(Rows(rows))
 
     @abstractmethod
-    def limits(self, rows: RowData) -> tuple[float, float]:
+    def limits(self, rows: Sequence[torch.Tensor]) -> tuple[float, float]:
         """What a member is held to who says that it aggregated these finite rows: about the radius tau, and the most
         that it may leave of the equation.
 
@@ -78,13 +74,13 @@ class Aggregator(ABC, Generic[AggregateT_co]):
         """
 
     @abstractmethod
-    def _aggregate(self, rows: Rows) -> AggregateT_co: ...
+    def _aggregate(self, rows: Rows) -> Aggregate: ...
 
     def __repr__(self) -> str:
         return f"<aggregator {self.name}>"
 
 
-AGGREGATORS: Final[Registry[type[Aggregator[Any]]]] = Registry(
+AGGREGATORS: Final[Registry[type[Aggregator]]] = Registry(
     "minga.aggregators",
     "aggregator",
     {"centered_clip": "minga.security.robust.centered_clip:CenteredClip"},

@@ -1,7 +1,7 @@
 """The vectors that are to be aggregated, in one order, and what is computed from them block by block.
 
-Rows stay where they are: a tensor [n, numel], or n separate pieces of memory as they came in. What is computed from
-them goes through blocks of coordinates, so that the memory used beside them does not grow with n times numel.
+Rows stay where they are, in n pieces of memory as they came in. What is computed from them goes through blocks of
+coordinates, so that the memory used beside them does not grow with n times numel.
 
 Sums of floats depend on the order of their terms. Rows are therefore taken in an order that depends on their bits
 alone (`lexicographic_order`): the same rows in any order give the same sums.
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from minga.averaging.codecs.interface import FLOAT32_MAX, is_finite
-from minga.averaging.codecs.tensor_bytes import bytes_of, load
 
 # ---- An order of vectors that depends on nothing but their bits.
 
@@ -28,10 +27,10 @@ _MOST_ELEMENTS: Final = 1 << 16
 """Copies of a row must not cost a pass over the memory."""
 
 
-def lexicographic_order(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> list[int]:
-    """Indices of float32 `vectors` [numel], ordered by the bits of their first differing element, then by weight.
+def lexicographic_order(vectors: Sequence[torch.Tensor]) -> list[int]:
+    """Indices of float32 `vectors` [numel], ordered by the bits of their first differing element.
 
-    Those that agree in their first 2^16 elements and in weight keep their order.
+    Those that agree in their first 2^16 elements keep their order.
     """
     groups = [list(range(len(vectors)))]
     start, length = 0, _FIRST_ELEMENTS
@@ -39,7 +38,7 @@ def lexicographic_order(vectors: Sequence[torch.Tensor], weights: Sequence[float
         part = slice(start, start + length)
         groups = [finer for group in groups for finer in _split(group, vectors, part)]
         start, length = part.stop, 4 * length
-    return [index for group in groups for index in sorted(group, key=lambda index: weights[index])]
+    return [index for group in groups for index in group]
 
 
 def _split(group: list[int], vectors: Sequence[torch.Tensor], part: slice) -> list[list[int]]:
@@ -60,12 +59,6 @@ def _split(group: list[int], vectors: Sequence[torch.Tensor], part: slice) -> li
 # ---- The rows: checked, and read block by block.
 
 
-RowData = torch.Tensor | Sequence[torch.Tensor | bytes | bytearray | memoryview]
-"""float32 rows: a CPU tensor [n, numel], or n tensors [numel] or buffers of little-endian bytes.
-
-A buffer that is read-only or not aligned to four bytes is copied once.
-"""
-
 BLOCK_ELEMENTS: Final = 1 << 17
 """Coordinates worked on at once: the blocks of 16 rows take 8 MiB, which stay in the cache that cores share."""
 
@@ -81,25 +74,17 @@ class NonFiniteRowsError(ValueError):
 
 
 class Rows:
-    """n >= 1 float32 rows of equal length with a positive weight each, in lexicographic order."""
+    """n >= 1 float32 rows of equal length, in lexicographic order."""
 
-    def __init__(self, data: RowData, weights: Sequence[float] | torch.Tensor | None = None) -> None:
-        """Check and arrange rows; those of weight 0 are left out unread.
-
-        Raises `ValueError` for anything but float32 CPU rows of one length, for weights that are negative, not finite,
-        all zero or not one for each row, and for no rows.
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Check and arrange rows [numel]. Raises `ValueError` for no rows, and for any but float32 CPU rows of one
+        length.
         """
-        vectors = _vectors(data)
+        vectors = _checked(tensors)
         self.numel = vectors[0].numel()
-        all_weights = _checked_weights(weights, len(vectors))
-        kept = [index for index in range(len(vectors)) if all_weights[index] > 0]
-        order = lexicographic_order([vectors[index] for index in kept], [all_weights[index] for index in kept])
-        self.indices = tuple(kept[place] for place in order)
+        self.indices = tuple(lexicographic_order(vectors))
         """Where each row stood among those given."""
-        self.vectors = tuple(vectors[row] for row in self.indices)
-        self.weights = all_weights[list(self.indices)]
-        """float64 [n], positive."""
-        self._matrix = data.detach() if isinstance(data, torch.Tensor) and data.stride(1) == 1 else None
+        self.vectors = tuple(vectors[index] for index in self.indices)
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -123,10 +108,6 @@ class Rows:
         for part, block in self.blocks(DOUBLE_BLOCK_ELEMENTS):
             yield part, room[: block.numel()].view_as(block).copy_(block)
 
-    def in_place(self) -> tuple[torch.Tensor, tuple[int, ...]] | None:
-        """The tensor [n, numel] that holds the rows and no others, and where in it each is; None if there is none."""
-        return None if self._matrix is None or len(self._matrix) > len(self) else (self._matrix, self.indices)
-
     def require_finite(self) -> None:
         """Raise `NonFiniteRowsError` that names the rows, as they were given, which hold NaN or infinity."""
         wrong = [index for index, vector in zip(self.indices, self.vectors, strict=True) if not is_finite(vector)]
@@ -134,13 +115,8 @@ class Rows:
             raise NonFiniteRowsError(wrong)
 
 
-def _vectors(data: RowData) -> list[torch.Tensor]:
-    if isinstance(data, torch.Tensor):
-        if data.dim() != 2:
-            raise ValueError(f"rows are a tensor [n, numel] or n vectors, not a tensor {tuple(data.shape)}")
-        vectors = list(data.detach().unbind(0))
-    else:
-        vectors = [_vector(row, number) for number, row in enumerate(data)]
+def _checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    vectors = [tensor.detach() for tensor in tensors]
     if not vectors:
         raise ValueError("there are no rows to aggregate")
     for number, vector in enumerate(vectors):
@@ -152,28 +128,6 @@ def _vectors(data: RowData) -> list[torch.Tensor]:
         if vector.numel() != vectors[0].numel():
             raise ValueError(f"row {number} has {vector.numel()} elements, row 0 has {vectors[0].numel()}")
     return vectors
-
-
-def _vector(row: torch.Tensor | bytes | bytearray | memoryview, number: int) -> torch.Tensor:
-    if isinstance(row, torch.Tensor):
-        return row.detach()
-    if not isinstance(row, bytes | bytearray | memoryview):
-        raise ValueError(f"row {number} is a {type(row).__name__}, neither a tensor nor a buffer")
-    raw = bytes_of(row, writable=False)
-    if raw.is_meta or raw.numel() % 4:
-        raise ValueError(f"row {number} has {raw.numel()} bytes that are not float32 values")
-    return load(raw, torch.float32)
-
-
-def _checked_weights(weights: Sequence[float] | torch.Tensor | None, count: int) -> npt.NDArray[np.float64]:
-    if weights is None:
-        return np.ones(count)
-    values = np.asarray([float(weight) for weight in weights])
-    if values.shape != (count,):
-        raise ValueError(f"{len(values)} weights for {count} rows")
-    if not (np.isfinite(values).all() and (values >= 0).all() and 0 < values.sum() < np.inf):
-        raise ValueError(f"weights are finite, at least 0 and not all 0: {[float(value) for value in values]}")
-    return values
 
 
 # ---- Inner products of all pairs of rows: after one pass over the memory, distances cost a few hundred operations.
@@ -190,10 +144,8 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor | None, count: int)
 # between them, or where a far row has a small weight, but much where all rows are nearly equal. Hence two ways:
 #
 # * *single*: float32 products of the rows as they are, each over `_SINGLE_ELEMENTS` coordinates, added up in float64.
-#   It is fast, and reads rows in place where they form one tensor. (How a matrix product rounds may then depend on
-#   where in the tensor a row stands; rows that lie apart are copied block by block, in lexicographic order.) The
-#   rounding errors of the many short sums are mostly independent of each other, so the whole is better than a single
-#   one; see `_SINGLE_ERROR`.
+#   It is fast. The rounding errors of the many short sums are mostly independent of each other, so the whole is better
+#   than a single one; see `_SINGLE_ERROR`.
 # * *double*: float64 throughout, of differences to a centre if one is given. No float32 over- or underflows there.
 #   With the row nearest to v as the centre, ||x_i - c|| <= 2 ||x_i - v||: nothing is left to cancel.
 #
@@ -224,13 +176,8 @@ class Gram:
     def single(cls, rows: Rows) -> Self:
         """In float32; products are not finite where a row holds NaN, infinity, or too large numbers."""
         products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        placed = rows.in_place()
-        if placed is None:
-            for _, block in rows.blocks():
-                products += _products(block, _SINGLE_ELEMENTS)
-        else:
-            matrix, places = placed
-            products = _products(matrix, _SINGLE_ELEMENTS)[list(places)][:, list(places)]
+        for _, block in rows.blocks():
+            products += _products(block, _SINGLE_ELEMENTS)
         return cls(_symmetric(products), 0.0, 0.0).as_single(rows)
 
     @classmethod
@@ -289,14 +236,14 @@ def _ordered_products(block: torch.Tensor) -> torch.Tensor:
 
 def ordered_sum(terms: npt.NDArray[np.float64]) -> Any:
     """The float64 sum over the last axis, whose halves are added as a whole until one element is left: each addition is
-    one of IEEE 754, so the bits are the same on every machine.
+    one of IEEE 754, so the bits are the same on every machine. It is 0 where there are no elements.
     """
     while (count := terms.shape[-1]) > 1:
         half = count // 2
         folded = terms[..., half:].copy()
         folded[..., :half] += terms[..., :half]
         terms = folded
-    return terms[..., 0]
+    return terms.sum(-1)
 
 
 def _symmetric(products: torch.Tensor) -> npt.NDArray[np.float64]:
@@ -304,12 +251,11 @@ def _symmetric(products: torch.Tensor) -> npt.NDArray[np.float64]:
     return values
 
 
-# ---- Weighted sums of rows, in single or in double precision, and exact distances.
+# ---- Weighted sums of rows, in single or in double precision.
 
 
 _SUM_ELEMENTS: Final = 1 << 21
 """8 MiB of a float32 sum stay in the cache that cores share while the rows stream past."""
-_PIECE_ELEMENTS: Final = 1 << 14
 SINGLE_ROUNDING: Final = 2.0**-24
 DOUBLE_ROUNDING: Final = 2.0**-53
 
@@ -319,29 +265,12 @@ def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tenso
 
     Each element is off by at most (n + 1) 2^-24 sum_i |coefficients[i] rows[i]|, to first order.
     """
-    placed = rows.in_place()
-    if placed is not None:
-        matrix, places = placed
-        factors = torch.empty(len(rows))
-        factors[list(places)] = torch.from_numpy(coefficients).float()
-        return _product(factors, matrix)
     total = torch.empty(rows.numel)
     for start in range(0, rows.numel, _SUM_ELEMENTS):
         part = slice(start, start + _SUM_ELEMENTS)
         torch.mul(rows.vectors[0][part], float(coefficients[0]), out=total[part])
         for vector, coefficient in zip(rows.vectors[1:], coefficients[1:].tolist(), strict=True):
             total[part].add_(vector[part], alpha=coefficient)
-    return total
-
-
-def _product(factors: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """`factors @ matrix`, in pieces: one product of a vector and a matrix runs on a single thread."""
-    whole = matrix.shape[1] // _PIECE_ELEMENTS * _PIECE_ELEMENTS
-    total = torch.empty(matrix.shape[1])
-    if whole:
-        pieces = matrix[:, :whole].view(len(matrix), -1, _PIECE_ELEMENTS).transpose(0, 1)
-        torch.bmm(factors.expand(len(pieces), 1, -1), pieces, out=total[:whole].view(-1, 1, _PIECE_ELEMENTS))
-    torch.mv(matrix[:, whole:].T, factors, out=total[whole:])
     return total
 
 
@@ -360,11 +289,3 @@ def double_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> tuple[torch
         error += float(exact.sub_(rounded).square().sum())
     terms = float(factors.abs() @ lengths.sqrt_())
     return total, error**0.5 + (len(rows) + 1) * DOUBLE_ROUNDING * terms
-
-
-def squared_distances(rows: Rows, value: torch.Tensor) -> torch.Tensor:
-    """||rows[i] - value||^2 as float64 [n], added up in float64; `value` is float32 [numel]."""
-    total = torch.zeros(len(rows), dtype=torch.float64)
-    for part, block in rows.double_blocks():
-        total += block.sub_(value[part]).square_().sum(1)
-    return total

@@ -74,7 +74,7 @@ class BannedError(ExcludedError):
     @classmethod
     def of(cls, ban: Ban) -> BannedError:
         """What to tell whom it concerns."""
-        why = f"the members banned this peer: {ban.reason.value}. This key cannot come back; if it was an accident, "
+        why = f"the members banned this peer: {ban.reason.words}. This key cannot come back; if it was an accident, "
         return cls(
             f"{why}join with another key (--identity NEWFILE), which begins on probation",
             round=ban.step,

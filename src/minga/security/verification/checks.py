@@ -1,7 +1,7 @@
 """The checks of a step's claims, of one part each: V1, V2 and V3 of BTARD section 4.3, and the public check.
 
 Who validates contributes nothing in the step and is not among the senders; all others count alike.
-All numbers are added exactly (`math.fsum`), so that all peers come to the same decision.
+Claims are added exactly (`math.fsum`) and elements in a fixed order, so that all peers come to the same decision.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from minga.network.interface import PeerId
 from minga.security.verification.claims import (
@@ -23,40 +22,17 @@ from minga.security.verification.claims import (
 )
 from minga.security.verification.count_sketch import Directions, Vector, distance, norm
 
-# ---- Findings: who did what, in which part, and by which figures.
-
-
-class Offence(Enum):
-    """What a peer did wrong."""
-
-    FALSE_CLAIM = "false claim"
-    """A projection or a norm that does not belong to the bytes that its author sent."""
-    WRONG_RESULT = "wrong result"
-    """An aggregate that does not solve the fixed-point equation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`accused` committed `offence` in the part with the number `part`."""
-
-    accused: PeerId
-    offence: Offence
-    part: int
-
-
 # ---- The three checks: V1, V2 and V3.
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedClaims:
-    """All that was published about one part: who aggregated it, and each sender's claim.
+    """All that was published about one part: the clipping radius τ, and each sender's claim.
 
-    `radius` is the clipping radius τ of the part. Raises `ValueError` unless there are claims, all with equally many
-    projections, and τ is positive.
+    Raises `ValueError` unless there are claims, all with equally many projections, and τ is positive.
     """
 
     part: int
-    aggregator: PeerId
     radius: float
     claims: Mapping[PeerId, PartClaim]
 
@@ -67,21 +43,21 @@ class PublishedClaims:
             raise ValueError(f"part {self.part}: the clipping radius must be positive and finite, not {self.radius}")
 
 
-def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim | None]) -> tuple[Finding, ...]:
+def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim | None]) -> tuple[PeerId, ...]:
     """V1: the aggregator compares each claim with that which it computes from the bytes that it received, None where no
-    claim can be true.
+    claim can be true. Return whose projections or norm do not belong to the bytes that they sent.
 
     Raises `ValueError` unless every sender's claim was recomputed.
     """
     if recomputed.keys() != published.claims.keys():
         raise ValueError(f"part {published.part}: the claims to compare are not those of the senders")
-    findings = []
+    liars = []
     for sender, claim in sorted(published.claims.items()):
         true = recomputed[sender]
         deviation = math.inf if true is None else claim_deviation(claim, true, published.radius)
         if deviation > CLAIM_TOLERANCE:
-            findings.append(Finding(sender, Offence.FALSE_CLAIM, published.part))
-    return tuple(findings)
+            liars.append(sender)
+    return tuple(liars)
 
 
 def largest_sum(published: PublishedClaims) -> float:
@@ -115,8 +91,9 @@ def check_averaging(
     result: Vector,
     directions: Directions,
     accuracy: ResultAccuracy,
-) -> tuple[Finding, ...]:
-    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did.
+) -> tuple[tuple[PeerId, ...], bool]:
+    """Return who made a false claim, and whether the result is wrong, since it does not solve the fixed-point equation;
+    from the bytes alone, the same for every peer.
 
     `parts`: what each sender committed itself to, decoded; the caller has compared the hashes. `result`: what the
     aggregator committed itself to; `directions` begin at the part's first element.
@@ -127,7 +104,6 @@ def check_averaging(
     senders = sorted(parts)
     own_claims = claims([parts[sender] for sender in senders], result, published.radius, directions)
     recomputed = dict(zip(senders, own_claims, strict=True))
-    findings = list(check_senders(published, recomputed))
     norms = {
         sender: distance(parts[sender], result) if claim is None else claim.norm for sender, claim in recomputed.items()
     }
@@ -136,6 +112,4 @@ def check_averaging(
     usual = statistics.median_low(norm(part) for part in parts.values())
     length = min(norm(result), 2.0 * usual + len(senders) * published.radius)
     limit = accuracy.residual_limit(len(senders), published.radius, length, len(result))
-    if residual > limit:
-        findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part))
-    return tuple(findings)
+    return check_senders(published, recomputed), residual > limit

@@ -30,17 +30,17 @@ import numpy.typing as npt
 
 from minga.core.errors import ConfigurationError
 from minga.network.interface import PeerId
+from minga.security.robust.rows import ordered_sum
 from minga.security.verification.count_sketch import (
     BLOCK,
     ENTRY_DEVIATION,
     MAX_DIRECTIONS,
     Directions,
-    LaneSums,
     PartSketch,
     Vector,
     blocks,
     difference,
-    total,
+    length,
 )
 
 CLAIM_LIMIT: Final = 2.0**128
@@ -84,7 +84,7 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     """
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
-    value, summing = _floats(result), _Summing(directions.sketch(len(result)))
+    value, summing = _floats(result), _Summing(PartSketch(directions, len(result)))
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
@@ -100,7 +100,7 @@ class _BlockMemory(threading.local):
 
     def __init__(self) -> None:
         self.single, self.double = _Precision(np.float32), _Precision(np.float64)
-        self.sums, self.products = np.empty(3 * BLOCK), np.empty(2 * BLOCK)
+        self.sums = np.empty(3 * BLOCK)
 
 
 _memory = _BlockMemory()
@@ -118,7 +118,6 @@ class _Summing:
         self._sketch, self._blocks = sketch, list(sketch.blocks())
         self._squares = min(sketch.numel, BLOCK)
         self._sums = _memory.sums[: self._squares + sketch.width]
-        self._products = _memory.products[: sketch.width]
 
     def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim | None:
         """See the function `claims`."""
@@ -127,15 +126,15 @@ class _Summing:
             squared = self._add_up(part, result, _memory.double)
         norm, buckets = math.sqrt(squared), self._sums[self._squares :]
         factor = clip_factor(norm, radius)
-        sums = [total(np.multiply(each, buckets, out=self._products)) for each in self._sketch.coefficients]
-        projections = tuple(factor * (each / ENTRY_DEVIATION) for each in sums)
+        sums = ordered_sum(np.multiply(self._sketch.coefficients, buckets))
+        projections = tuple(factor * (each / ENTRY_DEVIATION) for each in sums.tolist())
         return PartClaim(projections, norm) if max(norm, *map(abs, projections)) <= CLAIM_LIMIT else None
 
     @np.errstate(over="ignore", under="ignore", invalid="ignore")
     def _add_up(self, part: Floats, result: Floats, precision: _Precision) -> float:
         """Add up the squares of the differences by place in the block, and behind them the sketch of the differences.
 
-        Return the sum of the squares, of which there is nothing left.
+        Return the sum of the squares.
         """
         some, narrow, values = precision.sums[: len(self._sums)], _memory.single.values, precision.values
         squares, buckets = some[: self._squares], some[self._squares :]
@@ -154,7 +153,7 @@ class _Summing:
             if count % _AT_ONCE == 0 or count == len(self._blocks):
                 np.add(self._sums, some, self._sums)
                 some.fill(0.0)
-        return total(self._sums[: self._squares])
+        return float(ordered_sum(self._sums[: self._squares]))
 
 
 def _floats(vector: Vector) -> Floats:
@@ -171,14 +170,15 @@ def residual_norm(
 
     Parts are taken in the order of their senders' ids, so that the bits are the same everywhere.
     """
-    squares = LaneSums(1, len(result))
     factors = {sender: clip_factor(norms[sender], radius) for sender in sorted(parts)}
-    for block in blocks(len(result)):
-        residual = np.zeros(block.stop - block.start)
+
+    def residual(block: slice) -> npt.NDArray[np.float64]:
+        total = np.zeros(block.stop - block.start)
         for sender, factor in factors.items():
-            residual += factor * difference(parts[sender][block], result[block])
-        squares.add(np.square(residual))
-    return math.sqrt(squares.totals()[0])
+            total += factor * difference(parts[sender][block], result[block])
+        return total
+
+    return length(map(residual, blocks(len(result))))
 
 
 # ---- Tolerances: how far honest numbers may be apart, by bounds that follow from the arithmetic and need no tuning.

@@ -1,4 +1,4 @@
-"""The random directions z on which differences are projected, and sums with the same bits on every machine.
+"""The random directions z on which differences are projected, and lengths with the same bits on every machine.
 
 The directions are expanded from the shared random string. Any distribution with independent entries would do where the
 difference is spread over many elements: the projection is then nearly Gaussian. The choice is made for the aggregator
@@ -32,7 +32,7 @@ entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -41,6 +41,7 @@ import numpy.typing as npt
 import torch
 
 from minga.security.randomness.coin import derive, expand
+from minga.security.robust.rows import ordered_sum
 
 DEFAULT_DIRECTIONS: Final = 3
 MAX_DIRECTIONS: Final = 64
@@ -81,25 +82,9 @@ class Directions:
                 f"1 to {MAX_DIRECTIONS} are possible, from element 0 or later"
             )
 
-    def of_part(self, start: int) -> Directions:
-        """Those of a part that begins `start` elements further on."""
-        return Directions(self.randomness, self.count, self.start + start)
-
-    def sketch(self, numel: int) -> PartSketch:
-        """Of a part of `numel` elements."""
-        return PartSketch(self, numel)
-
-    def entries(self, numel: int) -> npt.NDArray[np.float64]:
-        """The directions themselves, odd integers, as float64 [count, numel]; `PartSketch` never needs all of them."""
-        sketch, entries = self.sketch(numel), np.empty((self.count, numel))
-        for block in sketch.blocks():
-            buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
-            entries[:, block.part] = block.turn * block.signs * sketch.coefficients[:, buckets]
-        return entries
-
 
 class PartSketch:
-    """How one part is sketched, and what its directions make of a sketch."""
+    """How one part of `numel` elements is sketched, and what its directions make of a sketch."""
 
     def __init__(self, directions: Directions, numel: int) -> None:
         self.numel = numel
@@ -131,11 +116,12 @@ class PartSketch:
         return (np.frombuffer(streams, np.int8) | np.int8(1)).reshape(count, self.width)
 
 
-# ---- Exact sums, which come out with the same bits on every machine.
+# ---- Lengths of vectors, which come out with the same bits on every machine.
 #
 # Libraries sum in whatever order suits the processor, so two machines differ in the last bits. Here the order is
-# fixed: a vector is taken in blocks of `LANES` elements, each block is added to the lanes as a whole, one IEEE 754
-# addition for each lane, and in the end the lanes are added exactly (`math.fsum`). Memory is needed for one block.
+# fixed: a vector is taken in blocks of so many elements as there are lanes, the squares of each block are added to the
+# lanes as a whole, one IEEE 754 addition for each lane, and in the end the lanes by `ordered_sum`. Memory is needed for
+# one block.
 
 
 LANES: Final = 4096
@@ -157,29 +143,12 @@ def difference(first: Vector, second: Vector) -> npt.NDArray[np.float64]:
     return np.subtract(first, second, dtype=np.float64)
 
 
-class LaneSums:
-    """`count` sums at once over vectors of `numel` elements, which come block by block."""
-
-    def __init__(self, count: int, numel: int) -> None:
-        self._lanes = np.zeros((count, min(numel, LANES)))
-
-    def add(self, block: npt.NDArray[np.float64]) -> None:
-        """Add the next block of each vector, float64 [count, elements] or [elements]."""
-        self._lanes[:, : block.shape[-1]] += block
-
-    def totals(self) -> list[float]:
-        """The `count` sums over all that was added."""
-        return [math.fsum(lanes) for lanes in self._lanes.tolist()]
-
-
-def total(values: npt.NDArray[np.float64]) -> float:
-    """The sum of a 1-D array, whose halves are added as a whole until one element is left; it is written over."""
-    while len(values) > 1:
-        half = (len(values) + 1) // 2
-        folded = values[: len(values) - half]
-        np.add(folded, values[half:], folded)
-        values = values[:half]
-    return float(values[0]) if len(values) else 0.0
+def length(pieces: Iterable[npt.NDArray[np.float64]]) -> float:
+    """The Euclidean norm of a vector that comes by its `blocks`."""
+    lanes = np.zeros(LANES)
+    for piece in pieces:
+        lanes[: len(piece)] += np.square(piece)
+    return math.sqrt(ordered_sum(lanes))
 
 
 def norm(vector: Vector) -> float:
@@ -193,17 +162,14 @@ def norm(vector: Vector) -> float:
             wide, torch_lanes, torch_wide = wide[: len(block)], torch_lanes[: len(block)], torch_wide[: len(block)]
         np.copyto(wide, block)
         torch_lanes.addcmul_(torch_wide, torch_wide)
-    return math.sqrt(total(lanes))
+    return math.sqrt(ordered_sum(lanes))
 
 
 def distance(first: Vector, second: Vector) -> float:
     """The Euclidean norm of the difference of two 1-D arrays; raises `ValueError` if their lengths differ."""
     if first.shape != second.shape:
         raise ValueError(f"arrays of {len(first)} and {len(second)} elements have no difference")
-    squares = LaneSums(1, len(first))
-    for block in blocks(len(first)):
-        squares.add(np.square(difference(first[block], second[block])))
-    return math.sqrt(squares.totals()[0])
+    return length(difference(first[block], second[block]) for block in blocks(len(first)))
 
 
 # ---- Rounded lengths of vectors, the same on every machine although none of them adds in a fixed order.

@@ -112,7 +112,7 @@ class DivisiveProof(Attack):
 def _sums(part: int, known: AttemptRecord, record: AttemptRecord, count: int) -> list[float]:
     """What all true projections of a part add up to."""
     terms, aggregator = record.terms, record.terms.members[part]
-    directions = Directions(record.randomness, count).of_part(terms.division.starts[part])
+    directions = Directions(record.randomness, count, terms.division.starts[part])
     rows = [known.row(owner, part).numpy() for owner in terms.contributors]
     true = true_claims(rows, record.values[part].numpy(), record.results[aggregator].clip, directions)
     told = [claim.projections for claim in true if claim is not None]
