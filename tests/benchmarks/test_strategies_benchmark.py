@@ -193,9 +193,19 @@ def test_a_loss_that_is_never_reached_is_a_result() -> None:
     "name",
     [
         "local-100-int4-overlap-f2",
-        "local-30-int4-r1-m0-warm30",
         "powersgd",
-        *map(soaked, ("leader", "local-100-overlap-muon-warm30", "local-20-batch", "sparseloco-30", "demo", "float16")),
+        *map(
+            soaked,
+            (
+                "local-30-int4-r1-m0-warm30",
+                "leader",
+                "local-100-overlap-muon-warm30",
+                "local-20-batch",
+                "sparseloco-30",
+                "demo",
+                "float16",
+            ),
+        ),
     ],
 )
 def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: Path, name: str) -> None:

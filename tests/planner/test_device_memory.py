@@ -23,6 +23,7 @@ from minga.recipes.counting import LiveBytes
 from minga.recipes.initial import new_model
 from minga.recipes.registry import RECIPES, load_recipe
 from tests.worlds.cli_run import last_json, run
+from tests.worlds.seeds import soaked
 
 TINY = "causal-lm-tiny"
 TWO_LAYERS = RunSpec.from_mapping(
@@ -63,7 +64,7 @@ def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
     assert counted().of(1) < 4 * parameters + 5 * (1 << 20)
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("checkpoints", [soaked(False), True])
 def test_what_is_counted_on_fake_tensors_is_what_real_ones_take(checkpoints: bool) -> None:
     recipe = load_recipe(TWO_LAYERS)
     model = new_model(recipe)

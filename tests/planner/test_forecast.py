@@ -30,6 +30,7 @@ from minga.planner.planned_run import PlannedRun, resolve
 from minga.planner.ways import DENSE, TrainingWay, gap_of, local_way
 from minga.simulation import run_virtual
 from tests.worlds.board_swarm import Swarm
+from tests.worlds.seeds import soaked
 
 SMALL = model_facts("18M")
 
@@ -117,7 +118,7 @@ def test_gossip_takes_what_the_page_about_it_says() -> None:
         assert gossip_bytes_per_s(int(peers)) == pytest.approx(1000.0 * float(size), rel=0.1)
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("size", [4, soaked(8)])
 def test_gossip_takes_what_is_foreseen(size: int) -> None:
     """So the table of the page does not grow stale."""
 

@@ -147,7 +147,7 @@ def test_clients_without_the_only_peer_that_can_be_dialled_stop_where_the_run_sa
     main()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.12, *map(soaked, (0.02, 0.04, 0.06, 0.08, 0.1, 0.14))])
+@pytest.mark.parametrize("delay_s", [0.12, *map(soaked, (0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.14))])
 def test_a_coordinator_that_dies_while_a_round_is_committed_leaves_one_result(delay_s: float) -> None:
     @virtually
     async def main() -> None:
@@ -244,7 +244,7 @@ async def joined(swarm: Swarm, names: Sequence[str], entries: Sequence[Simulated
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("members", "seed"), [(3, 2), *(soaked(*pair) for pair in ((1, 1), (3, 1), (3, 3)))])
+@pytest.mark.parametrize(("members", "seed"), [(1, 1), *(soaked(*pair) for pair in ((3, 1), (3, 2), (3, 3)))])
 def test_newcomers_behind_a_cut_take_no_step_however_many_they_are(members: int, seed: int) -> None:
     @virtually
     async def main() -> None:

@@ -220,7 +220,7 @@ def longest_step_s(swarm: Swarm, name: str, first: int, last: int) -> float:
 
 
 @pytest.mark.parametrize("seed", [3, *map(soaked, (0, *range(4, 16)))])
-@pytest.mark.parametrize("is_after_the_round", [False, True])
+@pytest.mark.parametrize("is_after_the_round", [soaked(False), True])
 def test_a_stopped_leader_costs_two_seconds_more_than_a_step(seed: int, is_after_the_round: bool) -> None:
     """Before the round all wait for its plan; after it one may lack nothing but the word that the result counts."""
 

@@ -94,7 +94,7 @@ def test_a_batch_that_grew_too_large_does_not_stay_so() -> None:
             for peer in swarm.alive():
                 assert peer.port is not None
                 peer.port.add(40)
-            await swarm.run_until_step(8, limit_s=600)
+            await swarm.run_until_step(6, limit_s=600)
         finally:
             await swarm.close()
         return swarm

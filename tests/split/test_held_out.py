@@ -21,6 +21,7 @@ from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question
 from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.held_out import LOOKS_TO_LEARN, HeldOutFinding, HeldOutRule, HeldOutWatch, entropy_of
 from minga.split.server.batch_server import BatchServer
+from tests.worlds.seeds import soaked
 from tests.worlds.split_world import CLASSES, FEATURES, Desk, SplitWorld, layers, make_half, split_spec
 
 Ask = Callable[[Question], Awaitable[Answer | BatchFate]]
@@ -93,7 +94,7 @@ class LaterHostile(HostileTop):
     from_step = 60
 
 
-@pytest.mark.parametrize("kind", [OneTop, LaterHostile])
+@pytest.mark.parametrize("kind", [soaked(OneTop), LaterHostile])
 def test_a_hostile_server_of_a_swarm_is_suspicious_and_an_honest_one_is_not(kind: type[OneTop]) -> None:
     async def scene() -> list[tuple[int, HeldOutFinding]]:
         spec = split_spec("u-shaped")
@@ -110,12 +111,12 @@ def test_a_hostile_server_of_a_swarm_is_suspicious_and_an_honest_one_is_not(kind
     assert bool(found) == (kind is LaterHostile)
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
+@pytest.mark.parametrize("variant", [soaked("vanilla"), "u-shaped"])
 def test_an_honest_server_is_never_suspicious(variant: str) -> None:
     assert findings(OneTop, variant, 250, 0) == []
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
+@pytest.mark.parametrize("variant", ["vanilla", soaked("u-shaped")])
 def test_poisoned_gradients_are_suspicious_soon(variant: str) -> None:
     (number, finding), *_ = findings(LaterHostile, variant, 200, 0)
     assert LaterHostile.from_step < number <= 200

@@ -30,6 +30,7 @@ from minga.testing.codecs.defence import check_hostile_bytes
 from minga.testing.codecs.suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
 
 NUMEL = 403
@@ -199,7 +200,7 @@ def test_with_the_residual_training_converges_and_without_it_does_not(layout: Ve
     assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.3
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+@pytest.mark.parametrize("strategy", [soaked("synchronous"), "delayed"])
 def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLayout) -> None:
     """Uploads by one codec, means by another; all peers hold one state, and the state gets to where it should."""
 

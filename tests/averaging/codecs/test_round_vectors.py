@@ -17,6 +17,7 @@ from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.replica.replica import Replica
 from tests.worlds.loudest_codec import ENTRY
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     assert_one_group_per_step,
@@ -65,7 +66,7 @@ def with_loudest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
 
 
-@pytest.mark.parametrize(("codec", "strategy"), [("float32", "delayed"), ("loudest", "synchronous")])
+@pytest.mark.parametrize(("codec", "strategy"), [soaked("float32", "delayed"), ("loudest", "synchronous")])
 def test_two_vectors_take_turns(codec: str, strategy: str, with_loudest: None) -> None:
     """One member dies in the middle of a round, and a newcomer arrives; all end in one state, both halves trained."""
 

@@ -190,7 +190,7 @@ class Camp(World):
                 await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize(("count", "delay_s", "seed"), [(4, 0.5, 1), (16, 1.0, 2), soaked(64, 0.5, 3)])
+@pytest.mark.parametrize(("count", "delay_s", "seed"), [(4, 0.5, 1), soaked(16, 1.0, 2), soaked(64, 0.5, 3)])
 def test_realised_batches_of_groups_of_any_size(count: int, delay_s: float, seed: int) -> None:
     @virtually
     async def main() -> None:

@@ -53,7 +53,7 @@ async def take_seats(liar: Party, victim: Member, liars: int) -> None:
 
 @pytest.mark.parametrize(
     ("liars", "named"),
-    [(1, "nobody"), (2, "ghosts"), (1, "all"), soaked(2, "nobody"), soaked(1, "ghosts"), soaked(2, "all")],
+    [soaked(1, "nobody"), (2, "ghosts"), soaked(1, "all"), soaked(2, "nobody"), soaked(1, "ghosts"), soaked(2, "all")],
 )
 def test_liars_that_say_that_they_hold_a_result_cost_no_attempt(liars: int, named: str) -> None:
     """Each leader adopted it: it dismissed its group where the liar did not say whose result that is, and where it

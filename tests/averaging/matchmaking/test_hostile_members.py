@@ -19,6 +19,7 @@ from minga.core.errors import RemoteError
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
 Act = tuple[Party, Coroutine[Any, Any, None]]
@@ -129,7 +130,7 @@ def test_a_stranger_that_says_it_leads_many_stops_no_step() -> None:
     main()
 
 
-@pytest.mark.parametrize("micro_batch_s", [1e-300, 5e-324])
+@pytest.mark.parametrize("micro_batch_s", [soaked(1e-300), 5e-324])
 def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
     """Micro-batches that take no time made numbers that have no floor, or that no message can hold."""
     report = Report(samples=1, rate=1.0, micro_batch=1000, busy_s=0.1, micro_batch_s=micro_batch_s)

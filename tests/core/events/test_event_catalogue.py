@@ -36,6 +36,7 @@ OF_SIMULATIONS = {
     "run.set_back",
 }
 """Entries of the logs of simulations that are no events of a peer."""
+COMPARED = r"\b(kind|event)[\"')\]]* (==|!=|in|not in) "
 
 
 def sources(*folders: Path, pattern: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -107,7 +108,7 @@ def test_displays_logs_and_benchmarks_wait_for_kinds_that_there_are() -> None:
     assert QUIET_EVENTS | MEANINGS.keys() <= CATALOGUE.keys()
     waited_for = [
         (f"{path.name}:{word.lineno}", word.value)
-        for path, tree in sources(SOURCE, ROOT / "benchmarks", ROOT / "tests", pattern=r"[\"'][a-z_]+\.[a-z_]+[\"']")
+        for path, tree in sources(SOURCE, ROOT / "benchmarks", ROOT / "tests", pattern=COMPARED)
         for compared in ast.walk(tree)
         if isinstance(compared, ast.Compare) and re.search(r"\b(kind|event)('?[)\]])?$", ast.unparse(compared.left))
         for word in ast.walk(compared)

@@ -31,6 +31,7 @@ from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, parsed, re
 from minga.security.randomness.public_batch import PublicBatch
 from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS
+from tests.worlds.seeds import soaked
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +258,7 @@ def test_what_the_readme_of_an_export_loads_reads_text_as_training_did(tmp_path:
 @pytest.mark.parametrize(
     ("single", "packing", "first"),
     [
-        ("<s> $A", "stream", [1]),
+        soaked("<s> $A", "stream", [1]),
         ("<s> $A", "document", [1]),
         ("<s> <unk> $A", "stream", [1, 0]),
         ("</s> $A </s>", "stream", [2]),

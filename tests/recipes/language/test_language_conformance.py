@@ -19,8 +19,8 @@ from tests.worlds.seeds import soaked
 PUBLIC = PublicBatch(b"7" * 32, 4)
 IN_ANOTHER_PROCESS = (check_equal_models, check_public_batches)
 """These start a process of their own, which `test_another_process_gets_the_same` does once for all architectures."""
-ALIKE = ("qwen3", "roberta", "modernbert")
-"""They differ from "llama" and "bert" by what the library makes of them."""
+ALIKE = ("gpt2", "qwen3", "roberta", "modernbert")
+"""They differ from "llama" and "bert" by what the library makes of them; `causal_lm` tests "gpt2" in all else."""
 
 
 @pytest.mark.parametrize("architecture", [soaked(name) if name in ALIKE else name for name in CASES])

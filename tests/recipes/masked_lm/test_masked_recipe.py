@@ -179,7 +179,7 @@ def test_the_demo_learns_which_words_fill_its_gaps(name: str, samples: int, tmp_
     assert len({row.right.text for row in showing.rows}) == 3
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("architecture", ["bert", "roberta", soaked("modernbert")])
 def test_the_demo_shows_words_that_fill_gaps(architecture: str, tmp_path: Path) -> None:
     recipe: Any = language_recipe(architecture)
     files = prepared(recipe, tmp_path)

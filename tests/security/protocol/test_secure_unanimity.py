@@ -20,6 +20,7 @@ from minga.security.protocol.statements import Body, Heard, Phase, Slot, Stateme
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
 from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm, verify_log
 from tests.worlds.secure_world import Quadratic, hide_parts
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
 STEPS = 4
@@ -115,7 +116,7 @@ def lie_about(voter: SecurePeer, word: Statement, told: PeerId) -> None:
     gossip.say = two_faced  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.CLAIMS, Phase.CONFIRM])
+@pytest.mark.parametrize("phase", [soaked(Phase.COMMIT), Phase.CLAIMS, soaked(Phase.CONFIRM)])
 def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> None:
     @virtually
     async def run() -> None:

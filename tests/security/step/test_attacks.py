@@ -187,7 +187,14 @@ def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -
     assert len(told.accuracies) == 4
 
 
-@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).who_comes != "nobody"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        soaked(name) if name in ("poisoned-donor", "withholding-sybil") else name
+        for name in attacks()
+        if attack_of(name).who_comes != "nobody"
+    ],
+)
 def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: str) -> None:
     told = run_swarm(digits, attack_of(attack), Extent(peers=6, hostile=2, steps=12, attack_from=2))
     assert told.all_equal

@@ -23,6 +23,7 @@ from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import Body, Phase, Slot, Told, state
 from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
 LATE_S = 5.06
@@ -89,7 +90,7 @@ def test_halves_that_the_last_step_parts_end_in_one_state() -> None:
     run()
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.CLAIMS])
+@pytest.mark.parametrize("phase", [soaked(Phase.COMMIT), Phase.CLAIMS])
 def test_the_half_that_waits_in_vain_follows_the_other_one_soon(phase: Phase) -> None:
     @virtually
     async def run() -> None:
@@ -99,7 +100,7 @@ def test_the_half_that_waits_in_vain_follows_the_other_one_soon(phase: Phase) ->
     run()
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.RESULT, Phase.REVEAL])
+@pytest.mark.parametrize("phase", [Phase.COMMIT, soaked(Phase.RESULT), Phase.REVEAL])
 def test_the_half_that_waits_in_vain_for_the_last_step_takes_that_of_the_other_one(phase: Phase) -> None:
     @virtually
     async def run() -> None:

@@ -145,7 +145,7 @@ def test_whoever_listens_late_asks_for_what_it_missed() -> None:
     run()
 
 
-@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("one_way", [soaked(False), True])
 @pytest.mark.parametrize("seed", seeds(1, of=4))
 def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one_way: bool) -> None:
     @virtually
@@ -338,7 +338,7 @@ class OneFar(SecureSwarm):
             return super()._host(name)
 
 
-@pytest.mark.parametrize("phase", [Phase.RESULT, Phase.CLAIMS])
+@pytest.mark.parametrize("phase", [soaked(Phase.RESULT), Phase.CLAIMS])
 def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase) -> None:
     @virtually
     async def run() -> None:
@@ -406,7 +406,7 @@ async def test_who_cannot_get_what_claims_are_about_says_nothing() -> None:
     assert (owner, part) not in record.store.parts
 
 
-@pytest.mark.parametrize("after_s", [0.45, soaked(0.6), 0.65, soaked(0.7)])
+@pytest.mark.parametrize("after_s", [soaked(0.45), soaked(0.6), 0.65, soaked(0.7)])
 def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
     """In any phase of a step."""
 

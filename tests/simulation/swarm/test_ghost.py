@@ -28,6 +28,7 @@ from minga.simulation.swarm.swarm import Swarm, pull_to_target
 from minga.training.replica.replica import Replica
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, offences, pull, same_step, vector_replica, virtually
 
 SMALL = 100_000
@@ -74,7 +75,7 @@ class NamedAsGhost(torch.nn.Module):
         self.ghost_0 = torch.nn.Parameter(torch.zeros(numel))
 
 
-@pytest.mark.parametrize(("name", "numel"), [("float32", 100_000), ("int8", 100_000), ("float32", 2000)])
+@pytest.mark.parametrize(("name", "numel"), [soaked("float32", 100_000), ("int8", 100_000), ("float32", 2000)])
 def test_it_takes_the_time_and_the_bytes_of_a_real_model(
     name: str, numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

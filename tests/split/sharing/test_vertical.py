@@ -257,20 +257,25 @@ def test_a_client_is_as_patient_as_the_server_is_with_the_others(monkeypatch: py
     run_virtual(scene(), limit_s=300.0)
 
 
-def test_the_time_that_others_took_is_no_time_without_a_server() -> None:
+def test_the_time_that_others_took_is_no_time_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "ANSWER_S", 30.0)
+
     async def scene() -> None:
         case = Vertical()
-        case.world.spec = shared_spec("vertical", blocks=3, wait_s=3600.0)
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=360.0)
         await case.start()
-        waits, client = case.run(0, [1]), case.clients[0]
-        await asyncio.sleep(700.0)
+        client = case.clients[0]
+        assert client.exchange is not None
+        client.exchange._patience_s = 60.0
+        waits = case.run(0, [1])
+        await asyncio.sleep(70.0)
         await client.network.process.run(client.session.node.disconnect(case.server.peer_id))
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(6.0)
         assert not waits.done()
         waits.cancel()
         await case.world.close()
 
-    run_virtual(scene(), limit_s=2000.0)
+    run_virtual(scene(), limit_s=200.0)
 
 
 def test_clients_that_do_not_agree_are_told_so() -> None:

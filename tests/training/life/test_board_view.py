@@ -72,7 +72,7 @@ def expected_alive(view: BoardView) -> list[PeerId]:
     return sorted((others - elsewhere) | {view._node.peer_id})
 
 
-@pytest.mark.parametrize("seed", [5, 18, *map(soaked, (25, 28, 33, 35))])
+@pytest.mark.parametrize("seed", [5, *map(soaked, (18, 25, 28, 33, 35))])
 def test_conclusions_follow_every_change(seed: int) -> None:
     """Those of peers that write again after a goodbye, or after they were forgotten, too."""
 

@@ -17,6 +17,7 @@ from minga.simulation.swarm.swarm import Swarm
 from minga.training.agreement.comparison import is_same
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, Progress, StateInfo, Unfit
 from minga.training.replica.replica import Replica
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
 pytestmark = pytest.mark.promise("all-peers-train-the-same")
@@ -76,7 +77,7 @@ def test_an_unfit_newcomer_hears_why_as_the_others_do_and_no_step_waits_for_it(v
     main()
 
 
-@pytest.mark.parametrize("differs", ["unit", "weights"])
+@pytest.mark.parametrize("differs", [soaked("unit"), "weights"])
 def test_founders_that_would_begin_with_something_else_than_the_organiser_are_told(differs: str) -> None:
     """They all waited for a third that is like them, and nobody knew for what. Who trains something else ends; who has
     other weights waits, and comes in once the others have begun.

@@ -26,6 +26,7 @@ from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,
@@ -175,7 +176,7 @@ def test_gradients_that_are_not_finite_never_leave_their_machine(strategy: str) 
     main()
 
 
-@pytest.mark.parametrize("codec", ["int8", "adaptive"])
+@pytest.mark.parametrize("codec", [soaked("int8"), "adaptive"])
 def test_states_stay_equal_with_every_codec(codec: str) -> None:
     @virtually
     async def main() -> None:

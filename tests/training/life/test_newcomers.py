@@ -22,6 +22,7 @@ from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.board_view import BEGINS_ANEW_S, FORGIVEN_S, Newcomers
 from minga.training.record_kinds import Progress, Status
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,
@@ -50,7 +51,7 @@ def takes_part(swarm: Swarm, name: str) -> bool:
     return any(name in members for groups in rounds(swarm, "round.reduced").values() for members in groups.values())
 
 
-@pytest.mark.parametrize("sync_s", [1.0, 5.0])
+@pytest.mark.parametrize("sync_s", [1.0, soaked(5.0)])
 def test_whoever_misses_the_step_that_was_held_gets_into_a_later_one(sync_s: float) -> None:
     @virtually
     async def main() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 import minga
 from minga.core.events.bus import Event
 from tests.worlds.optimizer_loops import MakePeer, train
+from tests.worlds.seeds import soaked
 
 WIDE = 400
 
@@ -76,7 +77,7 @@ class Program:
         return found[0]
 
 
-@pytest.mark.parametrize("make", [frozen_layers, adapters])
+@pytest.mark.parametrize("make", [soaked(frozen_layers), adapters])
 def test_a_newcomer_gets_what_is_trained_and_another_base_is_refused_on_both_sides(
     make: Callable[..., nn.Module], host: MakePeer, tmp_path: Path
 ) -> None:

@@ -508,7 +508,7 @@ def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subproc
 
 
 NO_ROOM = "delayed/messages/no-room-to-combine/no-room-for-part/no-room-for-share"
-KINDS = ["synchronous/ddp", NO_ROOM, "local", soaked("local/ddp"), soaked("local-batch"), "delayed/aborts"]
+KINDS = ["synchronous/ddp", NO_ROOM, "local", soaked("local/ddp"), soaked("local-batch"), soaked("delayed/aborts")]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -141,10 +141,8 @@ KINDS = [(Synchronous, {}), (Delayed, {}), (Local, {}), (Local, {"local_batch": 
 @pytest.mark.parametrize(
     ("kind", "settings", "aborts"),
     [
-        *((*each, False) for each in KINDS),
-        (Delayed, {}, True),
-        (Local, {"overlap": True}, True),
-        *(soaked(*each, True) for each in KINDS if each not in ((Delayed, {}), (Local, {"overlap": True}))),
+        *(soaked(*each, False) if each == (Local, {}) else (*each, False) for each in KINDS),
+        *((*each, True) if each == (Delayed, {}) else soaked(*each, True) for each in KINDS),
     ],
 )
 def test_sums_on_the_device_end_where_sums_in_ram_do(

@@ -26,6 +26,7 @@ from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed
 from tests.worlds.combined_peers import SIZE, CombinedPeer
 from tests.worlds.combined_peers import take_step as combined_step
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
 SPEC = RunSpec.from_mapping({"name": "buffers"})
@@ -70,7 +71,7 @@ class Peer:
 
 
 @pytest.mark.parametrize(("kind", "settings"), [(Delayed, {}), (Local, {"overlap": True}), (Local, {"fragments": 2})])
-@pytest.mark.parametrize(("micro_batches", "late"), [(1, 1), (8, 8), (16, 8), (16, 16), (64, 64)])
+@pytest.mark.parametrize(("micro_batches", "late"), [(1, 1), soaked(8, 8), (16, 8), soaked(16, 16), (64, 64)])
 def test_statistics_come_to_those_of_the_data_and_never_go_beyond(
     kind: type[Strategy], settings: dict[str, Any], micro_batches: int, late: int
 ) -> None:
@@ -166,17 +167,17 @@ class Codebook(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed", "local"])
-@pytest.mark.parametrize(
-    "averaging",
-    [
-        {"codec": "topk"},
-        {"codec": "topk", "download_codec": "gtopk"},
-        {"codec": "float16", "sketch": "powersgd(rank=1,start=0)"},
-        {"codec": "topk", "sketch": "dct64"},
-    ],
-    ids=str,
+LEFT_OUT = (
+    {"codec": "topk"},
+    {"codec": "topk", "download_codec": "gtopk"},
+    {"codec": "float16", "sketch": "powersgd(rank=1,start=0)"},
+    {"codec": "topk", "sketch": "dct64"},
 )
+STRATEGIES = ("synchronous", "delayed", "local")
+WAYS = [(averaging, STRATEGIES[(at + turn) % 3]) for turn in range(3) for at, averaging in enumerate(LEFT_OUT)]
+
+
+@pytest.mark.parametrize(("averaging", "strategy"), [*WAYS[:4], *(soaked(*each) for each in WAYS[4:])], ids=str)
 def test_running_means_come_to_the_mean_of_all_peers_whatever_is_left_out(
     averaging: dict[str, str], strategy: str
 ) -> None:

@@ -109,7 +109,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-TRIED = ["blocking", soaked("overlapped"), soaked("eager"), "streaming"]
+TRIED = [soaked("blocking"), soaked("overlapped"), soaked("eager"), "streaming"]
 
 
 @pytest.mark.parametrize("kind", TRIED)

@@ -29,6 +29,7 @@ from tests.worlds.local_peers import (
     synchronous_peer,
     take_round,
 )
+from tests.worlds.seeds import soaked
 
 AVERAGING: dict[str, Any] = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 COUNTED, UNCOUNTED, ABSENT = ContributionFate.COUNTED, ContributionFate.UNCOUNTED, ContributionFate.ABSENT
@@ -40,10 +41,10 @@ def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 # ---- the suite
 
-VARIANTS: list[dict[str, Any]] = [
+VARIANTS: list[Any] = [
     {},
-    {"overlap": True},
-    {"fragments": 3},
+    soaked({"overlap": True}),  # the next but one has it
+    soaked({"fragments": 3}),
     {"fragments": 2, "overlap": True},
     {"merge": "mix", "overlap": True},
     {"merge": "overwrite"},

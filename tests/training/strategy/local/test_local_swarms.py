@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixing": {"overlap": True, "merge": "mix"},
     "eager": {"overlap": True, "merge": "eager"},
 }
-TRIED = ["blocking", "overlapped", "streaming", soaked("mixing"), soaked("eager")]
+TRIED = ["blocking", "streaming", *map(soaked, ("overlapped", "mixing", "eager"))]
 
 
 def local_swarm(kind: str, batch: int = 24, **training: Any) -> Swarm:
@@ -129,7 +129,7 @@ def test_work_on_a_state_of_another_founding_is_dropped(monkeypatch: pytest.Monk
 PHASES = {"open": "step.applied", "sealed": "round.begun", "reduced": "round.reduced"}
 
 
-DEATHS = [("blocking", "open"), ("blocking", "in flight"), ("overlapped", "sealed"), ("streaming", "reduced")]
+DEATHS = [("blocking", "in flight"), ("streaming", "sealed")]
 FURTHER = [(kind, phase) for kind in KINDS for phase in (*PHASES, "in flight") if (kind, phase) not in DEATHS]
 
 
