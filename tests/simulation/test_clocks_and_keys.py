@@ -14,7 +14,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     assert_one_group_per_step,
@@ -120,7 +120,10 @@ def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> Non
 
 
 @pytest.mark.promise("clocks")
-@pytest.mark.parametrize(("count", "skew_s"), [(2, 3600.0), (3, -3600.0), (3, 86400.0)])
+@pytest.mark.parametrize(
+    ("count", "skew_s"),
+    [(2, 3600.0), (3, -3600.0), (3, 86400.0), soaked(2, -3600.0), soaked(2, 86400.0), soaked(3, 3600.0)],
+)
 def test_a_clock_that_is_set_wrong_changes_nothing_for_those_who_are_there(count: int, skew_s: float) -> None:
     @virtually
     async def main() -> None:
