@@ -17,7 +17,6 @@ from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.link import HostLink, relay_line
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host
 from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
@@ -33,6 +32,7 @@ from minga.keeping.rejoin import SPEC_FILE
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.planner.auto_choice import with_chosen_strategy
+from minga.recipes.init_from import prepared_files
 from minga.recipes.registry import CUSTOM, load_recipe, pinned, spelled_out
 from minga.recipes.running.run import RecipeRun, begin_run
 from minga.training.host import host
@@ -100,8 +100,8 @@ def run_host(options: HostCommand, context: Context) -> None:
         output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
         _name_earlier_run(spec.name, peer, output)
         spec = pinned(spec)
-        files = prepared_files(spec, peer.runs_directory)
-        hosting = host(spelled_out(spec), peer, files=files, gives_state=True)
+        whole = spelled_out(spec)  # which says what cannot be used, before files are prepared
+        hosting = host(whole, peer, files=prepared_files(spec), gives_state=True)
     with contextlib.ExitStack() as undone, hosting as hosted:
         is_temporary = known is None and peer.ephemeral and peer.directory is None
 
