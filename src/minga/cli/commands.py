@@ -114,12 +114,12 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
 class StatusCommand(LookingOptions):
     """Look at a run without taking part: step, loss, peers, speed.
 
-    Of a run on this machine it shows the history.
+    It looks for some seconds, with --plot for a minute, with --watch until Ctrl-C. Of a run on this machine it shows
+    the history.
     """
 
     run: str = argument("RUN", f"{RUN_HELP} Or its history.jsonl.", check=checked_run)
     watch: bool = option("Stay and update until Ctrl-C.", "--watch", default=False)
-    seconds: float | None = option("How long to look (default: 3, with --plot 60).", default=None, least=0.1)
     plot: Path | None = option("Draw loss against time and samples into this PNG.", default=None)
 
 
@@ -476,25 +476,15 @@ class RunsRestoreCommand(BackupOptions):
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_receipts", "minga runs receipts RUN --out receipts.bin")
 class RunsReceiptsCommand(LookingOptions):
-    """Show what members attest of each peer's contribution, or write it to a file.
+    """Show what members attest of each peer's contribution, or write this machine's to a file.
 
     That is samples, steps and bytes reduced; `minga runs verify` checks such a file.
     """
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
-    out: Path | None = option("Write a file that anybody can check, of a run on this machine.", default=None)
-    peer: str | None = option(
-        "(--out) The peer that it is about, by the beginning of its id (default: this one).",
-        default=None,
-        metavar="ID",
+    out: Path | None = option(
+        "Write a file about this machine's peer that anybody can check, of a run on this machine.", default=None
     )
-    everybody: bool = option("(--out) The receipts of all peers.", "--all", default=False)
-
-    def __post_init__(self) -> None:
-        if self.everybody and self.peer is not None:
-            raise ConfigurationError("--peer and --all exclude each other")
-        if self.out is None and (self.everybody or self.peer is not None):
-            raise ConfigurationError("--peer and --all: only with --out")
 
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_verify", "minga runs verify receipts.bin --of LINK")
