@@ -67,8 +67,8 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `run.caution` (`host`, `join`, `plan`, `sim`): `code`, `why`: a warning about the settings
 * `dashboard` (`dashboard`, `host`): `url`, `urls` (all of them), `join_url` (null in a run for members)
 * `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
-* `authority` (`authority`): `url`, `link`, `roster`; then `authority.issued` (`peer`, `name`, `renewed`),
-  `authority.removed` (`peer`, `name`, `barred`) and `authority.refused` (`address`, `code`, `why`)
+* `authority` (`authority`): `url`, `link`, `roster`; then `authority.issued` (`peer`, `name`, `renewed`) and
+  `authority.refused` (`address`, `code`, `why`)
 * `member` (`members`): one admitted peer, by the names of the columns
 * `case` (`runs verify`): `step`, `peer` (null where the case shows nothing), `reason`, `witness`, `wrong`
 * `check` (`doctor`): `name`, `ok`, `detail`, `advice`

@@ -395,11 +395,10 @@ class BanCommand(OrganiserOptions):
     "minga.cli.access.authority:run_authority",
     "minga authority INVITATION --allow allow.toml --url https://login.example.org",
 )
-class AuthorityCommand(NetworkOptions):
+class AuthorityCommand(OutputOptions):
     """Give access to a run for members to people who log in.
 
-    Each gets access for some hours at a time. With --identity, an organiser's key file, it bans at once people who are
-    taken off the list.
+    Each gets access for some hours at a time.
     """
 
     link: str | None = argument(
