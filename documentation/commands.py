@@ -42,7 +42,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 [events](events.md) of their peer and the lines below. The last line has `"summary": true`, `ok`, figures, and
 `left_out`, how many lines no program read in time.
 
-* `link` (`host`, `split serve`): `link`, `run_id`, `directory`; of `host` also how far the link reaches
+* `link` (`host`): `link`, `run_id`, `directory`, and how far the link reaches
 * `announced` (`host`): `organiser`: the local network was told of the run
 * `link_updated` (`host`): `link`, `reach`: the host knows a better address of this machine
 * `link_checked` (`host`): `reached`, and `by` which way the host tried it: "peer" or "relay"
@@ -58,17 +58,17 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 * `alone` (`join`): `link`: nobody of the run answers, and it goes on from the checkpoint that is here
 * `host_gone` (`join`): `link` by which others join then, null where there is none
 * `paused` (`join`): `why`, and for how many `seconds`, null if nobody knows
-* `login.browser` (`join`, `split join`): `url` and `code` for a browser
-* `login.waits` (`join`, `split join`): `why`, and `seconds` until the next try
-* `login` (`join`, `split join`): `name`, `until` (Unix time)
+* `login.browser` (`join`): `url` and `code` for a browser
+* `login.waits` (`join`): `why`, and `seconds` until the next try
+* `login` (`join`): `name`, `until` (Unix time)
 * `progress` (`host`, `join`): where the run and this machine are, repeatedly
 * `status` (`status`): the run as `minga status` shows it, and its `peers`
 * `evaluation` (`host`, `join`): `step`, `seconds`, the name of the `headline`, and each figure by its name
 * `run.caution` (`host`, `join`, `plan`, `sim`): `code`, `why`: a warning about the settings
 * `dashboard` (`dashboard`, `host`): `url`, `urls` (all of them), `join_url` (null in a run for members)
-* `split.joined` (`split join`): `peer`, `samples` that are here, `variant`
-* `authority` (`authority`): `url`, `link`, `roster`; then `authority.issued` (`peer`, `name`, `renewed`),
-  `authority.removed` (`peer`, `name`, `barred`) and `authority.refused` (`address`, `code`, `why`)
+* `split.joined` (`join`): `peer`, `samples` that are here, `variant`
+* `authority` (`authority`): `url`, `link`, `roster`; then `authority.issued` (`peer`, `name`, `renewed`) and
+  `authority.refused` (`address`, `code`, `why`)
 * `member` (`members`): one admitted peer, by the names of the columns
 * `case` (`runs verify`): `step`, `peer` (null where the case shows nothing), `reason`, `witness`, `wrong`
 * `check` (`doctor`): `name`, `ok`, `detail`, `advice`

@@ -10,9 +10,7 @@ import json
 import logging
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,7 +18,6 @@ import pytest
 
 from minga.access.access_files import AccessFiles
 from minga.authority.allow_list import SETTLE_S, AllowFile, AllowList
-from minga.authority.app import Barring, watch_list
 from minga.authority.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.issuer import Issuer
 from minga.authority.refusals import Refused
@@ -37,8 +34,8 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import CLOCK_SKEW_S, AccessBannedError, NoAccessError, draft_revocation
-from minga.identity.access.orders import Grant, Revocation, Transfer
+from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
+from minga.identity.access.orders import Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
@@ -46,10 +43,8 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.login.client import ATTEMPTS, AuthorityClient, LoginNeeded
 from minga.login.credentials import Credentials, LogIn
 from minga.login.messages import ByAccessToken, ByCode, ByKey, LoginOffer, Message, SignedRequest, TokenRequest, decode
-from minga.training.join import PeerOptions
 from minga.training.own_access import RunAccess, _completed
 from tests.identity.access.test_members import invitation, members_spec
-from tests.training import test_organiser_desk as organiser_desk
 from tests.worlds.authority_tools import (
     CODES,
     HOUR_S,
@@ -58,7 +53,6 @@ from tests.worlds.authority_tools import (
     OTHER,
     PEER,
     RUN,
-    Clock,
     Place,
     asynchronously,
     hash_of,
@@ -75,6 +69,12 @@ ALICE = ByCode("alice", CODES["alice"])
 
 def peers(count: int) -> list[Identity]:
     return [Identity.from_seed(bytes([i]) * 32) for i in range(1, count + 1)]
+
+
+def seats(folder: Path) -> dict[str, Any]:
+    """The peers in the roster of a `Place`."""
+    found: dict[str, Any] = json.loads((folder / "allow.roster.json").read_text())["seats"]
+    return found
 
 
 async def token_of(place: Place, peer: Identity, login: Any = ALICE) -> Token:
@@ -131,7 +131,7 @@ async def test_who_logs_in_gets_a_token_that_members_accept(tmp_path: Path) -> N
 async def test_a_wrong_login_is_refused_in_words(tmp_path: Path, login: Any, cause: str) -> None:
     place = Place(tmp_path, people("alice") + "[people.codeless]\n")
     assert cause in str(await refusal(place, PEER, login))
-    assert list(place.roster.all_issued()) == []
+    assert place.roster.issued(PEER.peer_id) is None
 
 
 @asynchronously
@@ -210,7 +210,7 @@ async def test_of_two_who_want_the_last_place_one_gets_it(tmp_path: Path) -> Non
     place = Place(tmp_path, "peers = 1\n" + people("alice"))
     answers = await asyncio.gather(*(token_of(place, peer) for peer in peers(2)), return_exceptions=True)
     assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [RejectedError]
-    assert len(list(place.roster.all_issued())) == 1
+    assert len(seats(tmp_path)) == 1
 
 
 # ---- over time
@@ -239,7 +239,6 @@ async def test_who_logged_in_with_a_code_that_was_replaced_has_to_log_in_again(t
     place.write(f"peers = 3\n[people.alice]\n{code}")
     with pytest.raises(LoginNeeded, match="another code"):
         await token_of(place, PEER, ByKey())
-    assert place.issuer.overdue() == []
 
 
 @asynchronously
@@ -261,7 +260,7 @@ async def test_another_provider_needs_a_restart(tmp_path: Path, caplog: pytest.L
     await token_of(place, PEER)
     place.write('[provider]\nkind = "huggingface"\n[people.alice]\n')
     await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
-    assert {seat.provider for _, seat in place.roster.all_issued()} == {"file"}
+    assert {seat["provider"] for seat in seats(tmp_path).values()} == {"file"}
     await token_of(place, PEER, ByKey())
     assert [record.getMessage().endswith("restart it") for record in caplog.records] == [True]
 
@@ -276,7 +275,7 @@ async def test_the_count_survives_a_restart(tmp_path: Path) -> None:
     again = Place(tmp_path, "peers = 1\n" + people("alice"))
     assert "1 peer at a time" in str(await refusal(again, OTHER))
     await token_of(again, PEER, ByKey())
-    assert json.loads((tmp_path / "allow.roster.json").read_text())["seats"][PEER.peer_id]["name"] == "alice"
+    assert seats(tmp_path)[PEER.peer_id]["name"] == "alice"
 
 
 @asynchronously
@@ -289,7 +288,7 @@ async def test_no_token_leaves_that_the_disk_did_not_take(tmp_path: Path, monkey
     monkeypatch.setattr("minga.core.files.write_atomically", full)
     with pytest.raises(UnreachableError, match="the authority's disk refused"):
         await token_of(place, PEER)
-    assert list(place.roster.all_issued()) == []
+    assert place.roster.issued(PEER.peer_id) is None
 
 
 @asynchronously
@@ -299,106 +298,16 @@ async def test_who_is_taken_off_the_list_gets_nothing_more(tmp_path: Path) -> No
     place.write(people("bob"))
     assert "alice is not on the list" in str(await refusal(place, PEER, ByKey()))
     assert "wrong" in str(await refusal(place, PEER))
-    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
 
 
 @asynchronously
-async def test_whose_time_runs_out_is_not_one_taken_off_the_list(tmp_path: Path) -> None:
+async def test_whose_time_runs_out_gets_nothing_more(tmp_path: Path) -> None:
     place = Place(tmp_path, people("alice"))
     until = dt.datetime.fromtimestamp(int(place.clock.now_s + HOUR_S), dt.UTC)
     place.write(people("alice") + f"until = {until.isoformat()}\n")
     await token_of(place, PEER)
     place.clock.now_s += HOUR_S
     assert "not on the list" in str(await refusal(place, PEER, ByKey()))
-    assert place.issuer.overdue() == []
-    place.write(people("bob"))
-    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
-
-
-@asynchronously
-async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(tmp_path: Path) -> None:
-    place, barred = Place(tmp_path, people("alice")), list[str]()
-    await token_of(place, PEER)
-    done = asyncio.Event()
-
-    def tell(kind: str, **fields: Any) -> None:
-        place.told.append((kind, fields))
-
-    class Bars(Barring):
-        def bar(self, peers: Sequence[str]) -> list[str]:
-            barred.extend(peers)
-            loop.call_soon_threadsafe(done.set)
-            return list(peers)
-
-    loop = asyncio.get_running_loop()
-    barring = Bars(invitation_link(), PeerOptions(), tmp_path)
-    place.write(people("bob"))
-    watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, tell))
-    await done.wait()
-    while not place.roster.issued(PEER.peer_id).barred:  # type: ignore[union-attr]
-        await asyncio.sleep(0)
-    watching.cancel()
-    assert barred == [PEER.peer_id]
-    assert place.issuer.overdue() == []
-    place.write(people("alice", "bob"))
-    assert "barred this peer's key" in str(await refusal(place, PEER, ByKey()))
-
-
-@pytest.mark.parametrize(
-    ("is_connected", "why"), [(False, "no member of the run answers"), (True, "other organisers have to bar them, too")]
-)
-@asynchronously
-async def test_nobody_counts_as_barred_until_the_order_is_in_force_in_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_connected: bool, why: str
-) -> None:
-    place = Place(tmp_path, people("alice"))
-    await token_of(place, PEER)
-    seat = organiser_desk.desk(organiser_desk.FIRST, organiser_desk.ledger_of())
-    seat.is_connected = is_connected
-    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
-    place.write(people("bob"))
-    barring = Barring(invitation_link(), PeerOptions(), tmp_path)
-    watching = asyncio.create_task(watch_list(place.issuer, place.roster, barring, place._tell))
-    while not (caplog.records or place.told[1:]):
-        await asyncio.sleep(0.001)
-    watching.cancel()
-    assert [record.getMessage() for record in caplog.records] == [f"1 peers could not be barred yet: {why}"]
-    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
-    assert [kind for kind, _ in place.told] == ["authority.issued"]
-
-
-def test_a_peer_that_cannot_be_barred_yet_keeps_no_other_from_being_barred(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, known = Clock(), organiser_desk.ledger_of()
-    seat = organiser_desk.desk(organiser_desk.FIRST, known)
-    seat.is_connected = True
-    monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_: contextlib.nullcontext(seat))
-    monkeypatch.setattr("minga.training.organiser.time", SimpleNamespace(time=clock))
-    barring, two = Barring(invitation_link(), PeerOptions(), tmp_path), [PEER.peer_id, OTHER.peer_id]
-    assert barring.bar(two[:1]) == []
-    clock.now_s += 60.0
-    assert barring.bar(two) == []
-    assert known.proposed() == dict.fromkeys(two, 1)
-    known.take(draft_revocation(known, OTHER.peer_id, "", 2).signed_by(organiser_desk.SECOND))
-    assert barring.bar(two) == two[1:]
-
-
-def test_who_was_barred_and_admitted_anew_by_its_key_is_barred_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = organiser_desk.ledger_of(organiser_desk.FIRST, organiser_desk.SECOND)
-    subject = bytes.fromhex(organiser_desk.PEER)
-    anew = Grant(bytes.fromhex(known.run_id), 0, 1, (), subject, 0, known.next_version, 1 << 32)
-    token = Token(anew.signed_by(organiser_desk.FIRST).signed_by(organiser_desk.SECOND))
-    known.check(token, organiser_desk.PEER, 2.0)
-    for key in (organiser_desk.FIRST, organiser_desk.SECOND):
-        seat = organiser_desk.desk(key, known)
-        seat.is_connected = True
-        monkeypatch.setattr("minga.authority.app.organiser_desk", lambda *_, seat=seat: contextlib.nullcontext(seat))
-        Barring(invitation_link(), PeerOptions(), tmp_path).bar([organiser_desk.PEER])
-    with pytest.raises(AccessBannedError):
-        known.check(token, organiser_desk.PEER, 2.0)
 
 
 @asynchronously
@@ -419,15 +328,14 @@ async def test_a_list_that_is_saved_in_place_takes_nobodys_access_meanwhile(
     await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
     for so_far in ("", people("alice")):
         place.path.write_text(so_far)
-        assert place.issuer.overdue() == []
         await token_of(place, OTHER, ByKey())
     place.clock.now_s += SETTLE_S
-    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    assert "bob is not on the list" in str(await refusal(place, OTHER, ByKey()))
     place.write("")  # as a full disk leaves it
-    assert place.issuer.overdue() == [(OTHER.peer_id, "bob")]
+    await token_of(place, PEER, ByKey())
     assert "the list stays as it was" in caplog.text
     place.write(people("alice", more="peers = 0\n"))
-    assert len(place.issuer.overdue()) == 2
+    assert "alice is not on the list" in str(await refusal(place, PEER, ByKey()))
 
 
 @asynchronously
@@ -436,33 +344,25 @@ async def test_an_authority_that_begins_amid_a_saving_of_its_list_takes_nobodys_
     await token_of(place, PEER)
     await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
     place.path.write_text(people("alice"))  # so far
-    begun = Issuer(invitation_link(), AllowFile(place.path, place.clock), place.roster, place.clock)
-    assert begun.overdue() == []
+    allowed = AllowFile(place.path, place.clock)
+    begun = Issuer(invitation_link(), allowed, place.roster, place.clock)
     with pytest.raises(Refused) as refused:
         begun.renew(OTHER.peer_id)
     assert refused.value.code == "busy", "who renews asks again"
     place.clock.now_s += SETTLE_S / 2
     place.path.write_text(people("alice", "bob"))
-    assert begun.overdue() == []
+    allowed.current()
     place.clock.now_s += SETTLE_S / 2
-    assert begun.overdue() == []
+    allowed.current()
+    assert not allowed.is_whole
     place.clock.now_s += SETTLE_S / 2
     begun.renew(OTHER.peer_id)
     place.write(people("alice"))
-    begun.overdue()
+    allowed.current()
     place.clock.now_s += SETTLE_S
-    assert begun.overdue() == [(OTHER.peer_id, "bob")]
-
-
-@asynchronously
-async def test_nobody_is_taken_off_by_another_provider(tmp_path: Path) -> None:
-    place = Place(tmp_path, people("alice"))
-    await token_of(place, PEER)
-    place.path.write_text('[provider]\nkind = "huggingface"\norganisation = "my-org"\n')
-    restarted = AllowFile(place.path, place.clock)
-    place.clock.now_s += SETTLE_S
-    assert Issuer(invitation_link(), restarted, place.roster, place.clock).overdue() == []
-    assert restarted.is_whole
+    with pytest.raises(Refused) as refused:
+        begun.renew(OTHER.peer_id)
+    assert refused.value.code == "not_allowed"
 
 
 def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
@@ -559,7 +459,7 @@ async def test_many_people_behind_one_address_get_in_and_those_who_guess_do_not_
     for _ in range(BURST):
         await raw(place, "GET", "/v1/offer")
     await asyncio.gather(*(token_of(place, peer) for peer in peers(40)))
-    assert len(list(place.roster.all_issued())) == 40
+    assert len(seats(tmp_path)) == 40
     place.clock.now_s += BURST
     for code in ["bad_request"] * (BURST // 4) + ["busy"]:
         assert (await raw(place, "POST", "/v1/token", b"{}")).json()["code"] == code

@@ -66,7 +66,7 @@ def certify(folder: Path) -> tuple[Path, Path]:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, **changes: Any) -> AsyncIterator[AuthorityServer]:
-    server = AuthorityServer(settings(folder, **changes), None, lambda *_, **__: None)
+    server = AuthorityServer(settings(folder, **changes), lambda *_, **__: None)
     running = asyncio.create_task(server.run())
     try:
         yield server
@@ -80,6 +80,19 @@ def settings(folder: Path, **changes: Any) -> AuthoritySettings:
     path = folder / "allow.toml"
     path.write_text(people("alice"))
     return AuthoritySettings(invitation_link(), path, folder / "roster.json", **{"port": 0, **changes})
+
+
+@asynchronously
+async def test_a_list_that_changes_while_nobody_asks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.authority.allow_list.SETTLE_S", 0.0)
+    monkeypatch.setattr("minga.authority.app.LOOK_S", 0.01)
+    async with serving(tmp_path) as server:
+        async with asyncio.timeout(20.0):
+            while not server._allowed.is_whole:
+                await asyncio.sleep(0.01)
+            (tmp_path / "allow.toml").write_text(people("alice", "bob"))
+            while "bob" not in server._allowed._list.people:
+                await asyncio.sleep(0.01)
 
 
 @asynchronously
@@ -99,7 +112,7 @@ def test_the_link_names_an_address_by_which_others_come(tmp_path: Path, monkeypa
     monkeypatch.setattr("minga.authority.app.reachable_hosts", lambda host: ["192.0.2.7"])
     certificate, key = certify(tmp_path)
     chosen = settings(tmp_path, host="0.0.0.0", certificate=certificate, key=key)
-    with contextlib.closing(AuthorityServer(chosen, None, lambda *_, **__: None)) as server:
+    with contextlib.closing(AuthorityServer(chosen, lambda *_, **__: None)) as server:
         assert (server.link.authority or "").startswith("https://192.0.2.7:")
 
 
@@ -170,7 +183,7 @@ async def test_a_program_joins_by_the_key_that_logged_in_once_and_renews(
         host = held.enter_context(minga.host(minga.RunSpec.from_mapping(spec), options("host")))
         invitation = desk_in(host).invite(9, HOUR_S)
         chosen = AuthoritySettings(invitation, tmp_path / "allow.toml", tmp_path / "roster.json", port=0)
-        server = held.enter_context(contextlib.closing(AuthorityServer(chosen, None, tell)))
+        server = held.enter_context(contextlib.closing(AuthorityServer(chosen, tell)))
         running = asyncio.create_task(server.run())
         with pytest.raises(ConfigurationError, match="no name was given"):
             await asyncio.to_thread(join, options("guest"))
@@ -190,13 +203,13 @@ async def test_a_program_joins_by_the_key_that_logged_in_once_and_renews(
 def test_where_an_authority_may_not_be(tmp_path: Path) -> None:
     for changes in ({"host": "0.0.0.0"}, {"url": "http://authority.example"}):
         with pytest.raises(ConfigurationError, match="--cert and --key"):
-            AuthorityServer(settings(tmp_path, **changes), None, lambda *_, **__: None)
+            AuthorityServer(settings(tmp_path, **changes), lambda *_, **__: None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="--listen"):
-        AuthorityServer(settings(tmp_path, port=taken.getsockname()[1]), None, lambda *_, **__: None)
+        AuthorityServer(settings(tmp_path, port=taken.getsockname()[1]), lambda *_, **__: None)
     for broken in (tmp_path / "missing.pem", tmp_path / "allow.toml"):
         with pytest.raises(ConfigurationError, match="cannot be used"):
-            AuthorityServer(settings(tmp_path, certificate=broken, key=broken), None, lambda *_, **__: None)
-    server = AuthorityServer(settings(tmp_path, url="https://a.example"), None, lambda *_, **__: None)
+            AuthorityServer(settings(tmp_path, certificate=broken, key=broken), lambda *_, **__: None)
+    server = AuthorityServer(settings(tmp_path, url="https://a.example"), lambda *_, **__: None)
     assert server.link.authority == "https://a.example"
     server.close()
 

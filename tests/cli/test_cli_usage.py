@@ -215,8 +215,6 @@ def test_bad_options_are_usage_errors(
         (["new", "albert", "--link", LINK], "only with --notebook"),
         (["sim", "home-150", "--replay", "log"], "only --step"),
         (["amend", LINK, "resume", "--at-step", "7"], "--at-step: a run that is paused"),
-        (["runs", "receipts", LINK, "--peer", "y", "--all"], "exclude each other"),
-        (["runs", "receipts", LINK, "--all"], "only with --out"),
         (["runs", "remove"], "name a RUN, or give --temporary"),
         (["runs", "verify", ".", "--of", LINK], "--of: only for a file"),
         (["status", ".", "--watch"], "only with a LINK"),

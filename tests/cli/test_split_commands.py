@@ -1,4 +1,6 @@
-"""`minga split …`: four real processes train on while one is killed, behind NAT where possible, and what is refused."""
+"""Runs whose model is cut: four real processes train on while one is killed, behind NAT where possible; and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from typing import Any
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
-from minga.cli import splitting
-from minga.cli.commands import SplitJoinCommand
-from minga.cli.terminal.context import make_context
-from minga.core.errors import UnreachableError
-from minga.recipes.split import taking_part  # noqa: F401
+from minga.cli.commands import JoinCommand
+from minga.cli.taking_part.join import _check_options
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.registry import published
+from minga.recipes.split import taking_part  # noqa: F401  # forked processes have it then
 from tests.netlab import Host, Lab, why_unavailable
 from tests.worlds import forked
-from tests.worlds.authority_tools import invitation_link
 from tests.worlds.cli_run import GUARDED_MINGA, LOCAL, Running, last_json, run
 
 SPEC = """
@@ -75,16 +77,16 @@ def placed(lab: Lab, host: str, *more: str) -> Place:
 def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequence[Place]) -> None:
     """The server and three clients, of which the last is killed with SIGKILL."""
     keyless = ("--ephemeral", "--threads", "1")
-    words = ("split", "serve", spec_file(folder), *keyless, "--directory", str(folder / "s"))
+    words = ("host", spec_file(folder), *keyless, "--directory", str(folder / "s"))
     with ExitStack() as running:
         server = running.enter_context(server_at.start(*words))
         link = server.wait_for("link")["link"]
 
         def client(number: int, *more: str) -> Running:
             where = ("--part", str(number), "--directory", str(folder / f"c{number}"))
-            return running.enter_context(clients_at[number - 1].start("split", "join", link, *keyless, *where, *more))
+            return running.enter_context(clients_at[number - 1].start("join", link, *keyless, *where, *more))
 
-        others, doomed = [client(number, "--batches", str(BATCHES)) for number in (1, 2)], client(3)
+        others, doomed = [client(number, "--leave-after-steps", str(BATCHES)) for number in (1, 2)], client(3)
         peer = doomed.wait_for("split.joined")["peer"]
         for _ in range(3):
             server.wait_for("split.applied", peer=peer)
@@ -125,49 +127,51 @@ def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> None:
     key = (*LOCAL, "--threads", "1", "--identity", str(tmp_path / "key.json"))
-    with Running("split", "serve", spec_file(tmp_path), *key, "--directory", str(tmp_path / "s")) as server:
+    with Running("host", spec_file(tmp_path), *key, "--directory", str(tmp_path / "s")) as server:
         began = server.wait_for("link")
         where = ("--directory", str(tmp_path / "c"))
-        with Running("split", "join", began["link"], "--part", "1", *KEYLESS, *where) as client:
+        with Running("join", began["link"], "--part", "1", *KEYLESS, *where) as client:
             for _ in range(5):
                 server.wait_for("split.applied")
             server.process.kill()
             server.process.wait()
-            with Running("split", "serve", began["directory"], *key) as again:
+            with Running("host", began["directory"], *key) as again:
                 assert again.wait_for("link")["run_id"] == began["run_id"]
                 again.wait_for("split.applied")
+                assert last_json(run("join", began["link"], "--pause", *where, "--json").stdout)["peers"] == 1
+                client.wait_for("paused")
+                assert last_json(run("join", began["link"], "--unpause", *where, "--json").stdout)["changed"]
+                client.wait_for("split.joined")
                 told = client.finish(12)
                 again.finish(0)
     assert told["batches"] >= 12
 
 
 @pytest.mark.parametrize(
-    ("command", "change", "said"),
+    ("words", "change", "said"),
     [
-        (("split", "serve"), ('variant = "u-shaped"', 'variant = "none"'), 'split.variant = "none"'),
-        (("split", "serve"), ('variant = "u-shaped"', 'variant = "vertical"'), "write a program"),
-        (("host",), ("", ""), "the command is minga split serve RUN.TOML"),
+        ((), ('variant = "u-shaped"', 'variant = "none"'), 'split.variant = "none"'),
+        ((), ('variant = "u-shaped"', 'variant = "vertical"'), "write a program"),
+        (("--micro-batch", "4", "--offload"), ("", ""), "--micro-batch, --offload: not in a run whose model is cut"),
+        (("--role", "monitor"), ("", ""), "--role monitor: who hosts"),
     ],
 )
-def test_what_is_refused_says_what_to_do(
-    tmp_path: Path, command: tuple[str, ...], change: tuple[str, str], said: str
+def test_what_a_host_is_refused_says_what_to_do(
+    tmp_path: Path, words: tuple[str, ...], change: tuple[str, str], said: str
 ) -> None:
-    done = run(*command, spec_file(tmp_path, SPEC.replace(*change)), *KEYLESS, "--directory", str(tmp_path))
+    done = run("host", spec_file(tmp_path, SPEC.replace(*change)), *KEYLESS, *words, "--directory", str(tmp_path))
     assert done.returncode == 2
     assert said in " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_client_logs_in_as_its_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (secret := tmp_path / "code").write_text("open sesame\n")
-    asked: list[str] = []
-
-    def join(link: str, options: Any, person: Any) -> Any:
-        asked.extend([person.name("codes"), person.secret("code", "https://login.example.org")])
-        raise UnreachableError("nobody is there")
-
-    monkeypatch.setattr(splitting, "join", join)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
-    command = SplitJoinCommand(link=str(invitation_link()), login="alice", secret=secret)
-    with pytest.raises(UnreachableError):
-        splitting.run_split_join(command, make_context(json_output=False))
-    assert asked == ["alice", "open sesame"]
+@pytest.mark.parametrize(
+    ("spec", "given", "said"),
+    [
+        (SPEC, {"device": "cuda", "evaluate": True}, "--device, --evaluate: not in a run whose model is cut"),
+        (SPEC, {"role": "auxiliary"}, "--role auxiliary: choose trainer, client or monitor"),
+        ('name = "x"\n', {"part": 1}, "--part: only in a run whose model is cut"),
+    ],
+)
+def test_options_of_another_kind_of_run_are_refused(spec: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        _check_options(JoinCommand(**given), published(RunSpec.from_toml(spec)))

@@ -1,8 +1,7 @@
-"""Data sets of a hub are those of one commit: in what is prepared, what is kept, what is published and streamed."""
+"""Data sets of a hub are those of one commit: in what is prepared, what is published and streamed."""
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,11 @@ import huggingface_hub
 import pytest
 
 from minga.cli.taking_part import host as host_module
-from minga.cli.taking_part import prepared_files as prepared_module
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
+from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.registry import check_published, load_recipe, pinned, published
+from minga.recipes.init_from import prepared_files
+from minga.recipes.registry import check_published, pinned, published
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from tests.worlds.cli_run import run
 from tests.worlds.recipe_text import GENESIS
@@ -84,16 +83,16 @@ def test_each_data_set_is_named_by_its_commit(recipe: str, hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["causal-lm", "masked-lm", "albert"])
-def test_rows_that_were_prepared_before_are_not_taken_for_those_of_today(recipe: str, hub: Hub, tmp_path: Path) -> None:
+def test_rows_of_the_commit_are_prepared_though_the_data_set_has_others_by_then(
+    recipe: str, hub: Hub, tmp_path: Path
+) -> None:
     data = {**DATA[recipe], "heldout_fraction": 0.1}
-    spec = spec_of(recipe, data, max_length=32, vocabulary_size=400)
-    for hub.day in (1, 2, 1):
-        files = prepared_files(spec, tmp_path)
-        path = files[HELDOUT_FILE]
-        assert isinstance(path, Path)
-        texts = [each for each in unpack_documents(path) if "the hub said" in each.lower()]
-        assert texts
-        assert all(f"on day {hub.day} " in each.lower() for each in texts)
+    spec = pinned(spec_of(recipe, data, max_length=32, vocabulary_size=400))
+    hub.day = 2
+    path = store(tmp_path / HELDOUT_FILE, prepared_files(spec)[HELDOUT_FILE])
+    texts = [each for each in unpack_documents(path) if "the hub said" in each.lower()]
+    assert texts
+    assert all("on day 1 " in each.lower() for each in texts)
 
 
 def test_a_spec_without_data_sets_of_a_hub_stays_as_it_is(hub: Hub) -> None:
@@ -125,8 +124,7 @@ def test_a_host_publishes_the_commit_that_it_prepared(
         'data.name = "owner/texts"\n[network]\nrelay = "none"\n'
     )
 
-    def prepare(spec: RunSpec, directory: Path) -> Any:
-        del directory
+    def prepare(spec: RunSpec) -> Any:
         seen.append(spec)
         return {}
 
@@ -138,14 +136,3 @@ def test_a_host_publishes_the_commit_that_it_prepared(
     monkeypatch.setattr(host_module, "host", begin)
     assert "seen enough" in run("host", str(path), "--directory", str(tmp_path)).stderr
     assert [each.recipe_settings["data"]["revision"] for each in seen] == [hub.commit(None)] * 2
-
-
-def test_another_version_of_minga_prepares_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of("causal-lm", FILES)
-    before = prepared_module._key(spec, load_recipe(spec))
-    assert prepared_module._key(spec, load_recipe(spec)) == before
-    with monkeypatch.context() as patch:
-        patch.setattr(metadata, "version", lambda _: "77.0")
-        assert prepared_module._key(spec, load_recipe(spec)) != before
-    monkeypatch.setattr(prepared_module, "_PREPARATION", 77)
-    assert prepared_module._key(spec, load_recipe(spec)) != before

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import RECIPES, load_recipe
@@ -153,11 +152,6 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     RECIPES.__dict__.pop("_external", None)
     yield
     RECIPES.__dict__.pop("_external", None)
-    forget_blobs()
-
-
-def forget_blobs() -> None:
-    """The next use of the package imports it anew."""
     for name in BLOB_RECIPES:
         RECIPES._loaded.pop(name, None)
     sys.modules.pop("tiny_blobs", None)
@@ -205,22 +199,6 @@ def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path
     folder.mkdir()
     with pytest.raises((RecipeViolation, NotImplementedError), match=message):
         check(RecipeCase(name), folder)
-
-
-@pytest.mark.usefixtures("blobs")
-def test_what_a_recipe_prepared_is_made_anew_once_its_code_has_changed(tmp_path: Path) -> None:
-    """Its author tries it between two runs, and gives it no new version each time."""
-    spec, module = RunSpec.from_mapping({"name": "x", "model": {"recipe": "blobs"}}), tmp_path / "site/tiny_blobs.py"
-
-    def labels() -> bytes:
-        path = prepared_files(spec, tmp_path)["y.bin"]
-        assert isinstance(path, Path)
-        return path.read_bytes()[:8]
-
-    before = labels()
-    module.write_text(module.read_text().replace("% 4\n        return {", "% 4 + 1\n        return {"))
-    forget_blobs()
-    assert (before, labels()) == (bytes(8), b"\x01" + bytes(7))
 
 
 @pytest.mark.usefixtures("blobs")

@@ -9,8 +9,9 @@ import pytest
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, draft_revocation
-from minga.identity.access.orders import Regroup
+from minga.identity.access.ledger import AccessBannedError, AccessLedger, draft_revocation
+from minga.identity.access.orders import Grant, Regroup
+from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.training.organiser import Organiser
@@ -93,3 +94,14 @@ def test_to_bar_again_whom_the_others_have_not_barred_yet_is_no_error() -> None:
     assert not desk(FIRST, ledger).bar(PEER, "")
     assert list(ledger.orders()) == stands
     assert desk(SECOND, ledger).bar(PEER, "")
+
+
+def test_who_was_barred_and_admitted_anew_by_its_key_is_barred_again() -> None:
+    ledger = ledger_of(FIRST, SECOND)
+    grant = Grant(bytes.fromhex(SPEC.run_id), 0, 1, (), bytes.fromhex(PEER), 0, ledger.next_version, 1 << 32)
+    token = Token(grant.signed_by(FIRST).signed_by(SECOND))
+    ledger.check(token, PEER, 2.0)
+    for key in (FIRST, SECOND):
+        desk(key, ledger).bar(PEER, "")
+    with pytest.raises(AccessBannedError):
+        ledger.check(token, PEER, 2.0)

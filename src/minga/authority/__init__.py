@@ -1,7 +1,7 @@
 """The authority: a small web service that admits people who log in to a run for members.
 
     app ─▶ service (ASGI) ─▶ issuer ─▶ providers (codes; allow_list) ─▶ roster ─▶ token
-     └─▶ people taken off the list               no: refusals
+                                                 no: refusals
 
 Theory of operation. An organiser makes an invitation for many peers (`minga admit LINK --uses 500`) and gives it to
 the operator of the authority. The authority keeps the invitation's secret and signs with it: for the key of a peer,
@@ -12,7 +12,7 @@ as many peers as it is for, until the organisers bar it.
 It is a program of its own: in minga only the command `minga authority` imports it. Peers that log in do so by
 `minga.login`.
 
-Read: app (entry: files, web server, watch over the list), service (bounds on requests), issuer (decides and signs),
-providers (identify people), allow_list (the people that the authority admits), codes (secret codes), roster (the peers
-of each person), refusals (why there is no token).
+Read: app (entry: files, web server), service (bounds on requests), issuer (decides and signs), providers (identify
+people), allow_list (the people that the authority admits), codes (secret codes), roster (the peers of each person),
+refusals (why there is no token).
 """

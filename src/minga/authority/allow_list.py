@@ -190,22 +190,14 @@ class AllowList(AllowListSection):
 
     def allowance(self, name: str, organisation: str | None, now_s: float) -> Allowance | None:
         """The places of a person who logged in as `name`, as a member of `organisation` if of one; None: no place."""
-        allowance = self._listed(name, organisation)
-        has_ended = allowance is not None and allowance.until_s is not None and allowance.until_s <= now_s
-        return None if has_ended else allowance
-
-    def is_listed(self, name: str, organisation: str | None) -> bool:
-        """Whether a person is on the list, even if their time is over."""
-        return self._listed(name, organisation) is not None
-
-    def _listed(self, name: str, organisation: str | None) -> Allowance | None:
         person = self.people.get(name)
         if person is None and (organisation is None or organisation != self.provider.organisation):
             return None
         allowance = Allowance(self.peers, None)
         if person is not None:
             allowance = Allowance(self.peers if person.peers is None else person.peers, person.until_s)
-        return None if allowance.peers == 0 else allowance
+        has_ended = allowance.until_s is not None and allowance.until_s <= now_s
+        return None if has_ended or allowance.peers == 0 else allowance
 
     @classmethod
     def read(cls, path: Path) -> AllowList:

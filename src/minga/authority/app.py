@@ -1,17 +1,14 @@
-"""Runs an authority: its files, its web server, and the watch over its list.
+"""Runs an authority: its files and its web server.
 
-People who were taken off the list lose their access. Without an organiser's key nothing can be taken back: their tokens
-are not renewed, and end within hours. With one, their peers are barred by an organiser's order, like `minga ban`, and
-go at the end of the step.
+Without an organiser's key nothing can be taken back: the tokens of people who were taken off the list are not renewed,
+and end within hours. Whose access is to end at once is banned by the organisers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,19 +20,12 @@ from minga.authority.issuer import Issuer
 from minga.authority.providers import make_provider
 from minga.authority.roster import RosterFile
 from minga.authority.service import Authority, Handout, Tell
-from minga.core.aio import Backoff
-from minga.core.errors import ConfigurationError, MingaError, UnreachableError
+from minga.core.errors import ConfigurationError
 from minga.core.urls import is_safe_url, reachable_hosts
 from minga.core.web_server import BoundedServer, configuration, listen
 from minga.identity.links.links import Link
-from minga.training.join import PeerOptions
-from minga.training.organiser import organiser_desk
 
 LOOK_S = 1.0
-REASON = "no longer on the authority's list"
-FIRST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0
-
-logger = logging.getLogger("minga.authority")
 
 
 @dataclass(frozen=True)
@@ -57,39 +47,11 @@ class AuthoritySettings:
     key: Path | None = None
 
 
-@dataclass(frozen=True)
-class Barring:
-    """Bars peers from the run of `link` with the organiser's key in the file `identity`."""
-
-    link: Link
-    options: PeerOptions
-    identity: Path
-
-    def bar(self, peers: Sequence[str]) -> list[str]:
-        """Enter the run for a moment to tell the others; those of the peers that are barred then, for which no other
-        organiser has to do so, too. What keeps one of them from being barred keeps no other.
-
-        Blocks. Raises `MingaError`.
-        """
-        with organiser_desk(self.link, self.options, self.identity, lambda _: None) as desk:
-            if not desk.is_connected:
-                raise UnreachableError("no member of the run answers")
-            refusals = dict[str, None]()
-            for peer in peers:
-                try:
-                    desk.bar(peer, REASON)  # also who is barred already: it may have been admitted anew since
-                except ConfigurationError as error:
-                    refusals[str(error)] = None
-            for refusal in refusals:
-                logger.warning("%s", refusal)
-            return [peer for peer in peers if peer in desk.ledger.barred()]
-
-
 class AuthorityServer:
     """An authority that listens from its making on. Raises `LocalError`s; `close` it at the end."""
 
-    def __init__(self, settings: AuthoritySettings, barring: Barring | None, tell: Tell) -> None:
-        self._settings, self._barring, self._tell = settings, barring, tell
+    def __init__(self, settings: AuthoritySettings, tell: Tell) -> None:
+        self._settings, self._tell = settings, tell
         self._allowed = AllowFile(settings.allow)
         self._roster = RosterFile(settings.roster, settings.link.run_id, time.time)
         try:
@@ -126,11 +88,17 @@ class AuthorityServer:
         authority = Authority(self.issuer, provider, self._tell, handouts=self.handouts)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(watch_list(self.issuer, self._roster, self._barring, self._tell))
+                watching = tasks.create_task(self._watch_list())
                 await BoundedServer(self._configuration(authority.app)).serve(sockets=[self._socket])
                 watching.cancel()
         finally:
             await provider.close()
+
+    async def _watch_list(self) -> None:
+        """Let changes of the list settle while nobody asks, so that the next one is answered by them."""
+        while True:
+            self._allowed.current()
+            await asyncio.sleep(LOOK_S)
 
     def _configuration(self, app: ASGIApp) -> uvicorn.Config:
         certificate, key = self._settings.certificate, self._settings.key
@@ -147,32 +115,6 @@ class AuthorityServer:
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if self._settings.certificate is None else "https"
         return f"{scheme}://{reachable_hosts(host)[0]}:{port}"
-
-
-async def watch_list(issuer: Issuer, roster: RosterFile, barring: Barring | None, tell: Tell) -> None:
-    """Check every second whether a person was taken off the list, until cancelled."""
-    told: set[str] = set()
-    backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
-    while True:
-        overdue = dict(issuer.overdue())
-        if barring is None:
-            for peer in overdue.keys() - told:
-                tell("authority.removed", peer=peer, name=overdue[peer], barred=False)
-            told = set(overdue)
-        elif overdue:
-            why = "other organisers have to bar them, too"
-            try:
-                for peer in await asyncio.to_thread(barring.bar, list(overdue)):
-                    roster.bar(peer)
-                    tell("authority.removed", peer=peer, name=overdue.pop(peer), barred=True)
-            except MingaError as error:
-                why = str(error)
-            if overdue:
-                logger.warning("%d peers could not be barred yet: %s", len(overdue), why)
-                await asyncio.sleep(backoff.next_s())
-            else:
-                backoff.overcome()
-        await asyncio.sleep(LOOK_S)
 
 
 def _check_certificate(settings: AuthoritySettings) -> None:

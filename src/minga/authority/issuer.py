@@ -11,7 +11,6 @@ from minga.authority.providers import Person
 from minga.authority.refusals import Refused
 from minga.authority.roster import IssuedToken, RosterFile
 from minga.core.errors import ConfigurationError
-from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -89,9 +88,6 @@ class Issuer:
             raise Refused(
                 "not_allowed", f"{issued.name} is not on the list of people that may take part; ask the organiser"
             )
-        before = self._roster.issued(peer)
-        if before is not None and before.barred:
-            raise Refused("not_allowed", "the organisers barred this peer's key; ask them")
         ends = [now_s + allowed.token_s, float(self._grant.expires)]
         ends += [allowance.until_s] if allowance.until_s is not None else []
         expires = int(min(ends))
@@ -101,21 +97,3 @@ class Issuer:
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
         token = Token.by_login(self._grant, self._key, peer, Login(issued.name, expires))
         return Issued(token.encode(), issued.name, int(issued.logged_in + allowed.login_s))
-
-    def overdue(self) -> list[tuple[str, str]]:
-        """The peers, and their people, whose last token still counts though they were taken off the list.
-
-        Whose time is over is not among them: it ended as announced, and they may be given more of it. Nor is who logged
-        in at another provider, whose names the list no longer has. Nor is anybody before the list has settled once.
-        """
-        now_s, allowed = self._wall_time(), self._allowed.current()
-        if not self._allowed.is_whole:
-            return []
-        return [
-            (peer, issued.name)
-            for peer, issued in self._roster.all_issued()
-            if not issued.barred
-            and issued.provider == allowed.provider.source
-            and issued.expires + CLOCK_SKEW_S > now_s
-            and not allowed.is_listed(issued.name, issued.organisation)
-        ]

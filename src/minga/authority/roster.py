@@ -6,7 +6,7 @@ at a time owns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -32,7 +32,7 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds).
 
     With an `organisation` it depends on membership of that, with a `code_mark` on the code with that mark. `invitation`
-    is the key that signed its last token; a `barred` peer gets no further one.
+    is the key that signed its last token.
     """
 
     name: str
@@ -41,7 +41,6 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logged_in: float
     expires: float
     organisation: str | None = None
-    barred: bool = False
     code_mark: str | None = None
 
     @property
@@ -78,10 +77,6 @@ class RosterFile:
         """The place of a peer, if it ever had one."""
         return self._issued.get(peer)
 
-    def all_issued(self) -> Iterator[tuple[str, IssuedToken]]:
-        """All places, each with its peer's key."""
-        yield from list(self._issued.items())
-
     def take(self, peer: str, issued: IssuedToken, *, most_peers: int, uses: int) -> None:
         """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
         or `uses` peers in all by one invitation. Of a person who may have fewer by now the first ones keep their
@@ -106,14 +101,10 @@ class RosterFile:
             raise Refused("invitation", "the authority's invitation is used up; its organiser has to give it a new one")
         self._keep({**self._issued, peer: issued})
 
-    def bar(self, peer: str) -> None:
-        """Note that the organisers barred a peer. Raises `StorageError`."""
-        self._keep({**self._issued, peer: msgspec.structs.replace(self._issued[peer], barred=True)})
-
     def forget(self, invitation: str) -> None:
         """Drop places that have ended and that `invitation` does not count. Raises `StorageError`."""
         now_s = self._wall_time()
-        kept = {p: s for p, s in self._issued.items() if s.invitation == invitation or s.barred or _lives(s, now_s)}
+        kept = {p: s for p, s in self._issued.items() if s.invitation == invitation or _lives(s, now_s)}
         if len(kept) < len(self._issued):
             self._keep(kept)
 
@@ -145,7 +136,7 @@ class RosterFile:
 
 def _lives(issued: IssuedToken, now_s: float) -> bool:
     """Whether members may still accept the last token."""
-    return not issued.barred and issued.expires + CLOCK_SKEW_S > now_s
+    return issued.expires + CLOCK_SKEW_S > now_s
 
 
 def _lock(path: Path) -> FileLock:

@@ -3,8 +3,8 @@
     minga ARGUMENTS ─▶ app ─▶ one command's module ─▶ library ─▶ terminal/output ─▶ exit code
 
 Read: commands (all of them, as data), app (the parser that is made of it). Then terminal (shared by all), taking_part,
-keeping, planning, simulating, diagnosing, access, splitting, demo: one for each group of commands.
-Everything heavy is imported by the command that needs it.
+keeping, planning, simulating, diagnosing, access, demo: one for each group of commands. Everything heavy is imported by
+the command that needs it.
 
 Called by the user's shell; nothing in the library imports it.
 """

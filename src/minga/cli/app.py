@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from minga.cli.commands import PARENTS
+import minga.cli.commands  # noqa: F401  # which declares them
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.declaring import COMMANDS, Declaration
+from minga.cli.terminal.declaring import COMMANDS, Declaration, option_name
 
 MOVED: Final = {
     "backup": "minga runs backup",
@@ -29,6 +29,7 @@ MOVED: Final = {
     "replay": "minga sim --replay LOG",
     "restore": "minga runs restore",
     "resume": "minga amend LINK resume",
+    "split": "minga host RUN.TOML, or minga join LINK",
     "stop": "minga amend LINK stop",
     "version": "minga --version",
 }
@@ -89,9 +90,7 @@ def _add_all() -> None:
     for name, each in COMMANDS.items():
         parent, is_below, _ = name.partition(" ")
         if is_below and parent not in parents:
-            parents[parent] = typer.Typer(
-                name=parent, help=PARENTS.get(parent), no_args_is_help=parent in PARENTS, context_settings=SETTINGS
-            )
+            parents[parent] = typer.Typer(name=parent, context_settings=SETTINGS)
             app.add_typer(parents[parent], rich_help_panel=each.group)
     for name, each in COMMANDS.items():
         _add(each, parents.get(name.partition(" ")[0], app), is_parent=name in parents)
@@ -103,7 +102,7 @@ def _add(command: Declaration, place: typer.Typer, *, is_parent: bool) -> None:
     Its help has the usual options, and below them the names of those that `--help-all` explains.
     """
     given = command.fields()
-    names = [(each.metadata["names"] or (f"--{each.name.replace('_', '-')}",))[0] for each in given if _is_rare(each)]
+    names = [option_name(each) for each in given if _is_rare(each)]
     epilog = f"--help-all explains {', '.join(names)}, too.\n\nExample: {command.example}"
     hints = get_type_hints(command.options)
     parameters = [_parameter(each, hints[each.name]) for each in given]

@@ -5,19 +5,17 @@ See `declaring`. Nothing heavy is imported here: a command's own module is, once
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
 
 from minga.cli.terminal.declaring import argument, command, option
 from minga.cli.terminal.options import (
     KEPT_RUN_HELP,
     LINK_HELP,
     RUN_HELP,
-    HostingOptions,
-    LoginOptions,
     LookingOptions,
     NetworkOptions,
     OrderOptions,
@@ -34,6 +32,7 @@ from minga.recipes.registry import USUAL_MODEL, USUAL_RECIPE
 
 if TYPE_CHECKING:
     from minga.recipes.running.run import Work
+    from minga.training.join import PeerOptions
 
 TAKE_PART, ORGANISE, PLAN = "Take part", "Organise", "Plan and simulate"
 
@@ -55,7 +54,7 @@ class DemoCommand(OutputOptions):
 
 
 @command(TAKE_PART, "minga.cli.taking_part.join:run_join", "minga join LINK --max-upload 10Mbit", slow_imports=True)
-class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
+class JoinCommand(ParticipantOptions, WorkOptions):
     """Take part in a run with this machine; Ctrl-C leaves at any time.
 
     Everything else comes with the link. Without LINK it lists the runs that are announced in this local network, to
@@ -75,8 +74,16 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
         "Compute on all GPUs of this machine, or so many, as one peer.", default="all", metavar="all|N", rare=True
     )
     data: tuple[str, ...] = option(
-        "Own .txt or .jsonl files, or folder of pictures, to train on instead of the run's; may be repeated.",
+        "Train on own .txt or .jsonl files, folder of pictures, or (split learning) .csv files with one sample a line, "
+        "its class at the end; may be repeated.",
         default=(),
+        rare=True,
+    )
+    part: int | None = option(
+        "(split learning) Which part of the run's example this client has (default: by its key).",
+        default=None,
+        least=1,
+        metavar="N",
         rare=True,
     )
     evaluate: bool = option(
@@ -91,8 +98,18 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
     pause_on_battery: bool = option(
         "Do not take part while this laptop is unplugged.", "--pause-on-battery", default=False, rare=True
     )
+    login: str | None = option(
+        "Log in as this person, where the run asks for it.", default=None, metavar="NAME", rare=True
+    )
+    secret: Path | None = option(
+        "File with the code or access token to log in with (default: ask).", default=None, rare=True
+    )
     leave_after_steps: int | None = option(
-        "Leave once this machine took part in N steps.", default=None, least=1, metavar="N", rare=True
+        "Leave once this machine took part in N steps (split learning: batches).",
+        default=None,
+        least=1,
+        metavar="N",
+        rare=True,
     )
 
     def __post_init__(self) -> None:
@@ -103,7 +120,7 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
 
     def work(self) -> Work:
         """See `WorkOptions`; with the devices of this machine, and its own data."""
-        return replace(super().work(), devices=self.devices, data=self.data)
+        return msgspec.structs.replace(super().work(), devices=self.devices, data=self.data)
 
     def way(self, usual: str) -> str:
         """See `OutputOptions`."""
@@ -114,12 +131,12 @@ class JoinCommand(ParticipantOptions, LoginOptions, WorkOptions):
 class StatusCommand(LookingOptions):
     """Look at a run without taking part: step, loss, peers, speed.
 
-    Of a run on this machine it shows the history.
+    It looks for some seconds, with --plot for a minute, with --watch until Ctrl-C. Of a run on this machine it shows
+    the history.
     """
 
     run: str = argument("RUN", f"{RUN_HELP} Or its history.jsonl.", check=checked_run)
     watch: bool = option("Stay and update until Ctrl-C.", "--watch", default=False)
-    seconds: float | None = option("How long to look (default: 3, with --plot 60).", default=None, least=0.1)
     plot: Path | None = option("Draw loss against time and samples into this PNG.", default=None)
 
 
@@ -206,49 +223,6 @@ class EvaluateCommand(OutputOptions, ThreadsOptions):
     )
 
 
-PARENTS = {"split": "Train a model that is cut, so that data stay with clients."}
-"""What the help says of commands that are only there for those below them."""
-
-
-@command(TAKE_PART, "minga.cli.splitting:run_serve", "minga split serve run.toml", slow_imports=True)
-class SplitServeCommand(HostingOptions, ThreadsOptions):
-    """Serve the end of a model that is cut; prints ONE link for the clients.
-
-    It begins a run or goes on with one, whose link stays valid.
-    """
-
-    run: Path = argument(
-        "RUN",
-        'A run spec in TOML with recipe = "split" and a [split], which begins a run; or the folder or id of a run on '
-        "this machine, to go on with it.",
-    )
-    batches: int | None = option("End after so many batches of all clients.", default=None, least=1)
-    role: str = "trainer"
-
-
-@command(TAKE_PART, "minga.cli.splitting:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True)
-class SplitJoinCommand(ParticipantOptions, LoginOptions, ThreadsOptions):
-    """Train a model that is cut with data of this machine, which stay here.
-
-    Ctrl-C leaves at any time.
-    """
-
-    link: str = argument("LINK", LINK_HELP, check=checked_link)
-    part: int | None = option(
-        "Which part of the run's example this client has (default: by its key).", default=None, least=1
-    )
-    data: tuple[str, ...] = option(
-        "Own .csv files: one sample a line, its class at the end; may be repeated.", default=()
-    )
-    role: str = option("trainer, or client (never dialled).", default="trainer", rare=True)
-    batch: int = option("Samples of a batch.", default=64, least=1)
-    batches: int | None = option("Leave after so many batches.", default=None, least=1)
-
-    def __post_init__(self) -> None:
-        if self.role not in ("trainer", "client"):
-            raise ConfigurationError(f"--role {self.role}: choose trainer or client")
-
-
 # ---- organise
 
 
@@ -286,7 +260,7 @@ class NewCommand(OutputOptions):
     "minga host run.toml --port 4433 --announce 203.0.113.7:4433",
     slow_imports=True,
 )
-class HostCommand(HostingOptions, WorkOptions):
+class HostCommand(ParticipantOptions, WorkOptions):
     """Begin a run, or go on with one; prints ONE link for all others.
 
     It stays as monitor, seed and auxiliary. Without RUN, in the folder of a run, it goes on with that run.
@@ -299,6 +273,10 @@ class HostCommand(HostingOptions, WorkOptions):
         default=None,
     )
     role: str = option("auxiliary (no gradients; in byzantine runs trainer), trainer, or monitor.", default="auxiliary")
+    port: int = option("UDP port; keep it, and the link stays valid. 0: any.", default=0, least=0, most=65535)
+    announce: tuple[str, ...] = option(
+        "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
+    )
     dashboard: bool = option("Serve web pages about the run, too.", "--dashboard", default=False)
     announce_lan: bool = option(
         "Announce the run in this local network: `minga join` there lists it.", "--announce-lan", default=False
@@ -331,6 +309,10 @@ class HostCommand(HostingOptions, WorkOptions):
     dashboard_public: bool = option(
         "Beyond this machine, every viewer may look at the dashboard.", "--dashboard-public", default=False, rare=True
     )
+
+    def peer_options(self) -> PeerOptions:
+        """See `ParticipantOptions`."""
+        return replace(super().peer_options(), announce=self.announce)
 
 
 @command(ORGANISE, "minga.cli.access.amend:run_amend", "minga amend LINK optimizer.learning_rate=0.001")
@@ -395,11 +377,10 @@ class BanCommand(OrganiserOptions):
     "minga.cli.access.authority:run_authority",
     "minga authority INVITATION --allow allow.toml --url https://login.example.org",
 )
-class AuthorityCommand(NetworkOptions):
+class AuthorityCommand(OutputOptions):
     """Give access to a run for members to people who log in.
 
-    Each gets access for some hours at a time. With --identity, an organiser's key file, it bans at once people who are
-    taken off the list.
+    Each gets access for some hours at a time.
     """
 
     link: str | None = argument(
@@ -476,25 +457,15 @@ class RunsRestoreCommand(BackupOptions):
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_receipts", "minga runs receipts RUN --out receipts.bin")
 class RunsReceiptsCommand(LookingOptions):
-    """Show what members attest of each peer's contribution, or write it to a file.
+    """Show what members attest of each peer's contribution, or write this machine's to a file.
 
     That is samples, steps and bytes reduced; `minga runs verify` checks such a file.
     """
 
     run: str = argument("RUN", RUN_HELP, check=checked_run)
-    out: Path | None = option("Write a file that anybody can check, of a run on this machine.", default=None)
-    peer: str | None = option(
-        "(--out) The peer that it is about, by the beginning of its id (default: this one).",
-        default=None,
-        metavar="ID",
+    out: Path | None = option(
+        "Write a file about this machine's peer that anybody can check, of a run on this machine.", default=None
     )
-    everybody: bool = option("(--out) The receipts of all peers.", "--all", default=False)
-
-    def __post_init__(self) -> None:
-        if self.everybody and self.peer is not None:
-            raise ConfigurationError("--peer and --all exclude each other")
-        if self.out is None and (self.everybody or self.peer is not None):
-            raise ConfigurationError("--peer and --all: only with --out")
 
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_verify", "minga runs verify receipts.bin --of LINK")

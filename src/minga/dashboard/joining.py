@@ -55,7 +55,8 @@ class JoinFacts:
 
     `link` is None in a run for members, whose organiser gives out invitations; LINK stands for it in the `command` by
     which a machine takes part. `rows` are further facts, by name. `completed` is the last step of a run that has taken
-    it. `is_custom`: a program of the organiser has the model and its data, and none of minga's recipes.
+    it. `is_custom`: a program of the organiser has the model and its data, and none of minga's recipes. `is_cut`: the
+    model is, and each client has data of its own.
     """
 
     name: str
@@ -64,6 +65,7 @@ class JoinFacts:
     rows: Mapping[str, str]
     completed: int | None = None
     is_custom: bool = False
+    is_cut: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec, link: Link, status: RunStatus | None = None) -> JoinFacts:
@@ -84,16 +86,15 @@ class JoinFacts:
             "Run": link.run_id,
             "Organiser's key": link.organiser,
         }
-        command = "minga split join" if spec.split.is_on else "minga join"
-        if spec.model.recipe == CUSTOM:
-            command = "python PROGRAM.py"
+        is_custom = spec.model.recipe == CUSTOM
+        command = f"{'python PROGRAM.py' if is_custom else 'minga join'} {word or 'LINK'}"
         completed = last if status is not None and status.is_complete else None
-        return cls(spec.name, word, f"{command} {word or 'LINK'}", rows, completed, spec.model.recipe == CUSTOM)
+        return cls(spec.name, word, command, rows, completed, is_custom, spec.split.is_on)
 
     @property
     def notebook_link(self) -> str | None:
         """The link by which a notebook takes part without the help of a person, if one can."""
-        return self.link if self.command.startswith("minga join ") else None
+        return None if self.is_custom or self.is_cut else self.link
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,9 @@ class KnownRun(RunFolder):
 
     @property
     def progress(self) -> str:
-        """Step and age in words."""
+        """Step and age in words; of a model that is cut, whose parts have no checkpoint in common, the age."""
+        if self.spec.split.is_on and self.step is None:
+            return super().progress
         return "no checkpoint yet" if self.step is None else f"step {self.step}, {format_duration(self.age_s)} old"
 
 

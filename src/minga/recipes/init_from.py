@@ -23,10 +23,13 @@ from safetensors.torch import save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import Content
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.recipes.model_files import KEY, downloaded, names_of_hub
+from minga.recipes.registry import CUSTOM, load_recipe
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.model_names import ModelNames
@@ -62,6 +65,24 @@ def initial_file(source: str) -> bytes:
     else:
         raise ConfigurationError(f"{said}: no such file or folder, and not a name such as OWNER/NAME of the hub")
     return save({name: tensors[name].contiguous() for name in sorted(tensors)}, metadata={"format": "pt"})
+
+
+def prepared_files(spec: RunSpec) -> dict[str, Content]:
+    """The files that ship with a run of this spec, made now, for which the organiser may have to wait minutes. Call it
+    after `spelled_out`, which looks at the settings.
+
+    Raises `ConfigurationError` where the recipe's data, or the parameters to begin with, cannot be used.
+    """
+    source = spec.model.init_from
+    if spec.model.recipe == CUSTOM:
+        if source is not None:
+            raise ConfigurationError("model.init_from: a custom recipe loads its parameters itself, before it joins")
+        return {}
+    recipe = load_recipe(spec)
+    given: dict[str, Content] = dict(recipe.given_files())
+    if source is not None:
+        given |= {INITIAL_FILE: initial_file(source), **recipe.files_of_model()}
+    return {**recipe.prepare(), **given}
 
 
 def load_initial(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:

@@ -333,8 +333,8 @@ class Recipe(ABC, Generic[S]):
         )
 
     def inputs(self) -> Sequence[Path]:
-        """The files of this machine that `prepare` reads, besides those of `files_of_model`: if one changes, it has to
-        be called again.
+        """The files of this machine that `prepare` reads, besides those of `files_of_model`. No published setting may
+        name one of them.
         """
         return ()
 

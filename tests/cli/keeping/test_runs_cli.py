@@ -188,7 +188,6 @@ def test_a_run_that_a_program_of_this_machine_is_in_is_not_deleted(tmp_path: Pat
         ("runs", "backup", "ID", "--out", "OUT"),
         ("export", "ID", "--out", "OUT"),
         ("host", "ID", "--role", "trainer"),
-        ("split", "serve", "ID"),
         ("runs", "receipts", "ID"),
         ("runs", "receipts", "ID", "--out", "OUT"),
         ("status", "ID"),

@@ -31,9 +31,9 @@ def test_it_is_kept_in_the_folder_and_shown_by_status(tmp_path: Path) -> None:
         link = host.wait_for("link")
         chosen = next(event for event in host.events if event["event"] == "chosen_strategy")
         assert "nothing can be foreseen" in chosen["reason"]
-        here = run("status", link["link"], *LOCAL, "--seconds", "1", *key[2:], "--json")
+        here = run("status", link["link"], *LOCAL, *key[2:], "--json")
         assert last_json(here.stdout)["strategy_reason"] == chosen["reason"]
-        there = run("status", link["link"], *LOCAL, "--seconds", "1", "--directory", str(tmp_path / "other"), "--json")
+        there = run("status", link["link"], *LOCAL, "--directory", str(tmp_path / "other"), "--json")
         assert "strategy_reason" not in last_json(there.stdout), "another machine does not know it"
     (Path(link["directory"]) / "history.jsonl").write_text('{"t": 1.0, "event": "step", "step": 3}\n')
     later = run("status", link["directory"], "--json")

@@ -271,7 +271,7 @@ def test_each_kind_of_run_is_joined_in_its_own_way() -> None:
     found = [JoinFacts.of(spec, made) for spec in (PUBLIC, split, custom)]
     assert [facts.command for facts in found] == [
         f"minga join {made}",
-        f"minga split join {made}",
+        f"minga join {made}",
         f"python PROGRAM.py {made}",
     ]
     assert [facts.notebook_link for facts in found] == [str(made), None, None]

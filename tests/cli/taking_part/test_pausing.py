@@ -164,9 +164,10 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
 
     @contextmanager
     def join(*_: object, consider: Callable[[object], None], probes: bool) -> Iterator[object]:
-        consider(SimpleNamespace(spec=RunSpec.from_mapping({"name": "x"}), completed=None))
+        spec = RunSpec.from_mapping({"name": "x"})
+        consider(SimpleNamespace(spec=spec, completed=None))
         said.append("joined")
-        yield SimpleNamespace(spec=None, directory=tmp_path)
+        yield SimpleNamespace(spec=spec, directory=tmp_path)
 
     monkeypatch.setattr(minga.training.join, "join", join)
     monkeypatch.setattr(joining, "wait_until_available", wait)
@@ -244,7 +245,7 @@ def test_a_pause_gives_the_memory_of_the_session_back(tmp_path: Path, monkeypatc
     @contextmanager
     def join(*_: object, **__: object) -> Iterator[object]:
         peer = MagicMock(role="trainer", peer_id="ab" * 32)
-        peer.spec.name = "x"
+        peer.spec.name, peer.spec.split.is_on = "x", False
         peer.on_loop = lambda function: (0, 0) if function is peer.session.node.traffic else True
         yield peer
 

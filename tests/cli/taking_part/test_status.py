@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks._dashboard_swarm import MadeUpRun
-from minga.cli.commands import StatusCommand
 from minga.cli.taking_part import status as status_module
-from minga.cli.taking_part.status import _how_few, _show_history, _watch, last_figures
+from minga.cli.taking_part.status import _glance, _how_few, _show_history, last_figures
 from minga.cli.terminal.output import Output
 from minga.dashboard.model.documents import peer_row
 from minga.monitor.history import FILE_NAME, Entry, History
@@ -36,14 +35,15 @@ def test_nobody_is_asked_for_figures_that_the_run_tells_itself(
 ) -> None:
     asked = list[object]()
     monkeypatch.setattr(status_module, "told_since", lambda peer, _: asked.append(peer) or TOLD)  # type: ignore[func-returns-value]
-    run, options = MadeUpRun(2), StatusCommand(run="a link", seconds=0.1)
+    monkeypatch.setattr(status_module, "LOOK_S", 0.1)
+    run = MadeUpRun(2)
     try:
         run.advance(5.0)
         run.watcher.look = run.status
-        assert _watch(run.watcher, options, Output(json_output=False), run.peer).loss is not None
+        assert _glance(run.watcher, run.peer, Output(json_output=False), is_plotted=False).loss is not None
         assert asked == []
         run.watcher.look = lambda: replace(run.status(), loss=None)
-        _watch(run.watcher, options, Output(json_output=False), run.peer)
+        _glance(run.watcher, run.peer, Output(json_output=False), is_plotted=False)
         assert asked == [run.peer]
         assert "Last loss told: 4.250, of step 386" in capsys.readouterr().out
     finally:

@@ -125,7 +125,7 @@ def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
     output.console = Console(width=width, force_terminal=True, color_system=None, markup=False)
     costs = "Memory at least 29.1 MB of 135 GB; disk 41.8 MB, with 75.4 GB free; 16.4 MB to download at the start"
     command = f"minga admit {'x' * 200}"
-    short = f"minga split join {'[b]' * 16}"
+    short = f"minga join {'[b]' * 18}"
     output.say(costs)
     output.say(command)
     output.say_whole(short)

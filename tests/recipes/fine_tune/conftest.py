@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.files import Content, write
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.init_from import prepared_files
 from minga.recipes.registry import published
 from minga.recipes.text.tokenizer import CAUSAL_TOKENS, train_tokenizer
 from minga.recipes.text.writing import WRITINGS
@@ -77,10 +77,11 @@ def run_of(base: Path) -> RunOf:
                 **tables,
             }
         )
-        made: Mapping[str, Content] = prepared_files(spec, base.parent / "cache")
+        shown = published(spec)
+        made: Mapping[str, Content] = prepared_files(spec)
         folder = base.parent / "files"
         for name, content in made.items():
             write(folder / name, content)
-        return published(spec), {name: folder / name for name in made}
+        return shown, {name: folder / name for name in made}
 
     return make

@@ -128,8 +128,9 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
     monkeypatch.setattr(taking_part, "SAVE_S", 0.0)
     run = client("a1" * 32, tmp_path, table(tmp_path / "data.csv", range(40)))
     run.folder = tmp_path / "data.csv"  # nothing can be put into a file
-    run.train(lambda: run.batches >= 3)
-    assert run.batches == 3
+    samples = list[int]()
+    run.train(lambda: run.batches >= 3, samples.append)
+    assert (run.batches, len(samples)) == (3, 3)
     server = ServerRun.__new__(ServerRun)
     server.top, server.folder, server._saved_s = torch.nn.Linear(1, 1), run.folder, 0.0
     kept: Any = SimpleNamespace(save=part_of(run).save, close=lambda: None, broken=None)
@@ -149,7 +150,7 @@ def test_a_disk_that_refuses_parts_for_now_ends_neither_client_nor_server(
         ({"optimizer": {"warmup_steps": 0}}, 'schedule = "linear"'),
         ({"optimizer": {"schedule": "constant", "warmup_steps": 9}}, "warmup_steps = 9"),
         ({"model": {"recipe": "split", "init_from": "there"}}, "model.init_from"),
-        ({"training": {"stop_after_steps": 10}}, "--batches"),
+        ({"training": {"stop_after_steps": 10}}, "--leave-after-steps"),
     ],
 )
 def test_settings_that_no_part_would_heed_are_refused(change: dict[str, Any], said: str) -> None:

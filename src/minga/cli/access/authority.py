@@ -31,12 +31,11 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         _new_code(str(options.new_code), context)  # which needs neither a web server nor torch
         return
     try:
-        from minga.authority.app import AuthorityServer, AuthoritySettings, Barring
+        from minga.authority.app import AuthorityServer, AuthoritySettings
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the authority needs the package {error.name}: python -m pip install starlette uvicorn"
         ) from error
-    from minga.training.join import PeerOptions
 
     output = context.output
     parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
@@ -54,23 +53,17 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         options.key,
     )
     logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
-    peer = PeerOptions(role="monitor", ephemeral=True, directory=options.directory, host=options.bind)
-    barring = None if options.identity is None else Barring(parsed, peer, options.identity)
-
     said = set[str]()
 
     def tell(kind: str, **fields: Any) -> None:
         output.event(kind, **fields)
         if kind == "authority.issued" and not fields["renewed"]:
             output.say(f"{fields['name']} logged in with the peer {fields['peer'][:10]}.")
-        elif kind == "authority.removed":
-            what = "is barred" if fields["barred"] else "gets no further access"
-            output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
         elif kind == "authority.refused" and fields["code"] == "invitation" and fields["why"] not in said:
             said.add(fields["why"])
             output.say(f"A person on the list was refused: {fields['why']}.")
 
-    server = AuthorityServer(settings, barring, tell)
+    server = AuthorityServer(settings, tell)
     try:
         server.handouts = _handouts(server.url, server.link)
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
@@ -78,8 +71,7 @@ def run_authority(options: AuthorityCommand, context: Context) -> None:
         output.say_whole(f"minga join {server.link}")
         output.say(f"\nPeople without minga find it, with this link, at {server.url}")
         output.say(f"\nWho has which peers: {settings.roster}")
-        if barring is None:
-            output.say("Whoever is taken off the list gets no further token; with --identity they are barred at once.")
+        output.say("Whoever is taken off the list gets no further token; minga ban LINK PEER ends an access at once.")
         asyncio.run(server.run())
     finally:
         server.close()

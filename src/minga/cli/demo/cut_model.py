@@ -65,12 +65,12 @@ def _begin(stage: Stage, spec: RunSpec, way: str) -> _CutRun:
     slug = way.replace(" ", "-")
     path = stage.directory / f"run-{slug}.toml"
     path.write_text(spec.to_toml(), "utf-8")
-    server = stage.start(f"server {slug}", ["split", "serve", str(path)])
+    server = stage.start(f"server {slug}", ["host", str(path)])
     stage.until(lambda: server.first("link") is not None, "the server has a link")
     link = str((server.first("link") or {})["link"])
     clients = []
     for number in range(1, spec.recipe["split"]["clients"] + 1):
-        clients.append(stage.start(f"client {number} {slug}", ["split", "join", link, "--part", str(number)]))
+        clients.append(stage.start(f"client {number} {slug}", ["join", link, "--part", str(number)]))
         clients[-1].step_back()
     return _CutRun(way, spec, server, clients)
 

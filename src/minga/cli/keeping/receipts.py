@@ -18,7 +18,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.archive import RECORD_FILE, read_record
 from minga.keeping.rejoin import signed_spec
 from minga.network.interface import PeerId
-from minga.receipts.book import PeerTotals, ReceiptBook
+from minga.receipts.book import PeerTotals
 from minga.receipts.book_file import books_in, owner_digits, read_book
 from minga.receipts.document import (
     MAX_FILE_BYTES,
@@ -44,7 +44,7 @@ def run_receipts(options: RunsReceiptsCommand, context: Context) -> None:
     if options.out is not None:
         if folder is None:
             raise ConfigurationError("--out: only of a run on this machine, by its folder or id, which has receipts")
-        _write(folder, options.out, options, context)
+        _write(folder, options.out, context)
         return
     if folder is not None:
         path = _books(folder)[0]
@@ -63,17 +63,18 @@ def run_receipts(options: RunsReceiptsCommand, context: Context) -> None:
     context.output.summary(ok=True, peers=_as_json(totals))
 
 
-def _write(folder: Path, out: Path, options: RunsReceiptsCommand, context: Context) -> None:
-    """Write the receipts of one peer, or of all.
+def _write(folder: Path, out: Path, context: Context) -> None:
+    """Write the receipts of the peer that has the largest book here.
 
     Raises `ConfigurationError` if there are none, `StorageError` if the disk refuses.
     """
     signed, _ = signed_spec(folder)
-    paths = _books(folder)
-    wanted = None if options.everybody else options.peer or owner_digits(paths[0])
-    path = next((each for each in paths if wanted is not None and wanted.startswith(owner_digits(each))), paths[0])
+    path = _books(folder)[0]
     book = read_book(path)
-    subject = None if wanted is None else _named(wanted, book)
+    own = (peer for count in book.counts for peer in count.ids if peer.startswith(owner_digits(path)))
+    subject = next(own, None)
+    if subject is None:
+        raise ConfigurationError(f"there are no receipts of the peer {owner_digits(path)} yet")
     data = write_document(book, signed, subject)
     store(out, data)
     totals = verify_document(data).totals
@@ -157,14 +158,6 @@ def _books(folder: Path) -> list[Path]:
             "none: `minga runs` shows the folders of this machine's peers"
         )
     return paths
-
-
-def _named(digits: str, book: ReceiptBook) -> PeerId:
-    found = {peer for count in book.counts for peer in count.ids if peer.startswith(digits)}
-    if len(found) != 1:
-        how_many = "no peer" if not found else counted(len(found), "peer")
-        raise ConfigurationError(f"{digits!r}: the receipts name {how_many} with an id that begins like this")
-    return found.pop()
 
 
 def _show(totals: dict[PeerId, PeerTotals], context: Context) -> None:

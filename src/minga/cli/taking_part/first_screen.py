@@ -154,18 +154,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     )
 
 
-def require_whole_model(spec: RunSpec, instead: str) -> None:
-    """Raise `ConfigurationError`, with the command to type `instead`, if the model of the run is cut."""
-    if spec.split.is_on:
-        raise ConfigurationError(
-            f"the model of this run is cut (split learning): the command is {instead}, or the program of the organiser"
-        )
-
-
 def require_recipe(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
-    require_whole_model(spec, "minga split join LINK")
-
     if spec.model.recipe == CUSTOM:
         raise ConfigurationError(
             "this run trains a model of the organiser's own (recipe custom), which this command does not have; "

@@ -15,14 +15,13 @@ from rich.text import Text
 
 from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
-from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.link import HostLink, relay_line
-from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host
 from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
+from minga.cli.terminal.declaring import refuse
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.options import own_run
+from minga.cli.terminal.options import MODEL_IS_CUT, OF_WHOLE_MODELS, own_run
 from minga.cli.terminal.output import Display, Output, Ticker
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -33,6 +32,7 @@ from minga.keeping.rejoin import SPEC_FILE
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.planner.auto_choice import with_chosen_strategy
+from minga.recipes.init_from import prepared_files
 from minga.recipes.registry import CUSTOM, load_recipe, pinned, spelled_out
 from minga.recipes.running.run import RecipeRun, begin_run
 from minga.training.host import host
@@ -77,6 +77,8 @@ def run_host(options: HostCommand, context: Context) -> None:
         source = own_run(options.begin_from, options.directory)
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": source})})
     peer = _in_its_role(peer, spec)
+    if spec.split.is_on:
+        refuse(options, (*OF_WHOLE_MODELS, "micro_batch"), MODEL_IS_CUT)
     if options.announce_lan:
         from minga.cli.taking_part.nearby import check_announced
 
@@ -92,7 +94,7 @@ def run_host(options: HostCommand, context: Context) -> None:
         output.say(Text.assemble("Going on with ", (spec.name, "bold"), f": {known.progress}."))
         if known.step is None and peer.role == "monitor":
             output.say("A monitor keeps no state: a peer that trained has to bring it. If none did, host a new run.")
-        elif known.step is None:
+        elif known.step is None and not spec.split.is_on:
             output.say("It begins at step 0, unless a peer that has its state is there.")
         output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path, gives_state=True)
@@ -100,8 +102,8 @@ def run_host(options: HostCommand, context: Context) -> None:
         output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
         _name_earlier_run(spec.name, peer, output)
         spec = pinned(spec)
-        files = prepared_files(spec, peer.runs_directory)
-        hosting = host(spelled_out(spec), peer, files=files, gives_state=True)
+        whole = spelled_out(spec)  # which says what cannot be used, before files are prepared
+        hosting = host(whole, peer, files=prepared_files(spec), gives_state=True)
     with contextlib.ExitStack() as undone, hosting as hosted:
         is_temporary = known is None and peer.ephemeral and peer.directory is None
 
@@ -159,7 +161,13 @@ def _in_its_role(peer: PeerOptions, spec: RunSpec) -> PeerOptions:
                 'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
             )
         return replace(peer, role="monitor")
-    require_whole_model(spec, "minga split serve RUN.TOML")
+    if spec.split.is_on or spec.model.recipe == "split":
+        from minga.recipes.split.taking_part import split_recipe
+
+        split_recipe(spec)
+        if peer.role not in ("auxiliary", "trainer"):
+            raise ConfigurationError(f"--role {peer.role}: who hosts a run whose model is cut has the server's part")
+        return replace(peer, role="trainer")
     if spec.security.verification == "byzantine" and peer.role == "auxiliary":
         return replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     return peer
@@ -236,10 +244,8 @@ class _Hosting:
     ) -> None:
         self.peer, self.work, self.context, self.output = peer, work, context, context.output
         self._keep, self._link = keep, link
-        self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
-        self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
         """Show the link and stay."""
@@ -250,20 +256,51 @@ class _Hosting:
             with Ticker(self.output, self._look) as ticker:
                 self._watch(ticker.check)
             return
-        self._run_replica()
+        if self.peer.spec.split.is_on:
+            self._serve()
+        else:
+            self._run_replica()
+
+    def _serve(self) -> None:
+        """Have the server's part of a model that is cut, until Ctrl-C."""
+        from minga.recipes.split.taking_part import ServerRun
+
+        run = ServerRun(self.peer)
+        try:
+            self._keep()
+            collect_again()
+            if run.resumes:
+                self.output.say("It goes on with the server's part that is in its folder.")
+            self._link.announce()
+            with Ticker(self.output, self._look) as ticker:
+                while not self.context.is_over(run.server.status.steps):
+                    ticker.check()
+                    run.save_if_due()
+                    time.sleep(0.1)
+            done = run.server.status
+        finally:
+            run.close()
+        served = f"Served {counted(done.steps, 'batch', 'batches')} of {counted(done.clients, 'client')}."
+        self.output.say(f"{served} The server's part: {run.path}")
+        self.output.summary(ok=True, batches=done.steps, samples=done.samples, clients=done.clients, file=str(run.path))
 
     def _watch(self, between: Callable[[], None]) -> None:
         """As a monitor: say once that the run is complete, and stay, so that others can look at it, until Ctrl-C."""
         said = CompletionNotice(self.output)
         self.watcher.listeners.append(lambda look: said.look(look.status))
-        while not self._is_over(0):
+        while not self.context.is_over(0):
             between()
             time.sleep(0.2)
 
     def _run_replica(self) -> None:
+        leaving, last_words = GracefulLeave(self.peer, self.context), LastCheckpoint(self.peer, self.context)
+
+        def is_over(step: int) -> bool:
+            return last_words.is_wanted or leaving.is_over(step) or self.context.is_over(step)
+
         run = RecipeRun(self.peer, self.work.work())
         self._keep()
-        done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
+        done_so_far.append(lambda: {"step": run.step, **last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
@@ -275,10 +312,10 @@ class _Hosting:
                 held_out.if_due()
 
             if self.peer.role == "auxiliary":
-                run.follow(self._is_over, between, seconds=FOLLOW_S)
+                run.follow(is_over, between, seconds=FOLLOW_S)
             else:
-                run.train(self._is_over, lambda *_: between())
-            self._last_words.write(run)
+                run.train(is_over, lambda *_: between())
+            last_words.write(run)
             held_out.now()
             run.optimizer.save_checkpoint()
             self._summarise(run, held_out)
@@ -289,11 +326,8 @@ class _Hosting:
                 )
                 while not self.context.is_told_to_end:
                     ticker.check()
-                    self._last_words.write(run)
+                    last_words.write(run)
                     time.sleep(0.2)
-
-    def _is_over(self, step: int) -> bool:
-        return self._last_words.is_wanted or self._leaving.is_over(step) or self.context.is_over(step)
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +20,25 @@ from minga.cli.taking_part.first_screen import affords_probes, require_recipe, s
 from minga.cli.taking_part.link import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.taking_part.session import GracefulLeave, HeldOut, farewell_of_volunteer, thanks
-from minga.cli.taking_part.status import OwnPart, shown_phase, volunteer_view
+from minga.cli.taking_part.status import OwnPart, run_view, shown_phase, volunteer_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
+from minga.cli.terminal.declaring import refuse
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.output import Output, Ticker
+from minga.cli.terminal.options import MODEL_IS_CUT, OF_WHOLE_MODELS
+from minga.cli.terminal.output import Display, Output, Ticker
 from minga.core.errors import ConfigurationError, MingaError, reason_of
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
-from minga.core.units import counted, parse_size
+from minga.core.units import counted, format_size, parse_size
 from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.availability import Availability, listeners
 from minga.monitor.history import History
 from minga.monitor.watcher import Watcher
-from minga.recipes.registry import CUSTOM, load_recipe
+from minga.recipes.registry import CUSTOM, check_published, load_recipe
 from minga.recipes.running.devices import choose_devices, machine_name
 from minga.recipes.running.local_ranks import open_run
 from minga.recipes.running.micro_batch import release
@@ -47,6 +49,8 @@ from minga.training.transfer.run_files import lies_in
 
 if TYPE_CHECKING:
     import torch
+
+    from minga.recipes.split.taking_part import ClientRun
 
 
 SHARE_STEPS = 20
@@ -86,12 +90,14 @@ def run_join(options: JoinCommand, context: Context) -> None:
             raise typer.Exit
         if has_model:
             require_recipe(prospect.spec)
+            _check_options(options, prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
             if has_model:
                 tell_cautions(prospect.spec, context.output)
-            costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
+            if not (has_model and prospect.spec.split.is_on):  # else no state comes
+                costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
+                availability.expect_start(costs.start_bytes)
             done.is_agreed = True
-            availability.expect_start(costs.start_bytes)
             if availability.pause() is not None:
                 raise _LaterError
         if options.base is not None:
@@ -109,7 +115,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
         with join(parsed, peer, person, consider=consider, probes=probes) as joined:
             context.wire(joined)
             log.begin(joined.spec, folder)
-            return _Joining(joined, options, context, availability, done, log).run()
+            kind = _Client if has_model and joined.spec.split.is_on else _Joining
+            return kind(joined, options, context, availability, done, log).run()
 
     is_paused = True
     with contextlib.closing(log), present(peer.run_directory(parsed.run_id)) as folder:
@@ -170,7 +177,7 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
     left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
     output.say(thanks(ended, done.contributed, done.samples) if done.contributed else left)
-    if prospect.spec.model.recipe != CUSTOM:
+    if prospect.spec.model.recipe != CUSTOM and not prospect.spec.split.is_on:
         output.say("While a peer that has its state is there, this gets the model:")
         output.say_whole(f"minga export {link} --out model")
     output.summary(
@@ -195,6 +202,20 @@ def check_base(folder: Path, spec: RunSpec) -> None:
             raise ConfigurationError(
                 f"--base {folder}: {path.name} cannot be read ({reason_of(error)}); without --base it is downloaded"
             ) from error
+
+
+def _check_options(options: JoinCommand, spec: RunSpec) -> None:
+    """Raise `ConfigurationError` for options that mean nothing in this run."""
+    if not spec.split.is_on:
+        refuse(options, ("part",), "only in a run whose model is cut (split learning)")
+        return
+    from minga.recipes.split.taking_part import split_recipe
+
+    split_recipe(spec)
+    check_published(spec)
+    refuse(options, (*OF_WHOLE_MODELS, "devices", "evaluate", "base"), MODEL_IS_CUT)
+    if options.role not in ("trainer", "client"):
+        raise ConfigurationError(f"--role {options.role}: choose trainer, client or monitor where the model is cut")
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
@@ -398,3 +419,69 @@ class _Joining:
                 machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,
             )
+
+
+class _Client(_Joining):
+    """The same where the model is cut: this machine has the client's parts, and data of its own, which stay here."""
+
+    def _share_in(self) -> bool:
+        from minga.recipes.split.taking_part import ClientRun
+
+        options, output, done, peer = self.options, self.output, self._done, self.peer
+        run = ClientRun(peer, data=options.data, number=options.part, batch_size=options.micro_batch)
+        output.event(
+            "split.joined", peer=peer.peer_id, samples=len(run.samples.labels), variant=peer.spec.split.variant
+        )
+        output.say(_first_words(run))
+        collect_again()
+
+        def look() -> Display:
+            said = f", loss {run.loss:.4f}" if run.batches else ""
+            view = run_view(self.watcher.look(), own=f" · you: {counted(run.batches, 'batch', 'batches')}{said}")
+            own = {"batches": run.batches, "loss": run.loss if run.batches else None}
+            return replace(view, values={**view.values, "own": own})
+
+        def on_batch(samples: int) -> None:
+            done.step += 1
+            done.steps += 1
+            done.contributed += 1
+            done.samples += samples
+
+        try:
+            with Ticker(output, look) as ticker:
+
+                def is_over() -> bool:
+                    ticker.check()
+                    return self._is_over(done.steps)
+
+                run.train(is_over, on_batch)
+            if self._is_pausing:
+                return True
+            found = run.evaluate()
+            sent, received = peer.on_loop(peer.session.node.traffic)
+        finally:
+            run.close()
+        told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        trained = f"Trained on {counted(done.steps, 'batch', 'batches')}{f': {told}' if told else ''}."
+        kept = peer.directory if peer.spec.split.averages_clients else run.folder
+        output.say(f"{trained} This client's parts: {kept}")
+        output.summary(
+            ok=True, batches=done.steps, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
+        )
+        return False
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event.data, AccessNotRenewed):  # rounds in which parts are averaged are no batches
+            super()._on_event(event)
+
+
+def _first_words(run: ClientRun) -> str:
+    section, size = run.client.peer.spec.split, run.samples.inputs.numel() * run.samples.inputs.element_size()
+    stays = "inputs and labels stay here" if section.variant == "u-shaped" else "inputs stay here, labels do not"
+    known = " It goes on with the parts that are in its folder." if run.resumes else ""
+    example = "" if run.part is None else f" of the example, part {run.part}"
+    return (
+        f"This client trains on {counted(len(run.samples.labels), 'sample')}{example} ({format_size(size)}): "
+        f"{stays}.{known} "
+        "docs/split-learning.md says what the server can find out all the same."
+    )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
@@ -50,8 +50,8 @@ def run_status(options: StatusCommand, context: Context) -> None:
     """Show a run that a link names, or one that a history file tells of."""
     kept = folder_or_link(options.run, options.directory, file=True)
     if kept is not None:
-        if options.watch or options.seconds is not None:
-            raise ConfigurationError(f"--watch and --seconds: only with a LINK; {options.run} is what was written here")
+        if options.watch:
+            raise ConfigurationError(f"--watch: only with a LINK; {options.run} is what was written here")
         _show_history(kept, options.plot, context.output)
         return
     with options.looking_into(options.run, context, with_files=False) as joined:
@@ -60,38 +60,40 @@ def run_status(options: StatusCommand, context: Context) -> None:
         if chosen is not None:  # this run is hosted from this machine
             context.output.say(f"Auto: {chosen.reason}.")
         try:
-            status = _watch(watcher, options, context.output, joined)
+            if options.watch:
+                _stay(watcher, context.output)
+            status = _glance(watcher, joined, context.output, is_plotted=options.plot is not None)
         finally:  # also after Ctrl-C, the ordinary end of watching
             if options.plot is not None and watcher.history.entries:
                 plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
     context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
-def _watch(watcher: Watcher, options: StatusCommand, output: Output, peer: Peer) -> RunStatus:
-    seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
-    endless = options.watch and options.seconds is None
-    begun = time.monotonic()
-    is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
-    if options.watch and not output.json_output:
-
-        def look() -> Display:
-            status = watcher.look()
-            others = besides(status)
-            return run_view(status, own=f" · besides: {others}" if others else "")
-
-        with Ticker(output, look) as ticker:
-            while endless or time.monotonic() - begun < seconds:
-                ticker.check()
-                time.sleep(0.1)
-        return watcher.look()
-    next_line = begun
-    while endless or (time.monotonic() - begun < seconds and (options.watch or not is_over())):
-        if options.watch and time.monotonic() >= next_line:
-            next_line = time.monotonic() + JSON_PERIOD_S
+def _stay(watcher: Watcher, output: Output) -> NoReturn:
+    """Show the run until Ctrl-C."""
+    if output.json_output:
+        while True:
             output.event("status", **watcher.look().to_json())
-        watcher.look()
+            time.sleep(JSON_PERIOD_S)
+
+    def look() -> Display:
+        status = watcher.look()
+        others = besides(status)
+        return run_view(status, own=f" · besides: {others}" if others else "")
+
+    with Ticker(output, look) as ticker:
+        while True:
+            ticker.check()
+            time.sleep(0.1)
+
+
+def _glance(watcher: Watcher, peer: Peer, output: Output, *, is_plotted: bool) -> RunStatus:
+    """Show the run once: as soon as its loss is known, which takes two reports of one trainer, or after a few seconds;
+    where it is to be plotted, after a minute.
+    """
+    until = time.monotonic() + (PLOT_LOOK_S if is_plotted else LOOK_S)
+    while ((status := watcher.look()).loss is None or is_plotted) and time.monotonic() < until:
         time.sleep(0.1)
-    status = watcher.look()
     output.say(run_view(status).framed())
     if not output.json_output and status.loss is None and status.step and status.split is None:
         for line in last_figures(told_since(peer, 0.0)):
@@ -123,11 +125,6 @@ def last_figures(told: Sequence[Entry]) -> Iterator[str]:
         yield f"Last loss told: {losses[-1]['loss']:.3f}, of step {losses[-1].get('step')}"
     if held_out and (value := number_in(held_out[-1], str(held_out[-1].get("headline")))) is not None:
         yield f"Held out: {held_out[-1]['headline']} {value:.4g}, of step {held_out[-1].get('step')}"
-
-
-def _until_seen(watcher: Watcher) -> Callable[[], bool]:
-    """Whether the loss is known by now: that takes two reports of one trainer."""
-    return lambda: watcher.look().loss is not None
 
 
 def _as_json(chosen: ChosenStrategy | None) -> dict[str, str]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Final, TypeVar, dataclass_transform
 
 import typer
+
+from minga.core.errors import ConfigurationError
 
 Options = TypeVar("Options")
 
@@ -74,6 +76,20 @@ def option(
     """
     settings = {"help": help, "metavar": metavar, "min": least, "max": most, "hidden": hidden}
     return field(default=default, metadata={"make": typer.Option, "names": names, "rare": rare, "settings": settings})
+
+
+def option_name(one: Field[Any]) -> str:
+    """An option as it is typed."""
+    return str((one.metadata["names"] or (f"--{one.name.replace('_', '-')}",))[0])
+
+
+def refuse(options: Any, names: Collection[str], why: str) -> None:
+    """Raise `ConfigurationError` if the fields `names` of a command's `options` have other values than their usual
+    ones.
+    """
+    given = [each for each in fields(options) if each.name in names and getattr(options, each.name) != each.default]
+    if given:
+        raise ConfigurationError(f"{', '.join(map(option_name, given))}: {why}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(argument, option))

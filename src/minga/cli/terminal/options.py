@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 RUN_ID: Final = re.compile("[0-9a-f]{4,64}")
 """How the id of a run may begin."""
+
+OF_WHOLE_MODELS: Final = ("device", "precision", "checkpoint_activations", "offload", "base_bits", "compiled")
+MODEL_IS_CUT: Final = "not in a run whose model is cut (split learning)"
+"""The fields of `WorkOptions` that mean nothing where the model is cut, and what is said then."""
 
 LINK_HELP = "The word that begins with minga1, or the address with it behind #."
 RUN_HELP = "The link of a run, or the folder or id of one on this machine."
@@ -194,32 +198,6 @@ class ParticipantOptions(NetworkOptions):
             host=self.bind,
             port=self.port,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoginOptions:
-    """Who logs in to take part in a run, where that asks for it."""
-
-    login: str | None = option(
-        "Log in as this person, where the run asks for it.", default=None, metavar="NAME", rare=True
-    )
-    secret: Path | None = option(
-        "File with the code or access token to log in with (default: ask).", default=None, rare=True
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostingOptions(ParticipantOptions):
-    """How a machine hosts a run."""
-
-    port: int = option("UDP port; keep it, and the link stays valid. 0: any.", default=0, least=0, most=65535)
-    announce: tuple[str, ...] = option(
-        "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
-    )
-
-    def peer_options(self) -> PeerOptions:
-        """See `ParticipantOptions`."""
-        return replace(super().peer_options(), announce=self.announce)
 
 
 @dataclass(frozen=True, kw_only=True)

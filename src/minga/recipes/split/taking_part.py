@@ -37,6 +37,8 @@ def _going_on() -> Iterator[None]:
 
 
 CLIENT_FILE: Final = "parts.safetensors"
+USUAL_BATCH: Final = 64
+"""Samples of a batch."""
 SAVE_S: Final = 60.0
 """Seconds between two times that parts are written."""
 OWN_HELD_OUT: Final = 0.1
@@ -64,7 +66,7 @@ def split_recipe(spec: RunSpec) -> SplitRecipe:
     if spec.training.stop_after_steps is not None and not spec.split.averages_clients:
         raise ConfigurationError(
             f'training.stop_after_steps: with split.variant = "{spec.split.variant}" clients have no steps in common; '
-            "each ends after as many batches as its --batches says"
+            "each ends after as many batches as its --leave-after-steps says"
         )
     return recipe
 
@@ -115,7 +117,7 @@ class ClientRun:
         *,
         data: Sequence[str] = (),
         number: int | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
     ) -> None:
         recipe: SplitRecipe = split_recipe(peer.spec)
         files: Files = peer.files
@@ -133,7 +135,7 @@ class ClientRun:
         if self.held_out is not None:
             self.client.watch(self.held_out.inputs, self.held_out.labels)
         self._is_averaged = peer.spec.split.averages_clients
-        self._batch_size = max(1, min(batch_size, peer.spec.split.max_samples))
+        self._batch_size = max(1, min(batch_size or USUAL_BATCH, peer.spec.split.max_samples))
         self.batches, self.loss = 0, float("nan")
         self._saved_s = time.monotonic()
 
@@ -142,8 +144,11 @@ class ClientRun:
         """The file of this client's parts; where they are averaged, they are in the checkpoints of the peer."""
         return self.folder / CLIENT_FILE
 
-    def train(self, is_over: Callable[[], bool]) -> None:
-        """Train batch by batch, in an order of this client's own, until it is over or the run has no further step."""
+    def train(self, is_over: Callable[[], bool], report: Callable[[int], None]) -> None:
+        """Train batch by batch, in an order of this client's own, until it is over or the run has no further step.
+
+        `report` is called with the samples of each batch that was trained on.
+        """
         seed = int.from_bytes(self.client.peer.peer_id.encode()[:6], "big") + self.client.steps
         chance = torch.Generator().manual_seed(seed)  # another order than before, where the client comes again
         while True:
@@ -153,6 +158,7 @@ class ClientRun:
                 loss = self.client.train(self.samples.inputs[rows], self.samples.labels[rows])
                 if loss is not None:
                     self.batches, self.loss = self.batches + 1, loss
+                    report(len(rows))
                 if not self._is_averaged and time.monotonic() - self._saved_s >= SAVE_S:
                     with _going_on():
                         self._save()
