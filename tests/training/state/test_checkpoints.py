@@ -217,6 +217,7 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
         with contextlib.nullcontext() if writes == 3 else pytest.raises(StorageError, match="untouched"):
             store.save(regrouped, files={**orders, "run.toml": b"another"})
     assert names(tmp_path) == [path.name]
+    assert names(path) == sorted([*orders, "manifest.json", "model.safetensors", "optimizer.safetensors"])
     loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
     assert loaded.snapshot.lineage == (regrouped if writes == 3 else state).lineage
@@ -225,6 +226,31 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
     loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
     assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {**orders, "run.toml": b"another"})
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_two_peers_of_a_machine_may_give_a_state_another_lineage_at_once(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
+    store.save(state, files={"run.toml": b"one"})
+    left, move, regrouped = iter(range(writes)), Path.replace, state.of(state.lineage.in_epoch(1))
+
+    def overtaken(self: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            monkeypatch.setattr(Path, "replace", move)
+            other = state.of(state.lineage.in_epoch(2))
+            saving = threading.Thread(target=CheckpointStore(tmp_path).save, args=(other,), kwargs={"files": theirs})
+            saving.start()
+            saving.join()
+        return move(self, target)
+
+    theirs, mine = {"run.toml": b"theirs"}, {"run.toml": b"mine"}
+    monkeypatch.setattr(Path, "replace", overtaken)
+    store.save(regrouped, files=mine)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, mine)
 
 
 def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -35,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import flush_folder, flush_tree
+from minga.core.files import flush_folder, flush_tree, replacing
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
@@ -204,8 +203,8 @@ def change_lineage(
     folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
 ) -> None:
     """Give the intact checkpoint in `folder` another lineage, and these further files. It is intact at any moment: in
-    between it has the lineage of before, and lists those files only that stay the same. Raises as `write_checkpoint`
-    does.
+    between it has the lineage of before, and lists those files only that stay the same. Of several processes that do
+    so at once the last one wins. Raises as `write_checkpoint` does.
     """
     described = _encode(manifest, after, files)
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
@@ -213,19 +212,14 @@ def change_lineage(
     _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
     for name in files.keys() - same.keys():
         _replace(folder / name, files[name])
-    flush_folder(folder)
     _replace(folder / MANIFEST_NAME, described)
-    flush_folder(folder)
+    if any((folder / name).read_bytes() != content for name, content in files.items()):  # of another process
+        change_lineage(folder, before, after, manifest, files)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file whole or not at all; never anew in a folder that another process has removed."""
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with replacing(path) as partial:  # never anew in a folder that another process has removed
+        partial.write_bytes(content)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
