@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,8 @@ def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more
     store.save(state, files={"run.toml": b"one"})
     fill, regrouped = checkpoints._fill, state.of(state.lineage.in_epoch(1))
 
-    def overtaken(folder: Path, snapshot: StateSnapshot) -> None:
-        fill(folder, snapshot)
+    def overtaken(folder: Path, snapshot: StateSnapshot) -> Iterator[memoryview]:
+        yield from fill(folder, snapshot)
         monkeypatch.setattr(checkpoints, "_fill", fill)
         store.save(regrouped, files={"run.toml": b"another"})
 
@@ -332,6 +333,49 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(
     assert any(name.startswith("damaged-step-000000020") for name in names(tmp_path))
     store.save(make_snapshot(20))
     assert store.steps() == [10, 20]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_checkpoint_that_cannot_be_read_at_this_moment_is_not_taken_for_damaged(file: str, tmp_path: Path) -> None:
+    store, state = CheckpointStore(tmp_path / "store"), make_snapshot(1)
+    path = store.save(state)
+    (path / file).rename(tmp_path / file)
+    (path / file).symlink_to(path / file)
+    for save in (lambda: store.save(state.of(Lineage.founded("ab" * 16))), store.load):
+        with pytest.raises(StorageError, match="symbolic links"):
+            save()
+    (tmp_path / file).rename(path / file)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.path == path
+
+
+def test_whether_a_state_is_there_already_is_found_out_without_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    path, state = CheckpointStore(tmp_path).save(make_snapshot(1)), make_snapshot(1)
+    monkeypatch.setattr("minga.training.state.snapshot.torch.zeros", refuse)
+    assert CheckpointStore(tmp_path).save(state) == path
+
+
+def test_a_damaged_one_that_cannot_be_set_aside_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = CheckpointStore(tmp_path).save(make_snapshot(1)), Path.rename
+
+    def in_use(self: Path, target: Path) -> Path:
+        if self == path:
+            raise PermissionError(errno.EACCES, "it is used by another process")
+        return rename(self, target)
+
+    _flip(path / "model.safetensors")
+    monkeypatch.setattr(Path, "rename", in_use)
+    with pytest.raises(StorageError, match="used by another process"):
+        CheckpointStore(tmp_path).save(make_snapshot(1))
 
 
 def test_nothing_goes_on_beside_a_checkpoint_of_a_newer_minga_which_it_would_replace(tmp_path: Path) -> None:
