@@ -33,7 +33,8 @@ from minga.keeping.archive import (
     write_record,
 )
 from minga.keeping.known_runs import OWN_SETTINGS_FILE, OwnSettings
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.lineage import Lineage
+from minga.training.state.checkpoints import CheckpointStore, read_checkpoint
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL
 
@@ -139,6 +140,27 @@ def test_nothing_is_left_of_a_copy_that_a_disk_without_links_refused_or_a_kill_c
     cut_off.mkdir()
     Kept(tmp_path, None).add(20)
     assert [path.name[:14] for path in (tmp_path / "archive").iterdir()] == ["step-000000020"]
+
+
+@pytest.mark.parametrize("links", range(4))
+def test_a_checkpoint_that_gets_another_lineage_while_it_is_archived_is_archived_whole(
+    links: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, link, left, state = Kept(tmp_path, None), os.link, iter(range(links)), snapshot_of(10)
+    path = kept.store.save(state, files={"amendments.json": b"1"})
+    (path / "manifest.json.7-7.part").write_bytes(b"of a writer that was killed")
+
+    def overtaken(source: Path, target: Path) -> None:
+        if next(left, None) is None:
+            monkeypatch.setattr("minga.keeping.archive.os.link", link)
+            kept.store.save(state.of(Lineage.founded("ab" * 16)), files={"amendments.json": b"2"})
+        link(source, target)
+
+    monkeypatch.setattr("minga.keeping.archive.os.link", overtaken)
+    kept.archiver.add(path, record(10))
+    archived = read_checkpoint(tmp_path / "archive" / path.name)
+    assert archived.files == {"amendments.json": b"2"}
+    assert not list(archived.path.glob("*.part"))
 
 
 def test_an_archived_checkpoint_is_on_the_disk_when_it_gets_its_name(

@@ -8,6 +8,7 @@ import math
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -259,6 +260,33 @@ def test_two_threads_begin_the_file_anew_once(tmp_path: Path, monkeypatch: pytes
     other.join()
     assert begun == [path]
     assert [entry["step"] for entry in read_history(path) if entry["t"] >= 2000.0 and "step" in entry] == [*range(60)]
+
+
+@pytest.mark.parametrize("count", [60, 240])  # in a first half, and in a third one
+def test_who_opens_the_files_while_one_begins_anew_opens_them_again(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, steps, open_file = tmp_path / FILE_NAME, iter(range(1000)), Path.open
+    history = History(path, max_bytes=8000)
+
+    def add() -> None:
+        step = next(steps)
+        history.add(1000.0 + step, "step", step=step, total_samples=step)
+
+    def overtaken(older: Path, mode: str) -> Any:
+        monkeypatch.setattr(Path, "open", open_file)
+        try:
+            return older.open(mode)
+        finally:
+            begun = path.stat().st_ino
+            while path.stat().st_ino == begun:
+                add()
+
+    for _ in range(count):
+        add()
+    before = {json.loads(line)["step"] for line in path.read_bytes().splitlines()}
+    monkeypatch.setattr(Path, "open", overtaken)
+    assert before <= {entry["step"] for entry in read_history(path)}
 
 
 def test_who_reads_while_the_file_begins_anew_reads_each_entry_once(tmp_path: Path) -> None:

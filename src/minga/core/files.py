@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -34,18 +35,18 @@ Content: TypeAlias = "bytes | Path"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to the path that this gives, which takes the place of `path` afterwards; a missing folder is made.
+    """Write to the path that this gives, which takes the place of `path` afterwards, durably.
 
     Until then, and if the block raises, the old file stays. Raises `OSError` if the disk refuses; nothing is left
     behind then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         yield partial
         with partial.open("r+b") as file:
             os.fsync(file.fileno())
         partial.replace(path)
+        flush_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -66,6 +67,9 @@ def flush_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some shared folders cannot do it
+                raise
         finally:
             os.close(descriptor)
 

@@ -23,6 +23,7 @@ def blank(width_inches: float, height_inches: float) -> Any:
 def write(figure: Any, path: Path) -> None:
     """Save a figure, making the folder if need be. Raises `StorageError` if the disk refuses."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
             figure.savefig(unfinished, format="png", dpi=110)
     except OSError as error:

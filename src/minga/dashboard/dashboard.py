@@ -228,7 +228,8 @@ class Dashboard:
         stranger's word of a step far ahead would hold its count of samples for good.
         """
         entries = fill_gaps(_entries_in(self._directory), _entries_in(self._gaps_from))
-        self._asked_s = float(entries[-1]["t"]) if entries else 0.0
+        now_s = time.time()  # this machine's clock may have been ahead
+        self._asked_s = max((float(entry["t"]) for entry in entries if entry["t"] <= now_s), default=0.0)
         for entry in entries:
             self._run.take_entry(entry)
         for entry in self._missed_since(self._asked_s) if self._run.only_watches else ():
@@ -243,7 +244,8 @@ class Dashboard:
     def _missed_since(self, since_s: float) -> list[Entry]:
         """What a peer that keeps a history tells about the time since."""
         found = told_since(self._peer, since_s)
-        self._asked_s = max([self._asked_s, *(float(entry["t"]) for entry in found)])
+        newest_s = max([self._asked_s, *(float(entry["t"]) for entry in found)])
+        self._asked_s = min(newest_s, time.time())  # the clock may have been set back
         return found
 
     def _keep_leaderboard(self) -> None:

@@ -171,12 +171,16 @@ def _lines_of(*files: Path, since: float = -math.inf) -> Iterator[Line]:
     """
     try:
         with contextlib.ExitStack() as stack:
-            opened = list[BinaryIO]()  # all before one is read, which may become another meanwhile
-            for file in files:
-                with contextlib.suppress(FileNotFoundError):
-                    opened.append(stack.enter_context(file.open("rb")))
+            are_halves_of_one = False
+            while not are_halves_of_one:  # else one began anew meanwhile
+                stack.close()
+                opened = dict[Path, BinaryIO]()  # all before one is read, which may become another meanwhile
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        opened[file] = stack.enter_context(file.open("rb"))
+                are_halves_of_one = all(_is_at(file, opened.get(file)) for file in files)
             ends = None
-            for lines in opened:
+            for lines in opened.values():
                 about = os.fstat(lines.fileno())
                 if about.st_size > MAX_BYTES:
                     raise ConfigurationError(f"{files[-1]}: larger than any history ({MAX_BYTES >> 20} MiB)")
@@ -187,6 +191,15 @@ def _lines_of(*files: Path, since: float = -math.inf) -> Iterator[Line]:
                 ends = _last_step(lines)
     except OSError as error:
         raise ConfigurationError(f"{files[-1]}: cannot be read: {reason_of(error)}") from error
+
+
+def _is_at(path: Path, opened: BinaryIO | None) -> bool:
+    """Whether this file lies at `path` now; None if none does."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return opened is None
+    return opened is not None and os.path.samestat(now, os.fstat(opened.fileno()))
 
 
 def _readable(lines: Iterator[Line]) -> Iterator[Line]:

@@ -26,6 +26,7 @@ from minga.core.errors import ConfigurationError, IdentityError, StorageError, r
 from minga.core.files import flush_folder, flush_tree
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
+from minga.keeping.complete_checkpoints import MANIFEST_NAME
 from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
 from minga.keeping.rejoin import FILE as HOST_LOCK
 from minga.keeping.rejoin import check_organiser
@@ -61,7 +62,8 @@ def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
         safe_name(path.relative_to(folder).as_posix())
     if newest is None:
         return None, files
-    return newest.snapshot.step, files + sorted(path for path in newest.path.iterdir() if path.is_file())
+    # Its manifest comes first: what is opened while that stays the same belongs to it.
+    return newest.snapshot.step, files + sorted(_files(newest.path), key=lambda path: path.name != MANIFEST_NAME)
 
 
 def safe_name(name: str) -> PurePosixPath:
@@ -244,6 +246,9 @@ def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> 
         step, files = backup_files(folder)
         # A file that is open can be read to its end though its checkpoint is pruned meanwhile.
         contents = [opened.enter_context(path.open("rb")) for path in files]
+        for path, content in zip(files, contents, strict=True):
+            if path.name == MANIFEST_NAME and not os.path.samestat(path.stat(), os.fstat(content.fileno())):
+                raise FileNotFoundError(f"{path} was replaced, as the checkpoint got another lineage")
         with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed), 0.0)
             for path, content in zip(files, contents, strict=True):  # as long as it is now: a history may grow

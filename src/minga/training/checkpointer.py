@@ -134,7 +134,7 @@ class Checkpointer:
         return is_due if noted == step else self._judge(step)
 
     def is_kept(self, step: int) -> bool:
-        """Whether the state that the replica has, of `step`, was saved, or comes from a checkpoint."""
+        """Whether the state that the replica has, of `step`, was given to `save`, or comes from a checkpoint."""
         return self._kept == step
 
     def forget(self) -> None:
@@ -225,13 +225,13 @@ class Checkpointer:
             path = self._store.save(snapshot, manifest, files=files)
             self._store.give_up_after(step)
             self._latest = step
-        except (StorageError, OSError, ValueError) as error:
+        except Exception as error:  # also for want of memory: else the thread would end without a word
             newest: int | None = None
             with contextlib.suppress(StorageError, OSError):
                 newest = self.newest_step()
             steps = "all steps are" if newest is None else f"all steps after {newest} are"
             lost = f". If this process ends before one is written, {steps} lost, unless other peers have them"
-            self._tell_failure("checkpoints", step, error, str(error), lost, again=tells)
+            self._tell_failure("checkpoints", step, error, str(error) or cause_of(error), lost, again=tells)
             return
         if self._kept == step:  # else others' state has taken its place meanwhile
             self._written = step
@@ -245,7 +245,7 @@ class Checkpointer:
     def _write_own(self, file: OwnStateFile, state: OwnState) -> None:
         try:
             file.save(state)
-        except StorageError as error:
+        except Exception as error:
             lost = f". After a kill this peer goes on from step {state.step} without what it alone had"
             self._tell_failure("files of what this peer alone has", state.step, error, str(error), lost)
         else:

@@ -36,7 +36,7 @@ from minga.dashboard.live_run import LiveRun
 from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import RECORD_FILE, read_history
+from minga.monitor.history import RECORD_FILE, Entry, History, read_history
 from minga.receipts.book import PeerTotals
 
 
@@ -745,6 +745,31 @@ def test_what_others_told_at_one_start_is_there_at_the_next(tmp_path: Path, monk
             assert served._run.model.counts["banned"] == 1
             served.close()
             served._record.add(BEGIN_S, "swarm", alive=2)  # the next start asks for what came after
+    finally:
+        run.close()
+
+
+def test_others_are_asked_for_what_came_after_the_clock_of_this_machine_was_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = History(tmp_path / RECORD_FILE)
+    for time_s in (BEGIN_S - 50.0, time.time() + 86_400.0):
+        record.add(time_s, "swarm", alive=2)
+    asked = list[float]()
+
+    def told(_: object, since_s: float) -> list[Entry]:
+        asked.append(since_s)
+        return []
+
+    monkeypatch.setattr(dashboard_module, "told_since", told)
+    run = MadeUpRun(2, role="monitor")
+    try:
+        served = run.serve(tmp_path)
+        assert asked == [BEGIN_S - 50.0]
+        served._asked_s = time.time() + 86_400.0  # it was set back meanwhile
+        served._missed_since(served._asked_s)
+        assert served._asked_s <= time.time()
+        served.close()
     finally:
         run.close()
 

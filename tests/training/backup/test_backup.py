@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from minga.training.backup import (
     safe_name,
     write_backup,
 )
+from minga.training.lineage import Lineage
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.own_state import OwnStateFile
 from tests.keeping.test_archive import snapshot_of
@@ -259,6 +261,33 @@ def test_a_backup_begins_again_when_the_checkpoint_that_it_reads_is_pruned(
     made = write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
     assert (len(calls), made.size_bytes > 0) == (3, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.backup", "run"]
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_a_backup_begins_again_when_its_checkpoint_gets_another_lineage(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organiser, real = Identity.generate(), backup_module.backup_files
+    a_run(tmp_path / "run", organiser)
+
+    class Overtaken(list[Path]):
+        def __iter__(self) -> Iterator[Path]:
+            for path in (files := list(super().__iter__())):
+                if path == files[nth - 4]:  # of the four of the checkpoint
+                    state = snapshot_of(2).of(Lineage.founded("ab" * 16))
+                    CheckpointStore(tmp_path / "run" / "checkpoints").save(state, files={"run-spec.toml": b"amended"})
+                yield path
+
+    def overtaken(folder: Path) -> Any:
+        step, files = real(folder)
+        return step, Overtaken(files)
+
+    monkeypatch.setattr(backup_module, "backup_files", overtaken)
+    write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", tmp_path / "key.json", WORDS)
+    checkpoint = CheckpointStore(restored.run.directory / "checkpoints").load()
+    assert checkpoint is not None
+    assert (checkpoint.snapshot.step, checkpoint.files) == (2, {"run-spec.toml": b"amended"})
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile_is_said_in_words(

@@ -148,9 +148,12 @@ def test_the_end_of_a_peer_writes_no_state_that_the_program_may_have_changed(hos
     assert left_by(peer).step == 2
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_told(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError, minga.ConfigurationError])
+def test_a_state_that_cannot_be_kept_is_told_whatever_the_cause(
+    kind: type[Exception], host: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: StateSnapshot) -> None:
-        raise ValueError("too many tensors")
+        raise kind("too many tensors")
 
     monkeypatch.setattr("minga.training.checkpointer.build_manifest", refuse)
     model, peer, heard = small_model(), host(), list[Event]()

@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,7 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
         with contextlib.nullcontext() if writes == 3 else pytest.raises(StorageError, match="untouched"):
             store.save(regrouped, files={**orders, "run.toml": b"another"})
     assert names(tmp_path) == [path.name]
+    assert names(path) == sorted([*orders, "manifest.json", "model.safetensors", "optimizer.safetensors"])
     loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
     assert loaded.snapshot.lineage == (regrouped if writes == 3 else state).lineage
@@ -227,6 +229,31 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
     assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {**orders, "run.toml": b"another"})
 
 
+@pytest.mark.parametrize("writes", range(3))
+def test_two_peers_of_a_machine_may_give_a_state_another_lineage_at_once(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
+    store.save(state, files={"run.toml": b"one"})
+    left, move, regrouped = iter(range(writes)), Path.replace, state.of(state.lineage.in_epoch(1))
+
+    def overtaken(self: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            monkeypatch.setattr(Path, "replace", move)
+            other = state.of(state.lineage.in_epoch(2))
+            saving = threading.Thread(target=CheckpointStore(tmp_path).save, args=(other,), kwargs={"files": theirs})
+            saving.start()
+            saving.join()
+        return move(self, target)
+
+    theirs, mine = {"run.toml": b"theirs"}, {"run.toml": b"mine"}
+    monkeypatch.setattr(Path, "replace", overtaken)
+    store.save(regrouped, files=mine)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, mine)
+
+
 def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,8 +262,8 @@ def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more
     store.save(state, files={"run.toml": b"one"})
     fill, regrouped = checkpoints._fill, state.of(state.lineage.in_epoch(1))
 
-    def overtaken(folder: Path, snapshot: StateSnapshot) -> None:
-        fill(folder, snapshot)
+    def overtaken(folder: Path, snapshot: StateSnapshot) -> Iterator[memoryview]:
+        yield from fill(folder, snapshot)
         monkeypatch.setattr(checkpoints, "_fill", fill)
         store.save(regrouped, files={"run.toml": b"another"})
 
@@ -306,6 +333,49 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(
     assert any(name.startswith("damaged-step-000000020") for name in names(tmp_path))
     store.save(make_snapshot(20))
     assert store.steps() == [10, 20]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_checkpoint_that_cannot_be_read_at_this_moment_is_not_taken_for_damaged(file: str, tmp_path: Path) -> None:
+    store, state = CheckpointStore(tmp_path / "store"), make_snapshot(1)
+    path = store.save(state)
+    (path / file).rename(tmp_path / file)
+    (path / file).symlink_to(path / file)
+    for save in (lambda: store.save(state.of(Lineage.founded("ab" * 16))), store.load):
+        with pytest.raises(StorageError, match="symbolic links"):
+            save()
+    (tmp_path / file).rename(path / file)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.path == path
+
+
+def test_whether_a_state_is_there_already_is_found_out_without_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    path, state = CheckpointStore(tmp_path).save(make_snapshot(1)), make_snapshot(1)
+    monkeypatch.setattr("minga.training.state.snapshot.torch.zeros", refuse)
+    assert CheckpointStore(tmp_path).save(state) == path
+
+
+def test_a_damaged_one_that_cannot_be_set_aside_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = CheckpointStore(tmp_path).save(make_snapshot(1)), Path.rename
+
+    def in_use(self: Path, target: Path) -> Path:
+        if self == path:
+            raise PermissionError(errno.EACCES, "it is used by another process")
+        return rename(self, target)
+
+    _flip(path / "model.safetensors")
+    monkeypatch.setattr(Path, "rename", in_use)
+    with pytest.raises(StorageError, match="used by another process"):
+        CheckpointStore(tmp_path).save(make_snapshot(1))
 
 
 def test_nothing_goes_on_beside_a_checkpoint_of_a_newer_minga_which_it_would_replace(tmp_path: Path) -> None:

@@ -17,39 +17,44 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated, Any
 
 import msgspec
-import torch
 from blake3 import blake3
 from msgspec.structs import replace
-from safetensors import SafetensorError, safe_open
 
-from minga.core.decoding import DECODING_ERRORS, decode_json
+from minga.core.decoding import DECODING_ERRORS, decode_json, take_as
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import flush_folder, flush_tree
+from minga.core.files import flush_folder, flush_tree, replacing
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.lineage import Lineage
-from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
+from minga.training.state.manifest import (
+    FORMAT,
+    MAX_MANIFEST_BYTES,
+    MAX_STATE_BYTES,
+    Manifest,
+    build_manifest,
+    manifest_of,
+)
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import (
-    DTYPE_NAMES,
     DTYPES,
     PIECE_BYTES,
     StateMemory,
     StateSnapshot,
     TensorEntry,
     layout_bytes,
+    padded,
 )
 from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
 
@@ -57,7 +62,7 @@ from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
 #
 # The format: 8 bytes with the length of the header, little-endian; the header, JSON with dtype, shape and place of
 # each tensor, and spaces up to a multiple of 8 bytes; then the tensors, one behind the other. Widest dtypes come
-# first, so that each tensor lies at a multiple of its element size. Reading is left to the library.
+# first, so that each tensor lies at a multiple of its element size.
 
 
 NAMES = {
@@ -204,8 +209,8 @@ def change_lineage(
     folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
 ) -> None:
     """Give the intact checkpoint in `folder` another lineage, and these further files. It is intact at any moment: in
-    between it has the lineage of before, and lists those files only that stay the same. Raises as `write_checkpoint`
-    does.
+    between it has the lineage of before, and lists those files only that stay the same. Of several processes that do
+    so at once the last one wins. Raises as `write_checkpoint` does.
     """
     described = _encode(manifest, after, files)
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
@@ -213,24 +218,21 @@ def change_lineage(
     _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
     for name in files.keys() - same.keys():
         _replace(folder / name, files[name])
-    flush_folder(folder)
     _replace(folder / MANIFEST_NAME, described)
-    flush_folder(folder)
+    if any((folder / name).read_bytes() != content for name, content in files.items()):  # of another process
+        change_lineage(folder, before, after, manifest, files)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file whole or not at all; never anew in a folder that another process has removed."""
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with replacing(path) as partial:  # never anew in a folder that another process has removed
+        partial.write_bytes(content)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read and verify a checkpoint. Raises `ValueError` naming what is damaged, `OSError` when the disk refuses, and
-    `StorageError` if a newer minga wrote it.
+def read_checkpoint(folder: Path, *, is_meta: bool = False) -> Checkpoint:
+    """Read and verify a checkpoint; with `is_meta` its state is not kept in memory, and has a size only.
+
+    Raises `ValueError` naming what is damaged, `FileNotFoundError` if a file is missing, another `OSError` if one
+    cannot be read at this moment, and `StorageError` if a newer minga wrote it.
     """
     written = _read_manifest(folder)
     entries = tuple(TensorEntry(each.name, each.dtype, each.shape) for each in written.tensors)
@@ -240,16 +242,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     manifest.check()
     if manifest.digest != written.digest:
         raise ValueError(f"{MANIFEST_NAME} does not match its digest")
-    memory = StateMemory.of(layout_bytes(entries), folder.parent)
+    memory = StateMemory.of(layout_bytes(entries), folder.parent, is_meta=is_meta)
     snapshot = StateSnapshot.within(manifest.step, entries, manifest.scalars, memory).of(written.lineage)
-    _fill(folder, snapshot)
-    if damaged := build_manifest(snapshot).diff(manifest):
+    found = manifest_of(manifest.step, entries, manifest.scalars, _fill(folder, snapshot))
+    if damaged := found.diff(manifest):
         raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
     files = {name: (folder / name).read_bytes() for name in written.files}
     for name, content in files.items():
         if blake3(content).hexdigest() != written.files[name].blake3:
             if _read_manifest(folder) != written:  # another process gave it another lineage meanwhile
-                return read_checkpoint(folder)
+                return read_checkpoint(folder, is_meta=is_meta)
             raise ValueError(f"{name} does not match its hash")
     return Checkpoint(snapshot, files, folder)
 
@@ -301,40 +303,55 @@ def _read_manifest(folder: Path) -> _ManifestFile:
     return written
 
 
-def _fill(folder: Path, snapshot: StateSnapshot) -> None:
-    """Read all tensors into the snapshot's buffer."""
-    targets = {entry.name: (entry, start) for entry, start in snapshot.placed()}
-    for prefix, name in _TENSOR_FILES.items():
-        if prefix in _WRITTEN_IF_NEEDED and not any(each.startswith(prefix) for each in targets):
-            continue
-        try:
-            for key, value in _tensors_of(folder / name):
-                place = targets.pop(prefix + key, None)
-                if place is None or (place[0].shape, DTYPES[place[0].dtype]) != (tuple(value.shape), value.dtype):
-                    raise ValueError(f"{name} holds {key} as {DTYPE_NAMES.get(value.dtype)}, unlike the manifest")
-                snapshot.tensor(*place).copy_(value)
-                snapshot.release(place[1], place[1] + place[0].size_bytes)
-        except SafetensorError as error:
-            raise ValueError(f"{name} is damaged: {error}") from error
-    if targets:
-        raise ValueError(f"{min(targets)} is missing")
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_STATE_BYTES)]
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of a file by name, each valid until the next is taken.
+class _Stored(msgspec.Struct, frozen=True):
+    """A tensor in the header of a file; it lies from the one offset to the other behind that."""
 
-    The library maps the file into memory, and what was read of it stays there while it is open; so it is opened anew.
-    """
-    with safe_open(path, framework="pt", device="cpu") as file:
-        left = sorted(file.keys(), reverse=True)
-    while left:
-        read_bytes = 0
-        with safe_open(path, framework="pt", device="cpu") as file:
-            while left and read_bytes < PIECE_BYTES:
-                value = file.get_tensor(left[-1])
-                read_bytes += value.nbytes
-                yield left.pop(), value
-                del value
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[_Offset, _Offset]
+
+
+def _fill(folder: Path, snapshot: StateSnapshot) -> Iterator[memoryview]:
+    """Read all tensors into the snapshot's buffer, if it has one; the bytes of that, piece by piece."""
+    scratch = memoryview(bytearray(min(PIECE_BYTES, snapshot.buffer.numel()))) if snapshot.buffer.is_meta else None
+    with contextlib.ExitStack() as opened:
+        stored = dict[str, tuple[BufferedReader, int, _Stored]]()
+        for prefix, name in _TENSOR_FILES.items():
+            if prefix in _WRITTEN_IF_NEEDED and not any(each.name.startswith(prefix) for each in snapshot.tensors):
+                continue
+            file = opened.enter_context((folder / name).open("rb"))
+            header = _read_header(file, name)
+            stored |= {prefix + key: (file, file.tell(), each) for key, each in header.items()}
+        if unlike := stored.keys() ^ {entry.name for entry in snapshot.tensors}:
+            raise ValueError(f"the files hold other tensors than the manifest, such as {min(unlike)}")
+        for entry, start in snapshot.placed():
+            file, begin, each = stored[entry.name]
+            first, last = each.data_offsets
+            if (each.dtype, each.shape, last - first) != (NAMES[entry.dtype], entry.shape, entry.size_bytes):
+                raise ValueError(f"{entry.name} is stored as {each.dtype} {each.shape}, unlike the manifest")
+            file.seek(begin + first)
+            for piece in snapshot.pieces(start, start + entry.size_bytes):
+                target = piece if scratch is None else scratch[: piece.nbytes]
+                if file.readinto(target) < piece.nbytes:
+                    raise ValueError(f"{entry.name} is cut off")
+                yield target
+            yield memoryview(bytes(padded(entry.size_bytes) - entry.size_bytes))
+
+
+def _read_header(file: BufferedReader, name: str) -> dict[str, _Stored]:
+    """By a tensor's name how it is stored; the file is at the end of the header afterwards."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > MAX_MANIFEST_BYTES:
+        raise ValueError(f"the header of {name} is impossibly large")
+    try:
+        header = decode_json(file.read(size), dict[str, Any])
+        header.pop("__metadata__", None)
+        return take_as(header, dict[str, _Stored])
+    except DECODING_ERRORS as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
 
 
 # ---- All checkpoints of a run on this machine.
@@ -381,24 +398,23 @@ class CheckpointStore:
             raise ConfigurationError(f"{bad[0][:60]!r} cannot be the name of a file in a checkpoint")
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / folder_name(manifest.step, manifest.digest)
-        there = _lineage_of(final) if final.exists() else None
-        if there == snapshot.lineage:  # the same state, saved before or by another peer
-            self._prune(final, is_new=False)
-            return final
-        if there is None and final.exists():
-            self._set_aside(final, _DAMAGED)
         partial, lock, is_new = None, None, True
         try:
-            if there is not None:
+            there = _lineage_of(final) if final.exists() else None
+            if there == snapshot.lineage:  # the same state, saved before or by another peer
+                is_new = False
+            elif there is not None:
                 change_lineage(final, there, snapshot.lineage, manifest, files)
             else:
+                with contextlib.suppress(FileNotFoundError):  # it is not damaged, there is none
+                    final.rename(_aside(final, _DAMAGED))
                 partial, lock = _reserve(self.directory)
                 partial.mkdir()
                 write_checkpoint(partial, snapshot, manifest, files)
                 try:
                     partial.rename(final)
                 except OSError:
-                    if not final.exists():
+                    if _lineage_of(final) != snapshot.lineage:
                         raise
                     is_new = False  # another peer was faster with the same state
                 flush_folder(self.directory)
@@ -510,7 +526,7 @@ class CheckpointStore:
     def _set_aside(self, path: Path, why: str) -> Path | None:
         """Give the checkpoint a name by which nobody takes it for one; returns its new path, None if that failed."""
         with contextlib.suppress(OSError):
-            return path.rename(path.with_name(f"{why}{path.name}-{secrets.token_hex(4)}"))
+            return path.rename(_aside(path, why))
         return None
 
     def _remove_leftovers(self) -> None:
@@ -528,11 +544,15 @@ class CheckpointStore:
 
 
 def _lineage_of(path: Path) -> Lineage | None:
-    """That of a checkpoint; None if it is damaged."""
+    """That of an intact checkpoint; None if it is damaged or missing. Raises `OSError` if it cannot be read now."""
     try:
-        return read_checkpoint(path).snapshot.lineage
-    except (ValueError, OSError):
+        return read_checkpoint(path, is_meta=True).snapshot.lineage
+    except (ValueError, FileNotFoundError):
         return None
+
+
+def _aside(path: Path, why: str) -> Path:
+    return path.with_name(f"{why}{path.name}-{secrets.token_hex(4)}")
 
 
 def _lock_path(partial: Path) -> Path:
