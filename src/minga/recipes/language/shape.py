@@ -65,6 +65,9 @@ class Preset:
     positions: int = 0
     """At least so many, whatever the length of a sample."""
 
+    activation: str | None = None
+    """None: the usual one of the architecture."""
+
 
 @dataclass(frozen=True)
 class ModelFamily:
@@ -105,6 +108,8 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
         "tie_word_embeddings": True,
     }
     values: dict[str, Any] = {name: value for name, value in wanted.items() if _can_say(usual, name)}
+    if preset.activation is not None:
+        values["hidden_act"] = preset.activation
     values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
     return {"model_type": architecture, **values, **numbers}
 
@@ -244,6 +249,12 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"not a model: {type(model).__name__}")
+    shape: Any = model.config
+    # Transformers lets it pass where embeddings have a width of their own, as in ALBERT.
+    if hasattr(shape, "embedding_size") and shape.hidden_size % shape.num_attention_heads:
+        raise ConfigurationError(
+            f"hidden_size = {shape.hidden_size} is no multiple of num_attention_heads = {shape.num_attention_heads}"
+        )
     return model
 
 
@@ -324,6 +335,11 @@ def resolve(
                 "architecture": settings.architecture or preset.architecture,
             }
         )
+        for name in settings.overrides:
+            if name == "vocab_size" or name in family.special:
+                raise ConfigurationError(
+                    f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
+                )
         values = shape_of_size(settings, family, special)
     if settings.vocabulary_size < 64:
         raise ConfigurationError(f"recipe.{family.recipe}.vocabulary_size = {settings.vocabulary_size}: at least 64")
