@@ -15,16 +15,16 @@ from functools import partial
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from minga.core.errors import ConfigurationError, LocalError
-from minga.core.spec.fields import Section
+from minga.core.spec.fields import Printable, Section, described
 from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound="DataSource")
 FEW_PARTS: Final = 16
 """A data set of fewer parts has too few orders for the streams of all peers to be different."""
 
@@ -40,9 +40,45 @@ HubName = Annotated[
 """What a run spec may say for the name of a data set, or nothing."""
 
 
-def of_hub(name: str, *details: str) -> str:
-    """A data set of the hub for people; `details` are its configuration and the like, empty ones are left out."""
-    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
+Column = Annotated[Printable, Field(max_length=100)]
+COLUMN: Final = "a text of at most 100 printable characters"
+Named = Annotated[Printable, Field(min_length=1, max_length=100)]
+NAMED: Final = "a text of 1 to 100 printable characters"
+
+
+class DataSource(Section):
+    """Where data come from: a data set of the hub, or what else a subclass has for its `source`."""
+
+    source: str = "hub"
+    name: HubName = described("", "(hub) name of a data set of the Hugging Face hub", 'a name such as "owner/name"')
+    config: Column = described("", "(hub) its configuration", COLUMN)
+    revision: Column = described(
+        "", "(hub) its branch, tag or commit; refs/convert/parquet where it has a loading script", COLUMN
+    )
+    split: Named = described("train", "(hub) its split", NAMED)
+
+    of_hub: ClassVar[str] = "hub"
+    """The `source` that is a data set of the hub."""
+
+    others: ClassVar[Mapping[str, str]] = {}
+    """Other sources, in words that name no place of the organiser's machine."""
+
+    def in_words(self) -> str:
+        """Which data they are, and whose, for people."""
+        if sources := getattr(self, "sources", ()):
+            return "; ".join(f"{each.in_words()} (weight {each.weight:g})" for each in sources)
+        if self.source != self.of_hub:
+            return self.others[self.source]
+        named = " ".join(filter(None, (self.name, self.config, self.revision)))
+        return f"the data set {named} of the Hugging Face hub, under its licence there"
+
+    @model_validator(mode="after")
+    def _check_hub(self) -> Self:
+        if self.source == self.of_hub and not self.name:
+            raise ValueError(f'source = "{self.of_hub}" needs name, such as name = "owner/name"')
+        if self.source != self.of_hub and (self.name or self.config or self.revision):
+            raise ValueError(f'name, config and revision are for source = "{self.of_hub}" only')
+        return self
 
 
 def check_on_hub(name: str, setting: str) -> None:
@@ -65,8 +101,8 @@ def pinned(data: S) -> S:
     Raises `ConfigurationError` if the hub does not say them, or a name leads to files of this machine.
     """
     changes: dict[str, Any] = {}
-    if name := getattr(data, "name", ""):
-        changes["revision"] = _commit_of(name, getattr(data, "revision", ""))
+    if data.name:
+        changes["revision"] = _commit_of(data.name, data.revision)
     if sources := getattr(data, "sources", ()):
         changes["sources"] = tuple(map(pinned, sources))
     return data.model_copy(update=changes)
