@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,10 +18,8 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
-from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
-from minga.recipes.data.hub import pinned
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
@@ -177,10 +176,6 @@ class LanguageRecipe(TransformersRecipe[T]):
         return {"size": size, "max_length": tokens or 0}
 
     # ---- organiser
-
-    def pinned_settings(self) -> T:
-        """With the commits of data sets of the hub."""
-        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def published_settings(self) -> T:
         """With the shape of the model as one JSON object, and a tokenizer that comes with the run."""
@@ -351,10 +346,12 @@ class LanguageRecipe(TransformersRecipe[T]):
         """Fine-tuned on a task, beside the same architecture from scratch; `model` may also be a name on the hub."""
         return evaluate_model(model, options, say)
 
+    @property
+    def tokens(self) -> int:
+        """As many as the longest has."""
+        return self.resolved.max_length
+
     def facts(self) -> RecipeFacts:
-        """Counted on a model without memory."""
-        settings = self.resolved
-        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
-        name = self.context.recipe
-        origin = f"the recipe {name}, counted; vocabulary of {settings.vocabulary_size}, {settings.max_length} tokens"
-        return RecipeFacts(name, counted.tensors, counted.operations, settings.max_length, counted.kept_bytes, origin)
+        """With the size of the vocabulary, which makes most of a small model."""
+        facts = super().facts()
+        return replace(facts, origin=f"{facts.origin}, a vocabulary of {self.resolved.vocabulary_size}")
