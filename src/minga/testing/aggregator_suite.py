@@ -4,7 +4,7 @@
     def test_my_aggregator(check):
         check(MyAggregator())
 
-Each check raises `AggregatorViolation` with the case that failed. All data come from fixed seeds.
+Each check raises `Violation` with the case that failed. All data come from fixed seeds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from minga.security.robust.centered_clip import residual
 from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import NonFiniteRowsError, RowData
 from minga.testing.arguments import require_instance
+from minga.testing.violation import Violation, require
 
 AnyAggregator = Aggregator[Aggregate]
 
@@ -28,15 +29,6 @@ _SIZES: Final = (1, 2, 3, 127, 4096, 131_075)
 _CLOSE: Final = 1e-5
 _SOLVED: Final = 2.0**-12
 """Radii that may be left of the equation for each row."""
-
-
-class AggregatorViolation(AssertionError):
-    """An aggregator broke a promise of the interface."""
-
-
-def _require(holds: bool, aggregator: AnyAggregator, what: str) -> None:
-    if not holds:
-        raise AggregatorViolation(f"{aggregator.name}: {what}")
 
 
 def _normal(count: int, numel: int, seed: int = 1) -> torch.Tensor:
@@ -73,17 +65,17 @@ def check_shape(aggregator: AnyAggregator) -> None:
     for size in (0, *_SIZES):
         rows = _normal(COUNT, size)
         value = _value(aggregator, rows)
-        _require(value.shape == (size,), aggregator, f"rows of {size} elements gave {tuple(value.shape)}")
-        _require(value.dtype == torch.float32, aggregator, f"the value is {value.dtype}")
-        _require(bool(value.isfinite().all()), aggregator, f"rows of {size} elements gave values that are not finite")
+        require(value.shape == (size,), aggregator, f"rows of {size} elements gave {tuple(value.shape)}")
+        require(value.dtype == torch.float32, aggregator, f"the value is {value.dtype}")
+        require(bool(value.isfinite().all()), aggregator, f"rows of {size} elements gave values that are not finite")
         value.fill_(7.0)
-        _require(torch.equal(rows, _normal(COUNT, size)), aggregator, "the value shares memory with a row")
+        require(torch.equal(rows, _normal(COUNT, size)), aggregator, "the value shares memory with a row")
 
 
 def check_single_row(aggregator: AnyAggregator) -> None:
     """A single row is given as it is."""
     rows = _normal(1, 50)
-    _require(torch.equal(_value(aggregator, rows), rows[0]), aggregator, "a single row is not given as it is")
+    require(torch.equal(_value(aggregator, rows), rows[0]), aggregator, "a single row is not given as it is")
 
 
 def check_identical_rows(aggregator: AnyAggregator) -> None:
@@ -93,7 +85,7 @@ def check_identical_rows(aggregator: AnyAggregator) -> None:
         for weights in (None, [1.0 + index for index in range(COUNT)]):
             value = _value(aggregator, row.expand(COUNT, -1).contiguous(), weights)
             close = (value.double() - row[0].double()).abs() <= 1e-6 * row[0].double().abs() + COUNT * 2.0**-149
-            _require(bool(close.all()), aggregator, f"{COUNT} times the same row times {scale} gave another one")
+            require(bool(close.all()), aggregator, f"{COUNT} times the same row times {scale} gave another one")
 
 
 def check_permutation(aggregator: AnyAggregator) -> None:
@@ -101,13 +93,13 @@ def check_permutation(aggregator: AnyAggregator) -> None:
     for size in _SIZES:
         rows, weights = _normal(COUNT, size), [1.0 + index % 3 for index in range(COUNT)]
         apart, whole = _value(aggregator, list(rows), weights), _value(aggregator, rows, weights)
-        _require(_near(whole, apart, 1.0), aggregator, f"rows of {size} elements in one tensor give another value")
+        require(_near(whole, apart, 1.0), aggregator, f"rows of {size} elements in one tensor give another value")
         for seed in range(3):
             order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed)).tolist()
             moved = [weights[index] for index in order]
             found = _value(aggregator, [rows[index] for index in order], moved)
-            _require(torch.equal(found, apart), aggregator, f"{size} elements: the order of rows changed the value")
-            _require(_near(_value(aggregator, rows[order], moved), whole, 1.0), aggregator, "so did that in a tensor")
+            require(torch.equal(found, apart), aggregator, f"{size} elements: the order of rows changed the value")
+            require(_near(_value(aggregator, rows[order], moved), whole, 1.0), aggregator, "so did that in a tensor")
 
 
 def check_translation(aggregator: AnyAggregator) -> None:
@@ -118,8 +110,8 @@ def check_translation(aggregator: AnyAggregator) -> None:
         shift = length * _normal(1, 1000, seed=5)[0]
         moved = rows + shift
         wanted = _value(aggregator, moved - shift).double() + shift
-        _require(_near(_value(aggregator, moved), wanted, 1.0 + length), aggregator, f"rows moved by {length}")
-        _require(_near(wanted, value + shift, 1.0 + length), aggregator, f"rows rounded at {length}")
+        require(_near(_value(aggregator, moved), wanted, 1.0 + length), aggregator, f"rows moved by {length}")
+        require(_near(wanted, value + shift, 1.0 + length), aggregator, f"rows rounded at {length}")
 
 
 def check_scale(aggregator: AnyAggregator) -> None:
@@ -128,8 +120,8 @@ def check_scale(aggregator: AnyAggregator) -> None:
     value = _value(aggregator, rows)
     for exponent in (-80, -60, -30, -10, 10, 30, 60, 100, 120):
         factor = 2.0**exponent
-        _require(_near(_value(aggregator, rows * factor) / factor, value, 1.0), aggregator, f"rows times 2**{exponent}")
-    _require(_near(-_value(aggregator, -rows), value, 1.0), aggregator, "rows with other signs")
+        require(_near(_value(aggregator, rows * factor) / factor, value, 1.0), aggregator, f"rows times 2**{exponent}")
+    require(_near(-_value(aggregator, -rows), value, 1.0), aggregator, "rows with other signs")
 
 
 def check_weights(aggregator: AnyAggregator) -> None:
@@ -138,12 +130,12 @@ def check_weights(aggregator: AnyAggregator) -> None:
     value = _value(aggregator, rows, weights)
     for factor in (1e-6, 0.3, 1e9):
         scaled = [factor * weight for weight in weights]
-        _require(_near(_value(aggregator, rows, scaled), value, 1.0), aggregator, f"weights times {factor}")
+        require(_near(_value(aggregator, rows, scaled), value, 1.0), aggregator, f"weights times {factor}")
     equal = _value(aggregator, rows, [2.5] * COUNT)
-    _require(_near(equal, _value(aggregator, rows), 1.0), aggregator, "equal weights are not no weights")
+    require(_near(equal, _value(aggregator, rows), 1.0), aggregator, "equal weights are not no weights")
     with_absent = torch.cat([rows[:3], torch.full((2, 1000), math.nan), rows[3:]])
     found = _value(aggregator, with_absent, [*weights[:3], 0.0, 0.0, *weights[3:]])
-    _require(_near(found, value, 1.0), aggregator, "rows of weight 0 changed the value")
+    require(_near(found, value, 1.0), aggregator, "rows of weight 0 changed the value")
 
 
 def check_memory(aggregator: AnyAggregator) -> None:
@@ -160,12 +152,12 @@ def check_memory(aggregator: AnyAggregator) -> None:
         "tensors that want gradients": [row.clone().requires_grad_() for row in rows],
     }  # fmt: skip
     for name, data in kinds.items():
-        _require(_near(_value(aggregator, data), value, 1.0), aggregator, f"rows as {name} give another value")
+        require(_near(_value(aggregator, data), value, 1.0), aggregator, f"rows as {name} give another value")
     unchanged = all(
         torch.equal(row, torch.frombuffer(buffer, dtype=torch.float32))
         for row, buffer in zip(rows, buffers, strict=True)
     )
-    _require(unchanged and torch.equal(rows, _normal(COUNT, 1003)), aggregator, "it changed its rows")
+    require(unchanged and torch.equal(rows, _normal(COUNT, 1003)), aggregator, "it changed its rows")
 
 
 def check_bounded_influence(aggregator: AnyAggregator) -> None:
@@ -177,7 +169,7 @@ def check_bounded_influence(aggregator: AnyAggregator) -> None:
         for name, hostile in hostile_rows(honest, HOSTILE):
             value = _value(aggregator, torch.cat([hostile, honest]))
             away = float((value.double() - centre).norm()) / spread
-            _require(away <= 3.0, aggregator, f"{name}, {size} elements: moved {away:.3g} times the honest spread")
+            require(away <= 3.0, aggregator, f"{name}, {size} elements: moved {away:.3g} times the honest spread")
 
 
 def check_equation(aggregator: AnyAggregator) -> None:
@@ -193,15 +185,15 @@ def check_equation(aggregator: AnyAggregator) -> None:
 def _check_equation(aggregator: AnyAggregator, rows: torch.Tensor, factor: float, what: str) -> None:
     found = aggregator.aggregate(rows)
     radius = found.clip_radius
-    _require(0 < radius < math.inf, aggregator, f"{what}: a radius of {radius}")
+    require(0 < radius < math.inf, aggregator, f"{what}: a radius of {radius}")
     left = float(residual(rows, found.value, radius).norm())
-    _require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
-    _require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
+    require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
+    require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
     held_to, leaves = aggregator.limits(rows)
-    _require(0.9 <= radius / held_to <= 1.1, aggregator, f"{what}: a radius other than that which it is held to")
-    _require(found.residual_norm <= 1.1 * leaves, aggregator, f"{what}: more is left than it is held to")
+    require(0.9 <= radius / held_to <= 1.1, aggregator, f"{what}: a radius other than that which it is held to")
+    require(found.residual_norm <= 1.1 * leaves, aggregator, f"{what}: more is left than it is held to")
     median = float((rows.double() - found.value).norm(dim=1).median())
-    _require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
+    require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
 
 
 def check_non_finite(aggregator: AnyAggregator) -> None:
@@ -215,9 +207,9 @@ def check_non_finite(aggregator: AnyAggregator) -> None:
                     try:
                         _value(aggregator, data)
                     except NonFiniteRowsError as error:
-                        _require(error.rows == (2, 9), aggregator, f"{wrong} in rows 2 and 9 was told of {error.rows}")
+                        require(error.rows == (2, 9), aggregator, f"{wrong} in rows 2 and 9 was told of {error.rows}")
                     else:
-                        raise AggregatorViolation(f"{aggregator.name}: {wrong} at {position} of {size} was accepted")
+                        raise Violation(f"{aggregator.name}: {wrong} at {position} of {size} was accepted")
 
 
 def check_wrong_input(aggregator: AnyAggregator) -> None:
@@ -248,8 +240,8 @@ def _refuses(
     except error:
         return
     except Exception as other:
-        raise AggregatorViolation(f"{aggregator.name}: {what} raised {type(other).__name__}") from other
-    raise AggregatorViolation(f"{aggregator.name}: {what} was accepted")
+        raise Violation(f"{aggregator.name}: {what} raised {type(other).__name__}") from other
+    raise Violation(f"{aggregator.name}: {what} was accepted")
 
 
 AGGREGATOR_CHECKS: Final[tuple[Callable[[AnyAggregator], None], ...]] = (
@@ -266,7 +258,7 @@ AGGREGATOR_CHECKS: Final[tuple[Callable[[AnyAggregator], None], ...]] = (
     check_non_finite,
     check_wrong_input,
 )
-"""All checks, each taking the aggregator and raising `AggregatorViolation` if it fails."""
+"""All checks, each taking the aggregator and raising `Violation` if it fails."""
 
 
 def check_aggregator(aggregator: AnyAggregator) -> None:
