@@ -241,6 +241,9 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
     try:
         with bounded_modules():
             model = family.auto.from_config(_configuration(values), dtype=dtype)
+        # Transformers lets it pass where embeddings have a width of their own, as in ALBERT.
+        if hasattr(model.config, "embedding_size") and model.config.hidden_size % model.config.num_attention_heads:
+            raise ValueError("hidden_size is no multiple of num_attention_heads")
     except (NotImplementedError, ConfigurationError):  # the first: a draw that would differ between machines
         raise
     except Exception as error:  # each architecture has errors of its own
@@ -249,12 +252,6 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"not a model: {type(model).__name__}")
-    shape: Any = model.config
-    # Transformers lets it pass where embeddings have a width of their own, as in ALBERT.
-    if hasattr(shape, "embedding_size") and shape.hidden_size % shape.num_attention_heads:
-        raise ConfigurationError(
-            f"hidden_size = {shape.hidden_size} is no multiple of num_attention_heads = {shape.num_attention_heads}"
-        )
     return model
 
 
