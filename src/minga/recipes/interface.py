@@ -261,8 +261,8 @@ class Recipe(ABC, Generic[S]):
     # ---- settings
 
     @property
-    def tokens(self) -> int:
-        """Of a sample, 1 where samples have none."""
+    def sample_tokens(self) -> int:
+        """Tokens of a sample, 1 where samples have none."""
         return 1
 
     @classmethod
@@ -542,7 +542,7 @@ class Recipe(ABC, Generic[S]):
         """What plans have to know, counted on a model without memory."""
         from minga.recipes.counting import count
 
-        name, samples, tokens = self.context.recipe, self.counted_samples, self.tokens
+        name, samples, tokens = self.context.recipe, self.counted_samples, self.sample_tokens
         counted = count(self.build_model, self.synthetic_batch(samples), self.total_loss)
         return RecipeFacts(
             name,

@@ -309,7 +309,7 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         return Loss(mean, {"loss": mean})
 
     @property
-    def tokens(self) -> int:
+    def sample_tokens(self) -> int:
         """As many as a sample takes, the padding with them."""
         return self.settings.max_length
 

@@ -347,7 +347,7 @@ class LanguageRecipe(TransformersRecipe[T]):
         return evaluate_model(model, options, say)
 
     @property
-    def tokens(self) -> int:
+    def sample_tokens(self) -> int:
         """As many as the longest has."""
         return self.resolved.max_length
 

@@ -156,7 +156,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return batch["codes"].shape[0]
 
     @property
-    def tokens(self) -> int:
+    def sample_tokens(self) -> int:
         """Of the caption and of the picture."""
         return self._shape.positions
 
