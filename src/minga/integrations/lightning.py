@@ -112,6 +112,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
         The runs come first: a module that asks for `estimated_stepping_batches` has the data read by what it makes.
         """
+        if _is_overridden("configure_gradient_clipping", self.lightning_module):
+            raise ConfigurationError(f"configure_gradient_clipping: {_CLIPPED}")
         for link in self._links.values():
             self._places.append(enter(link, self._options))
         super().setup_optimizers(trainer)
@@ -131,8 +133,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     def _leave_clipping(self, trainer: Any) -> None:
         """The runs clip, and nothing else does."""
-        if _is_overridden("configure_gradient_clipping", self.lightning_module):
-            raise ConfigurationError(f"configure_gradient_clipping: {_CLIPPED}")
         for place in self._places:
             place.tell_of_clipping(trainer.gradient_clip_val, by_value=trainer.gradient_clip_algorithm == "value")
         self.precision_plugin._clip_gradients = _clip_nothing  # noqa: SLF001  (no other place for it)
