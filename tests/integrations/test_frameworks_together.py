@@ -111,18 +111,8 @@ class Late(Module):
 
 
 class Clips(Module):
-    # To what the Trainer says: by itself, and as Lightning does, to the number that is told and to that which it knows.
     def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        assert self.trainer.gradient_clip_val == 0.001
-        torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
-        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        self.clip_gradients(optimizer, 0.001, "norm")
-
-
-class ClipsLater(Module):
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        if self.trainer.global_step:
-            self.clip_gradients(optimizer, 0.003, "norm")
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.001)
 
 
 class Lockstep(pl.Callback):
@@ -157,15 +147,14 @@ def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **
 
 with enter(spec_of(12, 4)) as peer:
     lockstep = Lockstep()
-    together = train({"network": peer}, rows(6, int(role)), 3, module=Clips(), callbacks=[lockstep],
-                     gradient_clip_val=0.001)
+    together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[lockstep], gradient_clip_val=0.001)
 role = "0"
 with enter(spec_of(5, 3), 11) as peer:
     short = train(peer, rows(6, 0)[:5], 2, module=Late())
     short["by_peer"] = short["seed"] == peer.seed
 
 unclipped = spec_of(6, 5, optimizer={"max_grad_norm": "off"})
-begun = train(enter(unclipped, 12), rows(6, 0), 3, module=ClipsLater(), max_steps=2, enable_checkpointing=True)
+begun = train(enter(unclipped, 12), rows(6, 0), 3, max_steps=2, enable_checkpointing=True)
 (checkpoint,) = (folder / "lightning").rglob("*.ckpt")
 resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
 
@@ -181,14 +170,15 @@ class Pair(pl.LightningModule):
     # Two networks, each with an optimizer and a run of its own.
     def __init__(self):
         super().__init__()
-        self.automatic_optimization = False
+        self.automatic_optimization, self.clips = False, False
         self.first, self.second = network(), network()
 
     def training_step(self, batch, _):
         for optimizer, part in zip(self.optimizers(), (self.second, self.first)):
             optimizer.zero_grad()
             self.manual_backward(part(batch).square().mean())
-            self.clip_gradients(optimizer, gradient_clip_val=0.002, gradient_clip_algorithm="norm")
+            if self.clips:
+                self.clip_gradients(optimizer, gradient_clip_val=0.002, gradient_clip_algorithm="norm")
             optimizer.step()
 
     def configure_optimizers(self):
@@ -196,15 +186,23 @@ class Pair(pl.LightningModule):
         return pair, [torch.optim.lr_scheduler.StepLR(pair[0], step_size=9)]  # as torch alone has it: by epochs
 
 
+def refusal_of(links, module):
+    try:
+        train(links, rows(6, 0), 6, module=module, every=1)
+    except minga.ConfigurationError as error:
+        return str(error)
+
+
 pair = Pair()
 with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
-    try:
-        train(one, rows(6, 0), 6, module=pair, every=1)
-    except minga.ConfigurationError as error:
-        refused = str(error)
+    refused = refusal_of(one, pair)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, most_peers=lockstep.most_peers, short=short, begun=begun, resumed=resumed, refused=refused,
-    bad_link=bad_link, first=values(pair.first), second=values(pair.second))
+with enter(spec_of(6, 1), 16) as one, enter(spec_of(6, 1), 17) as other:
+    clipping = [refusal_of(one, Clips())]
+    pair.clips = True
+    clipping.append(refusal_of({"first": one, "second": other}, pair))
+say(together=together, clipping=clipping, most_peers=lockstep.most_peers, short=short, begun=begun, resumed=resumed,
+    refused=refused, bad_link=bad_link, first=values(pair.first), second=values(pair.second))
 """
 
 RATES = [0.5, 0.25, 0.5 / 3, 0.125]
@@ -248,13 +246,14 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     for said in ("errors0", "errors1"):
         assert "this script clips to 0.001, which is left out" in (tmp_path / said).read_text("utf-8")
     told = (tmp_path / "errors1").read_text("utf-8")
-    assert told.count("this script clips to 0.002, which is left out") == 2  # of each network, and once
-    assert told.count("this script clips to 0.003, which is left out") == 1  # from its second step on
-    assert told.count("gives its framework no norm") == 2
+    assert told.count("gives its framework no norm") == 6  # once for each run that clips
+    own_hook, own_call = lightning["clipping"]
+    assert own_hook.startswith("configure_gradient_clipping: the run clips gradients after averaging")
+    assert own_call.startswith("clip_gradients: the run clips gradients after averaging")
     assert told.count("the last 10 optimizer calls stood for no sample") == 1
     assert told.count("fit ended at global step 2, and the run goes on to 5 without this peer") == 1
     assert told.count("without this peer") == 1  # where the run was over nothing is to be told
-    assert told.count("return it with interval='step'") == 1
+    assert told.count("return it with interval='step'") == 2  # of both fits of the pair
     assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)

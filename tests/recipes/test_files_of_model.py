@@ -39,7 +39,7 @@ ALBERT = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "e
 LANGUAGE: Mapping[str, Mapping[str, Any]] = {
     "causal-lm": {"tokenizer": "train:wordpiece", "overrides": {**SMALL, "head_dim": 8}},
     "masked-lm": {"tokenizer": "train:unigram", "overrides": SMALL},
-    "albert": {"tokenizer": "unigram", "overrides": ALBERT},
+    "albert": {"tokenizer": "train:unigram", "overrides": ALBERT},
 }
 
 

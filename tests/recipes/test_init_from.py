@@ -27,7 +27,7 @@ from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL, OPTIMIZER
-from tests.worlds.cli_run import SPEC
+from tests.worlds.cli_run import GENESIS, SPEC
 
 
 class Tied(nn.Module):
@@ -211,7 +211,8 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
 ) -> None:
     old = tmp_path / "old"
     (old / "files").mkdir(parents=True)
-    (old / "files" / "tokenizer.json").write_bytes(b"the old tokenizer")
+    own = GENESIS.with_name("genesis_tokenizer.json").read_bytes()
+    (old / "files" / "tokenizer.json").write_bytes(own)
     save_file({"weight": torch.ones(1)}, old / "model.safetensors")
     large = tmp_path / "large.zst"
     large.write_bytes(b"text")
@@ -221,7 +222,7 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
         type(load_recipe(spec)), "prepare", lambda _: {"tokenizer.json": b"a new one", "training.jsonl.zst": large}
     )
     files = prepared_files(spec)
-    assert content(files["tokenizer.json"]) == b"the old tokenizer", "the parameters were trained with it"
+    assert content(files["tokenizer.json"]) == own, "the parameters were trained with it"
     assert content(files["training.jsonl.zst"]) == b"text"
     assert set(load(content(files[INITIAL_FILE]))) == {"weight"}
     assert str(old).encode() not in published(spec).canonical_bytes()

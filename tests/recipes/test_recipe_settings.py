@@ -21,14 +21,14 @@ def spec(albert: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
 
 BAD = [
     ("size", "huge", '"tiny"'),
-    ("max_length", 15, "from 16"),
+    ("max_length", 15, "at least 16"),
     ("max_length", 128.0, "whole number"),
     ("max_length", "128", "whole number"),
     ("overrides", {"a": [1]}, "at most 32 names"),
     ("overrides", {"a": "x" * 201}, "at most 32 names"),
     ("overrides", {f"a{i}": 1 for i in range(33)}, "at most 32 names"),
     ("masked_fraction", 0.0, "above 0"),
-    ("vocabulary_size", 10**7, "1,000,000"),
+    ("vocabulary_size", 10**7, "1,048,576"),
     ("max_len", 64, "did you mean max_length?"),
     ("data.source", "web", '"bible"'),
     ("data.source", "datasets", "needs name"),
@@ -67,8 +67,9 @@ def test_publishing_spells_out_every_setting_and_hides_paths() -> None:
     assert published(shown) == shown
     assert RunSpec.from_toml(shown.to_toml()).run_id == shown.run_id
     check_published(shown)
-    for unfinished in (local, spec({"size": "base"})):
-        with pytest.raises(ConfigurationError, match="does not spell out the settings"):
+    without_size = {name: value for name, value in shown.recipe_settings.items() if name != "size"}
+    for unfinished, what in ((local, "shape of its model"), (shown.with_recipe_settings(without_size), "settings")):
+        with pytest.raises(ConfigurationError, match=f"does not spell out the {what}"):
             check_published(unfinished)
 
 

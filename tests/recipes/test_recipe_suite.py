@@ -18,7 +18,7 @@ import torch
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import RECIPES, load_recipe
-from minga.testing import RECIPE_CHECKS, RecipeCase, RecipeViolation
+from minga.testing import RECIPE_CHECKS, RecipeCase, Violation
 from minga.testing.recipe_suite import (
     check_batches,
     check_damaged_files,
@@ -197,7 +197,7 @@ def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path]
 def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    with pytest.raises((RecipeViolation, NotImplementedError), match=message):
+    with pytest.raises((Violation, NotImplementedError), match=message):
         check(RecipeCase(name), folder)
 
 

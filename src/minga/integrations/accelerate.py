@@ -122,9 +122,11 @@ def prepare(
     (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips, nor does
     `accelerator.clip_grad_value_`.
 
-    `weigh` says what a batch counts for, by default its samples. Where the loss is a mean over target tokens it is to
-    return their number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on
-    all peers. Data that is shuffled is put into an order of this peer's own, unless the accelerator has a `data_seed`
+    `weigh` says what a batch counts for, by default its samples: the length that all its tensors have. It is needed
+    where they have several, and where samples are not stacked: of a list of pictures of one size the length of each
+    picture would be taken for the number of samples. Where the loss is a mean over target tokens it is to return their
+    number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on all peers.
+    Data that is shuffled is put into an order of this peer's own, unless the accelerator has a `data_seed`
     for its samplers, and so is a stream (`IterableDataset`), as far as its class has a way for that. Of the
     micro-batches of one optimizer call each counts alike in the gradient, which is Accelerate's way; a last call with
     fewer of them under `accelerator.accumulate` is scaled to their mean.

@@ -2,107 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
-logger = logging.getLogger(__name__)
-
-_NUMBER: Final = "a number or a word"
-_MAPPING: Final = "a mapping"
-_OTHER: Final = "something else"
+from minga.core.errors import ConfigurationError
 
 
 def batch_size_of(batch: Any) -> int:
-    """The length of the first tensor in a batch, looked for in mappings and sequences; 0 if there is none.
+    """The length that all tensors of a batch have, looked for in mappings, lists and tuples; scalars have none.
 
-    A part that a loader cannot stack, such as pictures of unequal sizes, is a list with a tensor or a mapping of each
-    sample. Its length is the size where another part is as long, and none as long as the first tensor. Where all parts
-    are such lists, of one length, it is so if some are of mappings, or if shapes differ in each and lengths among all.
-    The batch itself is never taken for one, as a pair of inputs and targets looks alike.
-
-    Where the first tensor may be a single sample, a warning says so, once.
+    Raises `ConfigurationError` if they have several, or there is no tensor. Lists of tensors that are all of one length
+    look like stacked samples, of which they have that many.
     """
-    first = next(_lengths(batch), 0)
-    lists, others = [], set()
-    for part in _parts(batch):
-        if isinstance(part, torch.Tensor) or _kind(part[0]) == _NUMBER:
-            others.add(len(part))
-        else:
-            lists.append(part)
-    counts = {len(each) for each in lists}
-    if first not in others:
-        if counts & others:
-            return next(len(each) for each in lists if len(each) in others)
-        if not others and len(counts) == 1 and _are_of_samples(lists):
-            return counts.pop()
-    if not (first in others and isinstance(batch, Mapping)) and _may_be_listed(batch, first):
-        _warn()
-    return first
+    lengths = sorted({len(each) for each in tensors_of(batch)})
+    if len(lengths) == 1:
+        return lengths[0]
+    found = f"tensors of the lengths {', '.join(map(str, lengths))}" if lengths else "no tensor"
+    raise ConfigurationError(
+        f"how many samples a batch has does not show: it has {found}. Say it by weigh= of prepare or MingaStrategy, a "
+        "function of the batch"
+    )
 
 
-def _kind(thing: Any) -> object:
-    """What the things in a list of one for each sample have in common."""
-    if isinstance(thing, torch.Tensor) and thing.ndim:
-        return thing.dtype, thing.ndim
-    if isinstance(thing, torch.Tensor | int | float | str):
-        return _NUMBER
-    return _MAPPING if isinstance(thing, Mapping) else _OTHER
-
-
-def _is_of_one_kind(part: Any) -> bool:
-    return isinstance(part, list | tuple) and len(kinds := set(map(_kind, part))) == 1 and _OTHER not in kinds
-
-
-def _differ(part: Any) -> bool:
-    """Whether it lists tensors of one kind whose shapes differ."""
-    is_of_tensors = _is_of_one_kind(part) and _kind(part[0]) not in (_NUMBER, _MAPPING)
-    return is_of_tensors and len({each.shape for each in part}) > 1
-
-
-def _parts(batch: Any) -> Iterator[torch.Tensor | Sequence[Any]]:
-    """The tensors of a batch, and the lists in it of things of one kind."""
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a batch that have a length, in their order."""
     if isinstance(batch, torch.Tensor):
         yield from [batch] if batch.ndim else []
     elif isinstance(batch, Mapping | list | tuple):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
-            if _is_of_one_kind(part):
-                yield part
-            else:
-                yield from _parts(part)
-
-
-def _lengths(batch: Any) -> Iterator[int]:
-    """Those of its tensors, without empty ones."""
-    if isinstance(batch, torch.Tensor):
-        yield from [len(batch)] if batch.ndim and len(batch) else []
-    elif isinstance(batch, Iterable) and not isinstance(batch, str | bytes):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _lengths(part)
-
-
-def _are_of_samples(lists: Sequence[Any]) -> bool:
-    """Whether lists of one length, which are all there is in a batch, can only have something of each sample."""
-    of_mappings = [_kind(each[0]) == _MAPPING for each in lists]
-    if any(of_mappings):
-        return not all(of_mappings)
-    return all(map(_differ, lists)) and len(set(_lengths(lists))) > 1
-
-
-def _may_be_listed(batch: Any, first: int) -> bool:
-    """Whether its tensors have several lengths, or it lists more of them than there are rows in the first."""
-    if not isinstance(batch, Mapping | list | tuple):
-        return False
-    return len(set(_lengths(batch))) > 1 or any(len(each) > first and _differ(each) for each in [batch, *_parts(batch)])
-
-
-@cache
-def _warn() -> None:
-    """Once, as the next batches are likely to be alike."""
-    logger.warning(
-        "a batch counts as many samples as its first tensor has rows. Its tensors are unequal, so that it may have "
-        "others: tell them by weigh= of prepare or MingaStrategy, a function of the batch"
-    )
+            yield from tensors_of(part)

@@ -11,7 +11,6 @@ data, epochs, callbacks, checkpoints and `global_step`, which counts its own opt
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -46,6 +45,9 @@ def _framework(module: str) -> Any:
 
 _SingleDeviceStrategy: Any = _framework("strategies").SingleDeviceStrategy
 _rank_zero_info: Any = _framework("utilities.rank_zero").rank_zero_info
+_is_overridden: Any = _framework("utilities.model_helpers").is_overridden
+
+_CLIPPED = "the run clips gradients after averaging, to optimizer.max_grad_norm of its spec; take it out of the module"
 
 
 class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
@@ -56,14 +58,17 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         know by itself.
     options: of the peer, or peers, that `fit` joins with.
     device: None takes what the Trainer's accelerator has, the first one.
-    weigh: how many samples a batch has, where its tensors do not show it.
+    weigh: how many samples a batch has, where that is not the length of all its tensors. It is needed where they have
+        several, and where samples are not stacked: of a list of pictures of one size the length of each picture would
+        be taken for the number of samples.
 
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
-    as the run spec says (`optimizer.max_grad_norm`), and what Trainer and module clip, by `clip_gradients` or to what
-    the hook `configure_gradient_clipping` is told, is off. `fit` ends when the runs end. A stream (`IterableDataset`)
-    is put into an order of this peer's own, as far as its class has a way for that. `fit(ckpt_path=...)` goes on with
-    the Trainer's data and counters, and with the state of the run; a run that begins takes the state of the checkpoint.
+    as the run spec says (`optimizer.max_grad_norm`): the Trainer's `gradient_clip_val` is left out, and a module with
+    the hook `configure_gradient_clipping`, or that calls `clip_gradients`, is refused. `fit` ends when the runs end. A
+    stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for that.
+    `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that begins
+    takes the state of the checkpoint.
 
     With manual optimization each step of an optimizer counts the batches that went through backward since its last
     `zero_grad`. Of several optimizers each needs that before its own backward.
@@ -88,8 +93,6 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
         self._schedules: list[LRScheduler | None] = []
-        self._untold: dict[torch.optim.Optimizer, RunPlace] = {}
-        """Optimizers in whose runs nothing was said yet about the script's clipping."""
         self._batch_size = 0
         if not self._links:
             raise ConfigurationError("MingaStrategy needs the link of a run")
@@ -109,6 +112,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
         The runs come first: a module that asks for `estimated_stepping_batches` has the data read by what it makes.
         """
+        if _is_overridden("configure_gradient_clipping", self.lightning_module):
+            raise ConfigurationError(f"configure_gradient_clipping: {_CLIPPED}")
         for link in self._links.values():
             self._places.append(enter(link, self._options))
         super().setup_optimizers(trainer)
@@ -122,11 +127,16 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         if not self.lightning_module.automatic_optimization:
             for each in joined:
                 each.tally.told_by = "self.manual_backward(loss)"
-        self._untold = dict(zip(joined, self._places, strict=True))
-        self.precision_plugin._clip_gradients = self._have_clipped  # noqa: SLF001  (no other place for it)
-        self.precision_plugin.clip_gradients = self._leave_clipping
+        self._leave_clipping(trainer)
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
+
+    def _leave_clipping(self, trainer: Any) -> None:
+        """The runs clip, and nothing else does."""
+        for place in self._places:
+            place.tell_of_clipping(trainer.gradient_clip_val, by_value=trainer.gradient_clip_algorithm == "value")
+        self.precision_plugin._clip_gradients = _clip_nothing  # noqa: SLF001  (no other place for it)
+        self.precision_plugin.clip_gradients = _refuse_to_clip
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Have what there is to train on come in an order of this peer's own, also where the Trainer asks for it anew.
@@ -194,43 +204,11 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any) -> Any:
         """Take the step in the run of this optimizer; end with the runs."""
         try:
-            result = super().optimizer_step(optimizer, closure, model, **named)
-            trainer = self.lightning_module.trainer
-            self._tell_of_clipping(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
-            return result
+            return super().optimizer_step(optimizer, closure, model, **named)
         finally:
             optimizer.tally.clear()  # also where a gradient scaler left the step out
             if all(each.finished for each in self._joined):
                 self._end(self.lightning_module.trainer)
-
-    def _have_clipped(
-        self, model: Any, optimizer: Any, clip_val: float | None = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """What the framework calls to have the module clip to the Trainer's value, in place of its own: the module is
-        told infinity, to which functions of torch may clip, and which its own `clip_gradients` would refuse.
-        """
-        plugin, module = self.precision_plugin, self.lightning_module
-        module.clip_gradients = self._leave_clipping
-        try:
-            to = math.inf if clip_val else clip_val
-            type(plugin)._clip_gradients(plugin, model, optimizer, to, gradient_clip_algorithm)  # noqa: SLF001
-        finally:
-            del module.clip_gradients  # a copy of the module could not take it along
-
-    def _leave_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """What `clip_gradients` is, or calls, in place of the framework's own: leave that to the run."""
-        if gradient_clip_val not in (None, 0.0, math.inf):  # a value of the module's own
-            self._tell_of_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def _tell_of_clipping(self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str | None) -> None:
-        """Say once that the run clips otherwise."""
-        own = getattr(optimizer, "optimizer", optimizer)  # manual optimization hands out wrapped ones
-        if (place := self._untold.get(own)) is not None:
-            told = place.tell_of_clipping(clip_val, by_value=gradient_clip_algorithm == "value")
-            if told or clip_val:  # a script that does not clip may do so later
-                del self._untold[own]
 
     def _end(self, trainer: Any) -> None:
         """Stop `fit`, and say why where the framework says so of its own limits."""
@@ -259,6 +237,17 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         for replaced in ("_clip_gradients", "clip_gradients"):
             self.precision_plugin.__dict__.pop(replaced, None)
         super().teardown()
+
+
+def _clip_nothing(*_: Any, **__: Any) -> None:
+    """What the Trainer calls with its `gradient_clip_val`."""
+
+
+def _refuse_to_clip(optimizer: Any, clip_val: float = 0.0, *_: Any, **__: Any) -> None:
+    """What `clip_gradients` of a module calls."""
+    del optimizer
+    if clip_val > 0:
+        raise ConfigurationError(f"clip_gradients: {_CLIPPED}")
 
 
 def _part(module: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.batch_size import batch_size_of
+from minga.integrations.batch_size import tensors_of
 from minga.integrations.data_order import order_sampler, shuffled_by, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
@@ -168,7 +168,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         """
         trainer, arguments = self._trainer, self._trainer.args
         if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
-            return sum(map(batch_size_of, batches))
+            return sum(map(_samples_in, batches))
         tokens = round(float(torch.as_tensor(items).reshape(-1)[0]))
         if not arguments.average_tokens_across_devices:
             return tokens * max(1, int(arguments.n_gpu))
@@ -234,3 +234,13 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""
         self.optimizer.tell_of_end("the Trainer", self._place.last_step)
+
+
+def _samples_in(batch: Any) -> int:
+    """As many as there are labels; without them as its first tensor is long, and 0 if it has none. The first one alone
+    would not do: it may be of the patches of pictures.
+    """
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(labels, list | tuple) or (isinstance(labels, torch.Tensor) and labels.ndim):
+        return len(labels)
+    return next(filter(None, map(len, tensors_of(batch))), 0)

@@ -287,7 +287,7 @@ def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:
 
     found = load_recipe(spec, source).facts()
     return ModelFacts(
-        found.name,
+        found.name if _recipe_in(source) is None else source,
         found.tensors,
         found.operations,
         found.tokens,

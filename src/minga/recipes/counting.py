@@ -6,7 +6,6 @@ What a pass keeps is counted on a fake CPU, where attention keeps what it keeps 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Mapping
@@ -36,21 +35,10 @@ class Counted(NamedTuple):
     frozen_bytes: int
 
 
-def count(
-    build_model: Callable[[], nn.Module],
-    batch: Mapping[str, Tensor],
-    loss: LossFunction,
-    *,
-    looks_at_values: bool = True,
-) -> Counted:
-    """Count what a model and a batch take.
-
-    `looks_at_values`: whether the model may look at values. Its inputs are fake tensors then, of which libraries know
-    that they have none; without that the operations are counted faster.
-    """
+def count(build_model: Callable[[], nn.Module], batch: Mapping[str, Tensor], loss: LossFunction) -> Counted:
+    """Count what a model and a batch take, on fake tensors, of which libraries know that they have no values."""
     model = shapes_of_model(build_model)
-    inputs = FakeTensorMode(allow_non_fake_inputs=True) if looks_at_values else contextlib.nullcontext()
-    with inputs, FlopCounterMode(display=False) as counter:
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
         loss(model, shapes_of_batch(batch, "meta")).backward()  # type: ignore[no-untyped-call]
     tensors = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     frozen = sum(each.numel() * each.element_size() for each in model.parameters() if not each.requires_grad)

@@ -75,7 +75,7 @@ class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Undrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While this is entered, what would be drawn is 0: for parameters that files replace."""
+    """While this is entered, what would be drawn is 0: for parameters that are set afterwards."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -252,10 +252,18 @@ class Recipe(ABC, Generic[S]):
     tasks: ClassVar[tuple[str, ...]] = ()
     """Tasks by which `minga evaluate` judges an exported model, the usual one first; see `judge`."""
 
+    counted_samples: ClassVar[int] = 1
+    """Samples of the batch on which `facts` counts: several for a model that takes their variance."""
+
     def __init__(self, settings: S, context: RecipeContext) -> None:
         self.settings, self.context = settings, context
 
     # ---- settings
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample, 1 where samples have none."""
+        return 1
 
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
@@ -291,13 +299,17 @@ class Recipe(ABC, Generic[S]):
     # ---- organiser
 
     def pinned_settings(self) -> S:
-        """The settings with the commit of each data set of a hub that they name, as the organiser asks for it before
-        all else: so the rows that are prepared, kept and streamed are the same ones. Those given, unless a recipe says
-        otherwise.
+        """The settings with the commit of each data set of a hub that their `data` name, if that is a `DataSource`. The
+        organiser asks for it before all else: so the rows that are prepared, kept and streamed are the same ones.
 
         Raises `ConfigurationError` if the hub does not answer.
         """
-        return self.settings
+        from minga.recipes.data.source import DataSource, pinned
+
+        data = getattr(self.settings, "data", None)
+        return (
+            self.settings.model_copy(update={"data": pinned(data)}) if isinstance(data, DataSource) else self.settings
+        )
 
     def published_settings(self) -> S:
         """The settings with which the run is published: those given, unless they name what only the organiser has.
@@ -530,8 +542,14 @@ class Recipe(ABC, Generic[S]):
         """What plans have to know, counted on a model without memory."""
         from minga.recipes.counting import count
 
-        name = self.context.recipe
-        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
+        name, samples, tokens = self.context.recipe, self.counted_samples, self.sample_tokens
+        counted = count(self.build_model, self.synthetic_batch(samples), self.total_loss)
         return RecipeFacts(
-            name, counted.tensors, counted.operations, 1, counted.kept_bytes, f"the recipe {name}, counted"
+            name,
+            counted.tensors,
+            counted.operations / samples,
+            tokens,
+            counted.kept_bytes / samples,
+            f"the recipe {name}, counted" + (f"; {tokens} tokens" if tokens > 1 else ""),
+            counted.frozen_bytes,
         )

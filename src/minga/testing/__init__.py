@@ -4,7 +4,8 @@
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), codecs (Codec),
 pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite (Aggregator), strategies (Strategy),
-recipe_suite (Recipe), arguments (what a suite was given), other_process (what has to be equal there, too).
+recipe_suite (Recipe), arguments (what a suite was given), other_process (what has to be equal there, too), violation
+(what they raise).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -13,16 +14,15 @@ Called by tests, also those of other packages; nothing in minga imports it.
 from __future__ import annotations
 
 from minga.core.thread_guard import guard_threads
-from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
-from minga.testing.codecs.cases import CodecViolation
+from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, check_aggregator
 from minga.testing.codecs.suite import CODEC_CHECKS, check_codec
 from minga.testing.network_suite import NETWORK_CHECKS, check_network
-from minga.testing.pair_suite import PAIR_CHECKS, PairViolation, check_pair
-from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
-from minga.testing.sketch_suite import SKETCH_CHECKS, SketchViolation, check_sketch
+from minga.testing.pair_suite import PAIR_CHECKS, check_pair
+from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, check_recipe
+from minga.testing.sketch_suite import SKETCH_CHECKS, check_sketch
 from minga.testing.strategies.suite import STRATEGY_CHECKS, check_strategy
-from minga.testing.strategies.trainer import StrategyViolation
 from minga.testing.suite import MakeNetwork
+from minga.testing.violation import Violation
 
 __all__ = [
     "AGGREGATOR_CHECKS",
@@ -32,14 +32,9 @@ __all__ = [
     "RECIPE_CHECKS",
     "SKETCH_CHECKS",
     "STRATEGY_CHECKS",
-    "AggregatorViolation",
-    "CodecViolation",
     "MakeNetwork",
-    "PairViolation",
     "RecipeCase",
-    "RecipeViolation",
-    "SketchViolation",
-    "StrategyViolation",
+    "Violation",
     "check_aggregator",
     "check_codec",
     "check_network",

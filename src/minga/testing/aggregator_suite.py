@@ -4,7 +4,7 @@
     def test_my_aggregator(check):
         check(MyAggregator())
 
-Each check raises `AggregatorViolation` with the case that failed. All data come from fixed seeds.
+Each check raises `Violation` with the case that failed. All data come from fixed seeds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from minga.security.robust.interface import Aggregator
 from minga.security.robust.rows import NonFiniteRowsError
 from minga.testing.arguments import require_instance
+from minga.testing.violation import Violation, require
 
 COUNT: Final = 13
 HOSTILE: Final = 4
@@ -25,15 +26,6 @@ _SIZES: Final = (1, 2, 3, 127, 4096, 131_075)
 _CLOSE: Final = 1e-5
 _SOLVED: Final = 2.0**-12
 """Radii that may be left of the equation for each row."""
-
-
-class AggregatorViolation(AssertionError):
-    """An aggregator broke a promise of the interface."""
-
-
-def _require(holds: bool, aggregator: Aggregator, what: str) -> None:
-    if not holds:
-        raise AggregatorViolation(f"{aggregator.name}: {what}")
 
 
 def _normal(count: int, numel: int, seed: int = 1) -> torch.Tensor:
@@ -77,17 +69,17 @@ def check_shape(aggregator: Aggregator) -> None:
     for size in (0, *_SIZES):
         rows = _normal(COUNT, size)
         value = _value(aggregator, rows)
-        _require(value.shape == (size,), aggregator, f"rows of {size} elements gave {tuple(value.shape)}")
-        _require(value.dtype == torch.float32, aggregator, f"the value is {value.dtype}")
-        _require(bool(value.isfinite().all()), aggregator, f"rows of {size} elements gave values that are not finite")
+        require(value.shape == (size,), aggregator, f"rows of {size} elements gave {tuple(value.shape)}")
+        require(value.dtype == torch.float32, aggregator, f"the value is {value.dtype}")
+        require(bool(value.isfinite().all()), aggregator, f"rows of {size} elements gave values that are not finite")
         value.fill_(7.0)
-        _require(torch.equal(rows, _normal(COUNT, size)), aggregator, "the value shares memory with a row")
+        require(torch.equal(rows, _normal(COUNT, size)), aggregator, "the value shares memory with a row")
 
 
 def check_single_row(aggregator: Aggregator) -> None:
     """A single row is given as it is."""
     rows = _normal(1, 50)
-    _require(torch.equal(_value(aggregator, rows), rows[0]), aggregator, "a single row is not given as it is")
+    require(torch.equal(_value(aggregator, rows), rows[0]), aggregator, "a single row is not given as it is")
 
 
 def check_identical_rows(aggregator: Aggregator) -> None:
@@ -96,7 +88,7 @@ def check_identical_rows(aggregator: Aggregator) -> None:
         row = (_normal(1, 1000) * scale).clamp(-3e38, 3e38)
         value = _value(aggregator, row.expand(COUNT, -1))
         close = (value.double() - row[0].double()).abs() <= 1e-6 * row[0].double().abs() + COUNT * 2.0**-149
-        _require(bool(close.all()), aggregator, f"{COUNT} times the same row times {scale} gave another one")
+        require(bool(close.all()), aggregator, f"{COUNT} times the same row times {scale} gave another one")
 
 
 def check_permutation(aggregator: Aggregator) -> None:
@@ -106,7 +98,7 @@ def check_permutation(aggregator: Aggregator) -> None:
         value = _value(aggregator, rows)
         for seed in range(3):
             found = _value(aggregator, rows[torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed))])
-            _require(torch.equal(found, value), aggregator, f"{size} elements: the order of rows changed the value")
+            require(torch.equal(found, value), aggregator, f"{size} elements: the order of rows changed the value")
 
 
 def check_translation(aggregator: Aggregator) -> None:
@@ -117,8 +109,8 @@ def check_translation(aggregator: Aggregator) -> None:
         shift = length * _normal(1, 1000, seed=5)[0]
         moved = rows + shift
         wanted = _value(aggregator, moved - shift).double() + shift
-        _require(_near(_value(aggregator, moved), wanted, 1.0 + length), aggregator, f"rows moved by {length}")
-        _require(_near(wanted, value + shift, 1.0 + length), aggregator, f"rows rounded at {length}")
+        require(_near(_value(aggregator, moved), wanted, 1.0 + length), aggregator, f"rows moved by {length}")
+        require(_near(wanted, value + shift, 1.0 + length), aggregator, f"rows rounded at {length}")
 
 
 def check_scale(aggregator: Aggregator) -> None:
@@ -127,8 +119,8 @@ def check_scale(aggregator: Aggregator) -> None:
     value = _value(aggregator, rows)
     for exponent in (-80, -60, -30, -10, 10, 30, 60, 100, 120):
         factor = 2.0**exponent
-        _require(_near(_value(aggregator, rows * factor) / factor, value, 1.0), aggregator, f"rows times 2**{exponent}")
-    _require(_near(-_value(aggregator, -rows), value, 1.0), aggregator, "rows with other signs")
+        require(_near(_value(aggregator, rows * factor) / factor, value, 1.0), aggregator, f"rows times 2**{exponent}")
+    require(_near(-_value(aggregator, -rows), value, 1.0), aggregator, "rows with other signs")
 
 
 def check_memory(aggregator: Aggregator) -> None:
@@ -143,9 +135,9 @@ def check_memory(aggregator: Aggregator) -> None:
         "tensors that want gradients": rows.clone().requires_grad_(),
     }
     for name, data in kinds.items():
-        _require(_near(_value(aggregator, data), value, 1.0), aggregator, f"rows as {name} give another value")
-        _require(torch.equal(data, _normal(COUNT, 1003)), aggregator, f"it changed rows that are {name}")
-    _require(torch.equal(rows, _normal(COUNT, 1003)), aggregator, "it changed its rows")
+        require(_near(_value(aggregator, data), value, 1.0), aggregator, f"rows as {name} give another value")
+        require(torch.equal(data, _normal(COUNT, 1003)), aggregator, f"it changed rows that are {name}")
+    require(torch.equal(rows, _normal(COUNT, 1003)), aggregator, "it changed its rows")
 
 
 def check_bounded_influence(aggregator: Aggregator) -> None:
@@ -157,7 +149,7 @@ def check_bounded_influence(aggregator: Aggregator) -> None:
         for name, hostile in hostile_rows(honest, HOSTILE):
             value = _value(aggregator, torch.cat([hostile, honest]))
             away = float((value.double() - centre).norm()) / spread
-            _require(away <= 3.0, aggregator, f"{name}, {size} elements: moved {away:.3g} times the honest spread")
+            require(away <= 3.0, aggregator, f"{name}, {size} elements: moved {away:.3g} times the honest spread")
 
 
 def check_equation(aggregator: Aggregator) -> None:
@@ -173,15 +165,15 @@ def check_equation(aggregator: Aggregator) -> None:
 def _check_equation(aggregator: Aggregator, rows: torch.Tensor, factor: float, what: str) -> None:
     found = aggregator.aggregate(rows.unbind())
     radius = found.clip_radius
-    _require(0 < radius < math.inf, aggregator, f"{what}: a radius of {radius}")
+    require(0 < radius < math.inf, aggregator, f"{what}: a radius of {radius}")
     left = float(residual(rows, found.value, radius).norm())
-    _require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
-    _require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
+    require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
+    require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
     held_to, leaves = aggregator.limits(rows.unbind())
-    _require(0.9 <= radius / held_to <= 1.1, aggregator, f"{what}: a radius other than that which it is held to")
-    _require(found.residual_norm <= 1.1 * leaves, aggregator, f"{what}: more is left than it is held to")
+    require(0.9 <= radius / held_to <= 1.1, aggregator, f"{what}: a radius other than that which it is held to")
+    require(found.residual_norm <= 1.1 * leaves, aggregator, f"{what}: more is left than it is held to")
     median = float((rows.double() - found.value).norm(dim=1).median())
-    _require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
+    require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
 
 
 def check_non_finite(aggregator: Aggregator) -> None:
@@ -194,9 +186,9 @@ def check_non_finite(aggregator: Aggregator) -> None:
                 try:
                     _value(aggregator, rows)
                 except NonFiniteRowsError as error:
-                    _require(error.rows == (2, 9), aggregator, f"{wrong} in rows 2 and 9 was told of {error.rows}")
+                    require(error.rows == (2, 9), aggregator, f"{wrong} in rows 2 and 9 was told of {error.rows}")
                 else:
-                    raise AggregatorViolation(f"{aggregator.name}: {wrong} at {position} of {size} was accepted")
+                    raise Violation(f"{aggregator.name}: {wrong} at {position} of {size} was accepted")
 
 
 def check_wrong_input(aggregator: Aggregator) -> None:
@@ -217,8 +209,8 @@ def check_wrong_input(aggregator: Aggregator) -> None:
         except ValueError:
             continue
         except Exception as other:
-            raise AggregatorViolation(f"{aggregator.name}: {name} raised {type(other).__name__}") from other
-        raise AggregatorViolation(f"{aggregator.name}: {name} was accepted")
+            raise Violation(f"{aggregator.name}: {name} raised {type(other).__name__}") from other
+        raise Violation(f"{aggregator.name}: {name} was accepted")
 
 
 AGGREGATOR_CHECKS: Final[tuple[Callable[[Aggregator], None], ...]] = (
@@ -234,7 +226,7 @@ AGGREGATOR_CHECKS: Final[tuple[Callable[[Aggregator], None], ...]] = (
     check_non_finite,
     check_wrong_input,
 )
-"""All checks, each taking the aggregator and raising `AggregatorViolation` if it fails."""
+"""All checks, each taking the aggregator and raising `Violation` if it fails."""
 
 
 def check_aggregator(aggregator: Aggregator) -> None:

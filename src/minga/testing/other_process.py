@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from minga.testing.violation import Violation
+
 _HASHES: Final = "99"
 _LIMIT_S: Final = 300.0
 _MARK: Final = "said: "
@@ -30,9 +32,9 @@ def say(word):
 """
 
 
-def said_elsewhere(code: str, *words: str | None, violation: type[AssertionError]) -> list[str]:
+def said_elsewhere(code: str, *words: str | None) -> list[str]:
     """The words that Python `code` says, by `say`, in a process with another number of threads and other seeds, of
-    torch and of hashes. It knows `words`, and `find`s things by module and name. Raises `violation` if it fails.
+    torch and of hashes. It knows `words`, and `find`s things by module and name. Raises `Violation` if it fails.
     """
     threads = 2 if torch.get_num_threads() == 1 else 1
     ran = subprocess.run(  # noqa: S603
@@ -44,7 +46,7 @@ def said_elsewhere(code: str, *words: str | None, violation: type[AssertionError
         env={**os.environ, "PYTHONHASHSEED": _HASHES},
     )
     if ran.returncode:
-        raise violation(f"another process failed: {ran.stderr.strip()[-500:]}")
+        raise Violation(f"another process failed: {ran.stderr.strip()[-500:]}")
     return [line.removeprefix(_MARK) for line in ran.stdout.splitlines() if line.startswith(_MARK)]
 
 

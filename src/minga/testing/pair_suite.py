@@ -4,7 +4,7 @@
     def test_my_pair(check):
         check(CodecPair(MyUpload(), MyDownload()))
 
-Each check plays rounds of three peers, one of which reduces, and raises `PairViolation` with what failed. All data come
+Each check plays rounds of three peers, one of which reduces, and raises `Violation` with what failed. All data come
 from fixed seeds. What only the all-reduce can get wrong, such as who is told what after a death, is not checked here.
 """
 
@@ -21,20 +21,12 @@ from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Encoder, Residual
 from minga.averaging.compressors.sparse_codec import FLOAT16_MAX
 from minga.testing.arguments import require_instance
+from minga.testing.violation import require
 
 PEERS, ROUNDS = 3, 60
 MOST_LOST_BY_RELAY: Final = 0.1
 """Share of the squared norm."""
 WEIGHTS: Final = (1, 7, 1000, 1_000_000)
-
-
-class PairViolation(AssertionError):
-    """A pair of codecs broke a promise."""
-
-
-def _require(holds: bool, pair: CodecPair, what: str) -> None:
-    if not holds:
-        raise PairViolation(f"{pair.upload!r} up, {pair.download!r} down: {what}")
 
 
 class _Mean(NamedTuple):
@@ -137,7 +129,7 @@ def _check_mass(pair: CodecPair, dtype: torch.dtype, most_lost: float) -> None:
         _check_applied(pair, outcome, torch.as_tensor(taken), sum(weights[peer] for peer in counted))
     left = sum(residual.mass.double() for residual in swarm.residuals)
     lost = float((brought - applied - left).norm() / brought.norm())
-    _require(lost <= most_lost, pair, f"{lost:.1e} of what was brought was neither applied nor kept, as {dtype}")
+    require(lost <= most_lost, pair, f"{lost:.1e} of what was brought was neither applied nor kept, as {dtype}")
 
 
 def _check_applied(pair: CodecPair, outcome: _Mean, taken: torch.Tensor, weight: int) -> None:
@@ -149,7 +141,7 @@ def _check_applied(pair: CodecPair, outcome: _Mean, taken: torch.Tensor, weight:
     if pair.download.is_sparse:  # then that is all of what is not sent; float16 is off by so much
         slack = (2.0**-11 * wanted.abs() + 2.0**-25).maximum(wanted.abs() - FLOAT16_MAX)
     off = (outcome.mean.double() - wanted).abs() > slack + 2.0**-20 * sizes
-    _require(not bool((off & kept).any()), pair, "the mean is not what was counted of the peers")
+    require(not bool((off & kept).any()), pair, "the mean is not what was counted of the peers")
 
 
 def check_mass(pair: CodecPair) -> None:
@@ -170,7 +162,7 @@ def check_repairs(pair: CodecPair) -> None:
     vectors, encoders = swarm.seal(0)
     first = [swarm.encoded(encoder) for encoder in encoders]
     swarm.reduce(encoders, range(PEERS))
-    _require([swarm.encoded(encoder) for encoder in encoders] == first, pair, "a repair sends other bytes")
+    require([swarm.encoded(encoder) for encoder in encoders] == first, pair, "a repair sends other bytes")
     weights = [encoder.weight for encoder in encoders]
     for encoder in encoders:
         encoder.take_back()
@@ -178,7 +170,7 @@ def check_repairs(pair: CodecPair) -> None:
         residual.seal(vector, weight, 0)
         for residual, vector, weight in zip(swarm.residuals, vectors, weights, strict=True)
     ]
-    _require([swarm.encoded(encoder) for encoder in again] == first, pair, "a second attempt sends other bytes")
+    require([swarm.encoded(encoder) for encoder in again] == first, pair, "a second attempt sends other bytes")
 
 
 def check_restart(pair: CodecPair) -> None:
@@ -192,11 +184,11 @@ def check_restart(pair: CodecPair) -> None:
     for residual in swarm.residuals:
         kept = residual.kept(1)
         again, fresh = Residual(swarm.chunk.numel), Residual(swarm.chunk.numel)
-        _require(kept is not None and not fresh.mass.any(), pair, "a residual cannot be kept")
+        require(kept is not None and not fresh.mass.any(), pair, "a residual cannot be kept")
         if kept is not None:
             again.restore(kept)
         sent = [swarm.encoded(each.seal(vector, 3, 1)) for each in (residual, again)]
-        _require(sent[0] == sent[1], pair, "after a restart a peer sends other bytes")
+        require(sent[0] == sent[1], pair, "after a restart a peer sends other bytes")
 
 
 def check_returns(pair: CodecPair) -> None:
@@ -212,14 +204,14 @@ def check_returns(pair: CodecPair) -> None:
         kept, size = mean != 0.0, exact.abs()
         least = float(size[kept].min()) if bool(kept.any()) else float("inf")
         largest = float(size[~kept].max()) if not bool(kept.all()) else 0.0
-        _require(largest <= least or largest < 2.0**-25, pair, "it keeps smaller elements than it returns")
+        require(largest <= least or largest < 2.0**-25, pair, "it keeps smaller elements than it returns")
     for peer, (encoder, each) in enumerate(zip(encoders, told, strict=True)):
         encoder.settle(each, outcome.mean)
         unsent = vectors[peer].double() - outcome.shares[peer].double()
         returned = swarm.residuals[peer].mass.double() / encoder.weight - unsent
         wanted = outcome.shares[peer].double() * (outcome.mean == 0.0)
         close = (returned - wanted).abs() <= 2.0**-20 * vectors[peer].double().abs()
-        _require(bool(close.all()), pair, "what was kept and what was returned is not what was sent")
+        require(bool(close.all()), pair, "what was kept and what was returned is not what was sent")
 
 
 def check_alone(pair: CodecPair) -> None:
@@ -230,7 +222,7 @@ def check_alone(pair: CodecPair) -> None:
     sent = swarm.decoded(swarm.encoded(encoders[0])) if pair.encodes_own else vectors[0]
     room, wanted = bytearray(swarm.chunk.download_bytes), torch.empty(swarm.chunk.numel)
     pair.download.decode(room[: pair.download.encode(sent, room)], wanted)
-    _require(torch.equal(mean, wanted), pair, "the mean of one peer is not what its codecs make of its vector")
+    require(torch.equal(mean, wanted), pair, "the mean of one peer is not what its codecs make of its vector")
 
 
 def check_relay(pair: CodecPair) -> None:
@@ -238,12 +230,12 @@ def check_relay(pair: CodecPair) -> None:
     cut off would be in no mean, so that no sender would take it back.
     """
     swarm, relay = _Swarm(pair, seed=10), pair.relay
-    _require(not relay.needs_residual and not relay.returns, pair, f"a relay would cut off the rest by {relay!r}")
+    require(not relay.needs_residual and not relay.returns, pair, f"a relay would cut off the rest by {relay!r}")
     exact = swarm.reduce(swarm.seal(0)[1], range(PEERS)).exact
     room, passed = bytearray(relay.max_encoded_bytes(exact.numel())), torch.empty_like(exact)
     relay.decode(room[: relay.encode(exact, room)], passed)
     lost = float((passed - exact).double().square().sum() / exact.double().square().sum())
-    _require(lost < MOST_LOST_BY_RELAY, pair, f"a relay loses {lost:.0%} of a mean by {relay!r}")
+    require(lost < MOST_LOST_BY_RELAY, pair, f"a relay loses {lost:.0%} of a mean by {relay!r}")
 
 
 PAIR_CHECKS: Final[tuple[Callable[[CodecPair], None], ...]] = (
@@ -254,7 +246,7 @@ PAIR_CHECKS: Final[tuple[Callable[[CodecPair], None], ...]] = (
     check_alone,
     check_relay,
 )
-"""All checks, each taking the pair and raising `PairViolation` if it fails."""
+"""All checks, each taking the pair and raising `Violation` if it fails."""
 
 
 def check_pair(pair: CodecPair) -> None:

@@ -5,7 +5,7 @@
         check(RecipeCase("digits", {"hidden": 16}), tmp_path)
 
 or all at once by `check_recipe("digits", {"hidden": 16}, tmp_path)`. The recipe is found by its name, as runs find it;
-the settings should make it small. Each check raises `RecipeViolation` with what failed. All chance comes from fixed
+the settings should make it small. Each check raises `Violation` with what failed. All chance comes from fixed
 seeds; the checks in a second process give it other seeds of torch and of hashes, and another number of threads.
 """
 
@@ -34,16 +34,13 @@ from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import RECIPES, example_toml, load_recipe, published
 from minga.security.randomness.public_batch import PublicBatch
 from minga.testing.other_process import said_elsewhere
+from minga.testing.violation import Violation
 
 _ALICE, _BOB = "a1" * 32, "b0" * 32
 _CLOSE: Final = 1e-5
 _LEARNING_STEPS: Final = 30
 _LEARNING_RATE: Final = 0.01
 _MOST_AT_ONCE: Final = 256
-
-
-class RecipeViolation(AssertionError):
-    """A recipe broke a promise of the interface."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class RecipeCase:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise RecipeViolation(what)
+        raise Violation(what)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -131,7 +128,7 @@ def check_settings(case: RecipeCase, folder: Path) -> None:
     except ConfigurationError as error:
         _require("no_such_setting_here" in str(error), "an unknown setting is refused without its name")
     else:
-        raise RecipeViolation("an unknown setting is taken")
+        raise Violation("an unknown setting is taken")
 
 
 def check_prepare(case: RecipeCase, folder: Path) -> None:
@@ -312,10 +309,10 @@ def check_export(case: RecipeCase, folder: Path) -> None:
     except ConfigurationError:
         return
     except Exception as error:
-        raise RecipeViolation(
+        raise Violation(
             f"an export to a directory with content raises {error!r}; it has to raise ConfigurationError"
         ) from error
-    raise RecipeViolation("the export writes over a directory with content")
+    raise Violation("the export writes over a directory with content")
 
 
 def check_damaged_files(case: RecipeCase, folder: Path) -> None:
@@ -333,7 +330,7 @@ def check_damaged_files(case: RecipeCase, folder: Path) -> None:
                 except (ConfigurationError, StorageError):
                     continue
                 except Exception as error:
-                    raise RecipeViolation(
+                    raise Violation(
                         f"where the file {name} {what}, the recipe raises {error!r}; it has to raise ConfigurationError"
                     ) from error
 
@@ -367,7 +364,7 @@ def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
 def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:
     """The value of an expression about `case` (and its `files` in `folder`) in a process with other seeds."""
     words = (json.dumps([case.name, dict(case.settings), case.seed]), str(folder) if folder else None)
-    return said_elsewhere(f"{_ELSEWHERE}say({expression})", *words, violation=RecipeViolation)[-1]
+    return said_elsewhere(f"{_ELSEWHERE}say({expression})", *words)[-1]
 
 
 _ELSEWHERE: Final = """

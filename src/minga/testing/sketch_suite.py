@@ -4,7 +4,7 @@
     def test_my_sketch(check):
         check(MySketch)
 
-Each check raises `SketchViolation` with what failed. All data come from fixed seeds.
+Each check raises `Violation` with what failed. All data come from fixed seeds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from minga.averaging.sketches.interface import Sketch
 from minga.averaging.sketches.projection import Projection, RoundProjections
 from minga.core.errors import ConfigurationError
 from minga.testing.other_process import can_be_imported, said_elsewhere
+from minga.testing.violation import Violation, require
 
 MakeSketch = Callable[[VectorLayout], Sketch]
 
@@ -32,15 +33,6 @@ _WHOLES: Final = (
     VectorLayout((5,), "float32"),
     VectorLayout(((40, 40),), "float16"),
 )
-
-
-class SketchViolation(AssertionError):
-    """A sketch broke a promise of the interface."""
-
-
-def _require(holds: bool, sketch: Sketch, what: str) -> None:
-    if not holds:
-        raise SketchViolation(f"{sketch.name}: {what}")
 
 
 def _normal(whole: VectorLayout, seed: int) -> torch.Tensor:
@@ -64,16 +56,16 @@ def check_layouts(make: MakeSketch) -> None:
     """The layout of a round is a function of the step, differs from that of other shapes, and fits the values."""
     for sketch, step in _rounds(make):
         layout = sketch.layout(step)
-        _require(layout == make(sketch.whole).layout(step), sketch, f"step {step}: another instance has another layout")
+        require(layout == make(sketch.whole).layout(step), sketch, f"step {step}: another instance has another layout")
         values = sketch.project(_normal(sketch.whole, step), step)
         fits = values.shape == (layout.total,) and values.dtype == torch.float32 and values.is_contiguous()
-        _require(fits, sketch, f"step {step}: the values do not fit the layout: {tuple(values.shape)}, {values.dtype}")
+        require(fits, sketch, f"step {step}: the values do not fit the layout: {tuple(values.shape)}, {values.dtype}")
         back = sketch.expand(values, step)
         fits = back.shape == (sketch.whole.total,) and back.dtype == torch.float32 and back.is_contiguous()
-        _require(fits, sketch, f"step {step}: what is expanded does not fit the vector: {tuple(back.shape)}")
+        require(fits, sketch, f"step {step}: what is expanded does not fit the vector: {tuple(back.shape)}")
     one, other = (make(VectorLayout(((rows, 36 // rows),), "float32")) for rows in (4, 9))
     differ = one.is_identity or one.layout(0).fingerprint != other.layout(0).fingerprint
-    _require(differ, one, "matrices of other shapes have layouts that cannot be told apart")
+    require(differ, one, "matrices of other shapes have layouts that cannot be told apart")
 
 
 def check_purity(make: MakeSketch) -> None:
@@ -81,12 +73,12 @@ def check_purity(make: MakeSketch) -> None:
     for sketch, step in _rounds(make):
         vector = _normal(sketch.whole, step)
         values = sketch.project(vector, step)
-        _require(torch.equal(vector, _normal(sketch.whole, step)), sketch, "project changed the vector")
+        require(torch.equal(vector, _normal(sketch.whole, step)), sketch, "project changed the vector")
         kept = values.clone()
         back = sketch.expand(values, step)
-        _require(torch.equal(values, kept), sketch, "expand changed the values")
-        _require(torch.equal(sketch.project(vector, step), kept), sketch, "project gave other values the second time")
-        _require(torch.equal(sketch.expand(kept, step), back), sketch, "expand gave another vector the second time")
+        require(torch.equal(values, kept), sketch, "expand changed the values")
+        require(torch.equal(sketch.project(vector, step), kept), sketch, "project gave other values the second time")
+        require(torch.equal(sketch.expand(kept, step), back), sketch, "expand gave another vector the second time")
 
 
 def check_linear(make: MakeSketch) -> None:
@@ -95,12 +87,12 @@ def check_linear(make: MakeSketch) -> None:
         one, other = _normal(sketch.whole, 2 * step), _normal(sketch.whole, 2 * step + 1)
         whole = sketch.project(0.25 * one - 3 * other, step)
         parts = 0.25 * sketch.project(one, step) - 3 * sketch.project(other, step)
-        _require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: project is not linear")
+        require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: project is not linear")
         whole = sketch.expand(whole, step)
         parts = 0.25 * _image(sketch, one, step) - 3 * _image(sketch, other, step)
-        _require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: expand is not linear")
+        require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: expand is not linear")
         zeros = sketch.expand(sketch.project(torch.zeros(sketch.whole.total), step), step)
-        _require(not zeros.any(), sketch, f"step {step}: zeros do not stay zeros")
+        require(not zeros.any(), sketch, f"step {step}: zeros do not stay zeros")
 
 
 def check_projection(make: MakeSketch) -> None:
@@ -109,11 +101,11 @@ def check_projection(make: MakeSketch) -> None:
         vector = _normal(sketch.whole, step)
         image = _image(sketch, vector, step)
         again, length = _image(sketch, image, step), float(vector.norm())
-        _require(_distance(again, image, length) < 1e-5, sketch, f"step {step}: twice is not as once")
+        require(_distance(again, image, length) < 1e-5, sketch, f"step {step}: twice is not as once")
         longer = float(image.double().norm()) > length * (1 + 1e-5)
-        _require(not longer, sketch, f"step {step}: the image is longer than the vector")
+        require(not longer, sketch, f"step {step}: the image is longer than the vector")
         overlap = float(image.double() @ (vector - image).double())
-        _require(abs(overlap) < 1e-5 * length**2, sketch, f"step {step}: what is left out overlaps with what is not")
+        require(abs(overlap) < 1e-5 * length**2, sketch, f"step {step}: what is left out overlaps with what is not")
 
 
 def check_basis(make: MakeSketch) -> None:
@@ -130,20 +122,20 @@ def check_basis(make: MakeSketch) -> None:
             mean = peers[0].project(_normal(whole, step), step)
             for peer in peers:
                 images = torch.equal(peer.expand(mean, step), peers[0].expand(mean, step))
-                _require(images, peer, f"step {step}: two peers expand a mean differently")
+                require(images, peer, f"step {step}: two peers expand a mean differently")
             for peer in peers:
                 peer.absorb(mean, step)
             same = peers[0].basis()
-            _require(
+            require(
                 all(same[name] is tensor for name, tensor in tensors.items()),
                 peers[0],
                 "absorb put other tensors in the place of the basis; it has to change them in place",
             )
         for peer in peers[1:]:
-            _require(peer.basis().keys() == peers[0].basis().keys(), peer, "two peers have bases of other names")
+            require(peer.basis().keys() == peers[0].basis().keys(), peer, "two peers have bases of other names")
             for name, tensor in peer.basis().items():
                 equal = torch.equal(tensor, peers[0].basis()[name]) and bool(tensor.isfinite().all())
-                _require(equal, peer, f"{name} of the basis differs between peers, or is not finite")
+                require(equal, peer, f"{name} of the basis differs between peers, or is not finite")
 
 
 def check_conservation(make: MakeSketch) -> None:
@@ -163,7 +155,7 @@ def check_conservation(make: MakeSketch) -> None:
                 weight, vector = 1 + (step + attempt) * 7 % 64, _normal(whole, step + 100 * attempt)
                 values = projection.contribution(vector, weight, step, f"round {attempt}")
                 if values is None:
-                    raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
+                    raise Violation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
                 brought.append(weight * vector.double())
                 sent.append((weight, values))
             adopted = 0 if step % 4 == 1 and projection.sketch.needs_residual else len(sent) - 1
@@ -172,7 +164,7 @@ def check_conservation(make: MakeSketch) -> None:
             applied += sent[adopted][0] * mean.double()
         rest = given - applied - projection.residual.mass.double()
         held = float(rest.norm()) <= 1e-5 * float(given.norm())
-        _require(held, projection.sketch, "what was left out does not add up")
+        require(held, projection.sketch, "what was left out does not add up")
 
 
 def check_conservation_among_peers(make: MakeSketch) -> None:
@@ -203,7 +195,7 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
                 weight, vector = chance.randint(1, 64), _normal(whole, 10 * step + number)
                 values = peer.contribution(vector, weight, step, "the round")
                 if values is None:
-                    raise SketchViolation(f"{peer.sketch.name}: step {step}: an ordinary vector was left out")
+                    raise Violation(f"{peer.sketch.name}: step {step}: an ordinary vector was left out")
                 given += weight * vector.double()
                 if number == 0 or chance.random() < 0.8:
                     fates[peer] = "the round"
@@ -213,11 +205,11 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
                 masses, samples = [torch.zeros(peers[0].layout_of(step).total, dtype=torch.float64)], 1
             mean = (torch.stack(masses).sum(0) / samples).float()
             images = [peer.absorb(mean, step, counted_in=fate) for peer, fate in fates.items()]
-            _require(all(torch.equal(each, images[0]) for each in images), peers[0].sketch, "peers expand differently")
+            require(all(torch.equal(each, images[0]) for each in images), peers[0].sketch, "peers expand differently")
             applied += samples * images[0].double()
         held = sum((peer.residual.mass.double() for peer in peers), torch.zeros(whole.total, dtype=torch.float64))
         rest = float((given - applied - held - lost).norm())
-        _require(rest <= 1e-5 * float(given.norm()), peers[0].sketch, "what peers left out does not add up")
+        require(rest <= 1e-5 * float(given.norm()), peers[0].sketch, "what peers left out does not add up")
 
 
 def check_fragments(make: MakeSketch) -> None:
@@ -236,7 +228,7 @@ def check_fragments(make: MakeSketch) -> None:
         for peer in peers:
             peer.divide(fragments, places)
     except ConfigurationError as error:
-        _require(bool(peers[0].sketch.basis()), peers[0].sketch, f"it has no basis, and refuses fragments: {error}")
+        require(bool(peers[0].sketch.basis()), peers[0].sketch, f"it has no basis, and refuses fragments: {error}")
         return
     given, applied = ([torch.zeros(each.total, dtype=torch.float64) for each in fragments] for _ in range(2))
     for step in range(_ROUNDS):
@@ -244,19 +236,19 @@ def check_fragments(make: MakeSketch) -> None:
         vector = _normal(fragments[turn], step)
         values = peers[0].contribution(vector, 2, step, "a round")
         if values is None:
-            raise SketchViolation(f"{peers[0].sketch.name}: step {step}: an ordinary vector was left out")
+            raise Violation(f"{peers[0].sketch.name}: step {step}: an ordinary vector was left out")
         fits = values.shape == (peers[0].layout_of(step).total,)
-        _require(fits, peers[0].sketch, f"step {step}: the values of a fragment do not fit to their layout")
+        require(fits, peers[0].sketch, f"step {step}: the values of a fragment do not fit to their layout")
         given[turn] += 2 * vector.double()
         images = [peer.absorb(values, step, counted_in="a round" if peer is peers[0] else None) for peer in peers]
-        _require(torch.equal(*images), peers[0].sketch, f"step {step}: two peers expand a fragment differently")
+        require(torch.equal(*images), peers[0].sketch, f"step {step}: two peers expand a fragment differently")
         applied[turn] += 2 * images[0].double()
     total = torch.cat(given)
     rest = float((total - torch.cat(applied)).sub(peers[0].masses if peers[0].sketch.needs_residual else 0).norm())
-    _require(rest <= 1e-5 * float(total.norm()), peers[0].sketch, "what fragments left out does not add up")
+    require(rest <= 1e-5 * float(total.norm()), peers[0].sketch, "what fragments left out does not add up")
     for name, tensor in peers[0].sketch.basis().items():
         equal = torch.equal(tensor, peers[1].sketch.basis()[name])
-        _require(equal, peers[0].sketch, f"{name} of the basis differs between peers whose fragments take turns")
+        require(equal, peers[0].sketch, f"{name} of the basis differs between peers whose fragments take turns")
 
 
 def check_hard_vectors(make: MakeSketch) -> None:
@@ -279,12 +271,12 @@ def check_hard_vectors(make: MakeSketch) -> None:
             values = sketch.project(vector, step)
             image = sketch.expand(values, step)
             finite = bool(values.isfinite().all() and image.isfinite().all())
-            _require(finite, sketch, f"step {step}: a finite vector has an image that is not")
+            require(finite, sketch, f"step {step}: a finite vector has an image that is not")
             longer = float(image.double().norm()) > float(vector.double().norm()) * (1 + 1e-5) + 1e-40
-            _require(not longer, sketch, f"step {step}: the image is longer than the vector")
+            require(not longer, sketch, f"step {step}: the image is longer than the vector")
             sketch.absorb(values, step)
             basis_is_finite = all(bool(tensor.isfinite().all()) for tensor in sketch.basis().values())
-            _require(basis_is_finite, sketch, f"step {step}: the basis is not finite any more")
+            require(basis_is_finite, sketch, f"step {step}: the basis is not finite any more")
 
 
 def check_lossless(make: MakeSketch) -> None:
@@ -292,7 +284,7 @@ def check_lossless(make: MakeSketch) -> None:
     for sketch, step in _rounds(make):
         vector = _normal(sketch.whole, step)
         wrong = _distance(_image(sketch, vector, step), vector, float(vector.norm()))
-        _require(wrong < 1e-6 or sketch.needs_residual, sketch, f"step {step}: it loses {wrong:.1e} of a vector")
+        require(wrong < 1e-6 or sketch.needs_residual, sketch, f"step {step}: it loses {wrong:.1e} of a vector")
 
 
 def check_residual_gets_through(make: MakeSketch) -> None:
@@ -305,7 +297,7 @@ def check_residual_gets_through(make: MakeSketch) -> None:
             if values is not None:
                 applied += projection.absorb(values, step, counted_in="a round").double()
         wrong = _distance(applied / (2 * _ROUNDS), vector, float(vector.norm()))
-        _require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
+        require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
 
 
 def check_processes(make: MakeSketch, *others: MakeSketch) -> None:
@@ -314,10 +306,10 @@ def check_processes(make: MakeSketch, *others: MakeSketch) -> None:
     """
     makers: list[Any] = [each for each in (make, *others) if can_be_imported(each)]
     words = [word for each in makers for word in (each.__module__, each.__qualname__)]
-    found = said_elsewhere(_ELSEWHERE, *words, violation=SketchViolation) if words else []
+    found = said_elsewhere(_ELSEWHERE, *words) if words else []
     for each, digest in zip(makers, found, strict=True):
         same = digest == digest_of_rounds(each)
-        _require(same, each(_WHOLES[0]), "another process has other images, or another basis")
+        require(same, each(_WHOLES[0]), "another process has other images, or another basis")
 
 
 _ELSEWHERE: Final = """
@@ -344,14 +336,14 @@ def digest_of_rounds(make: MakeSketch) -> str:
 def check_facts(make: MakeSketch) -> None:
     """The name and the version are such as runs can have, and the identity says that it is one."""
     sketch = make(_WHOLES[0])
-    _require(isinstance(sketch.version, int) and sketch.version >= 1, sketch, f"version {sketch.version!r}")
+    require(isinstance(sketch.version, int) and sketch.version >= 1, sketch, f"version {sketch.version!r}")
     vector = _normal(sketch.whole, 1)
     values = sketch.project(vector, 0)
-    _require(sketch.is_identity == (values is vector), sketch, f"is_identity is {sketch.is_identity}")
-    _require(not (sketch.needs_residual and sketch.is_identity), sketch, "it is the identity, and needs a residual")
+    require(sketch.is_identity == (values is vector), sketch, f"is_identity is {sketch.is_identity}")
+    require(not (sketch.needs_residual and sketch.is_identity), sketch, "it is the identity, and needs a residual")
     tensors = sketch.basis().values()
     fits = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors)
-    _require(fits, sketch, "the basis is to be of CPU tensors without gradients")
+    require(fits, sketch, "the basis is to be of CPU tensors without gradients")
 
 
 def _image(sketch: Sketch, vector: torch.Tensor, step: int) -> torch.Tensor:
@@ -373,7 +365,7 @@ SKETCH_CHECKS: Final[tuple[Callable[[MakeSketch], None], ...]] = (
     check_facts,
     check_processes,
 )
-"""All checks, each taking what makes a sketch and raising `SketchViolation` if it fails."""
+"""All checks, each taking what makes a sketch and raising `Violation` if it fails."""
 
 
 def check_sketch(make: MakeSketch) -> None:

@@ -23,7 +23,7 @@ from minga.averaging.codecs import dense, tensor_bytes
 from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidEncodingError, codec, is_finite
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
-from minga.testing import CODEC_CHECKS, CodecViolation, other_process
+from minga.testing import CODEC_CHECKS, Violation, other_process
 from minga.testing.codecs.cases import sample_vectors
 from minga.testing.codecs.defence import check_limit_is_consistent
 from minga.testing.codecs.suite import (
@@ -106,7 +106,7 @@ def test_the_suite_finds_a_codec_that_takes_more_than_it_says() -> None:
         def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
             return super()._encode(source, raw, limit, seed) + raw.numel()
 
-    with pytest.raises(CodecViolation, match="encode took"):
+    with pytest.raises(Violation, match="encode took"):
         check_error_bound(Growing())
 
 
@@ -131,7 +131,7 @@ def test_the_suite_names_the_bytes_that_a_codec_encodes_and_then_refuses() -> No
             if limit < FLOAT32_MAX:
                 raise InvalidEncodingError("a scale that no encoder writes")
 
-    with pytest.raises(CodecViolation, match=r"refuses what it encoded itself, 700 .* limit of both, 1e-30: a scale"):
+    with pytest.raises(Violation, match=r"refuses what it encoded itself, 700 .* limit of both, 1e-30: a scale"):
         check_limit_is_consistent(Forgetful("float16", torch.float16))
 
 
@@ -141,7 +141,7 @@ def test_the_suite_finds_a_codec_that_clips() -> None:
             sigma = source.square().mean().sqrt()
             return super()._encode(source.clamp(-3 * sigma, 3 * sigma), raw, limit, seed)
 
-    with pytest.raises(CodecViolation, match="is off by"):
+    with pytest.raises(Violation, match="is off by"):
         check_error_bound(Clipping("float16", torch.float16))
 
 
@@ -281,7 +281,7 @@ def test_the_suite_finds_a_codec_that_changes_its_source() -> None:
             source.copy_(source.half())
             return took
 
-    with pytest.raises(CodecViolation, match="1 normal values: encode changed its source"):
+    with pytest.raises(Violation, match="1 normal values: encode changed its source"):
         check_error_bound(Spoiling("float16", torch.float16))
 
 
@@ -290,7 +290,7 @@ def test_the_suite_finds_a_codec_that_is_another_in_each_process(monkeypatch: py
         return forked.run(*words[1:])
 
     monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=elsewhere))
-    with pytest.raises(CodecViolation, match="another process made other bytes"):
+    with pytest.raises(Violation, match="another process made other bytes"):
         check_processes(HomeSick())
 
 

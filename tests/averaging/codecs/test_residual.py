@@ -25,7 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing import CodecViolation
+from minga.testing import Violation
 from minga.testing.codecs.defence import check_hostile_bytes
 from minga.testing.codecs.suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
@@ -54,7 +54,7 @@ def test_the_suite_finds_a_codec_that_leaves_out_more_than_there_is() -> None:
         def _decode_add(self, raw: torch.Tensor, accumulator: torch.Tensor, weight: float) -> None:
             super()._decode_add(raw, accumulator, 3.0 * weight)
 
-    with pytest.raises(CodecViolation, match="it left out more than there was"):
+    with pytest.raises(Violation, match="it left out more than there was"):
         check_residual(TooLoud())
 
 
@@ -64,7 +64,7 @@ def test_the_suite_finds_a_codec_that_trusts_a_count_in_the_bytes() -> None:
             torch.empty(int(raw[:4].clone().view(torch.int32)) & 0xFFFFFF)
             super()._check(raw, numel, limit)
 
-    with pytest.raises(CodecViolation, match="bytes at once"):
+    with pytest.raises(Violation, match="bytes at once"):
         check_hostile_bytes(Trusting())
 
 

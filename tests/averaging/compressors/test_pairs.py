@@ -10,7 +10,7 @@ import torch
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.compressors.topk import GlobalTopKCodec, GlobalTopKSettings, TopKCodec, TopKSettings
-from minga.testing import PAIR_CHECKS, PairViolation
+from minga.testing import PAIR_CHECKS, Violation
 from minga.testing.codecs.cases import decoded_of, encoded_of
 from minga.testing.pair_suite import check_mass, check_relay, check_returns
 
@@ -43,7 +43,7 @@ class Forgetful(TopKCodec):
 
 
 def test_the_suite_finds_a_mean_that_leaves_out_what_it_does_not_return() -> None:
-    with pytest.raises(PairViolation, match="not what was counted"):
+    with pytest.raises(Violation, match="not what was counted"):
         check_mass(CodecPair(codec("topk"), Keeper(GlobalTopKSettings(k=8))))
 
 
@@ -52,7 +52,7 @@ def test_the_suite_finds_a_mean_that_keeps_other_than_the_largest() -> None:
         def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
             return super()._encode(torch.where(source.abs() > 1, 0.0, source), raw, limit, seed)
 
-    with pytest.raises(PairViolation, match="keeps smaller elements than it returns"):
+    with pytest.raises(Violation, match="keeps smaller elements than it returns"):
         check_returns(CodecPair(codec("topk"), Smallest(GlobalTopKSettings())))
 
 
@@ -64,7 +64,7 @@ def test_the_suite_finds_a_relay_that_cuts_off_what_no_sender_takes_back() -> No
         returns = False
 
     for kind, found in ((OfSites, "a relay would cut off the rest"), (Silent, "a relay loses")):
-        with pytest.raises(PairViolation, match=found):
+        with pytest.raises(Violation, match=found):
             check_relay(CodecPair(codec("topk"), kind(GlobalTopKSettings(k=8))))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec
 from minga.averaging.quantizers.blocks import noise_of
 from minga.core.errors import ConfigurationError
-from minga.testing import CODEC_CHECKS, CodecViolation
+from minga.testing import CODEC_CHECKS, Violation
 from minga.testing.codecs.classes import check_contraction, check_error_feedback, check_unbiased, distance_after
 from minga.testing.codecs.suite import check_processes
 from tests.worlds.loudest_codec import LoudestCodec
@@ -269,14 +269,14 @@ class Biased(type(codec("natural"))):  # type: ignore[misc]
 
 
 def test_the_suite_finds_constants_that_do_not_hold() -> None:
-    with pytest.raises(CodecViolation, match="B3"):
+    with pytest.raises(Violation, match="B3"):
         check_contraction(Optimistic())
-    with pytest.raises(CodecViolation, match="mean square"):
+    with pytest.raises(Violation, match="mean square"):
         check_unbiased(Optimistic(codec("int4(rounding=stochastic)").settings))
 
 
 def test_the_suite_finds_a_bias() -> None:
-    with pytest.raises(CodecViolation, match="draws is off by"):
+    with pytest.raises(Violation, match="draws is off by"):
         check_unbiased(Biased())
 
 
@@ -287,7 +287,7 @@ def test_the_suite_finds_a_codec_that_never_sends_what_it_left_out() -> None:
             first[0] = source[0]
             return super()._encode(first, raw, limit, seed)
 
-    with pytest.raises(CodecViolation, match="descent ended"):
+    with pytest.raises(Violation, match="descent ended"):
         check_error_feedback(Stuck())
 
 

@@ -24,7 +24,7 @@ from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import other_process
-from minga.testing.sketch_suite import SKETCH_CHECKS, MakeSketch, SketchViolation, check_processes, check_sketch
+from minga.testing.sketch_suite import SKETCH_CHECKS, MakeSketch, Violation, check_processes, check_sketch
 from minga.training.plugins_of_run import uses
 from minga.training.replica.replica import Replica
 from tests.worlds import forked, loudest_codec
@@ -79,7 +79,7 @@ def test_conformance(check: Callable[[MakeSketch], None], make: MakeSketch) -> N
 
 def test_another_process_has_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_process, "subprocess", SimpleNamespace(run=forked.run_for_suite))
-    with pytest.raises(SketchViolation, match="by_hash: another process"):  # and not what is before it
+    with pytest.raises(Violation, match="by_hash: another process"):  # and not what is before it
         check_processes(*ALL.values(), PowerSGD, RankTwo, ByHash)
 
 
@@ -157,7 +157,7 @@ class NotLossless(RankTwo):
     [TooLong, NotLinear, Whimsical, Destructive, AlwaysTheSame, NewBasis, HiddenBasis, Unshaped, Drifting, NotLossless],
 )
 def test_the_suite_finds_what_is_wrong(make: MakeSketch) -> None:
-    with pytest.raises(SketchViolation):
+    with pytest.raises(Violation):
         check_sketch(make)
 
 

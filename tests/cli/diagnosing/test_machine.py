@@ -20,6 +20,7 @@ from minga.cli.diagnosing.machine import (
     room_for,
 )
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.registry import published
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_model_that_does_not_fit_is_told_with_the_figures() -> None:
 
 
 def needs_of(spec: RunSpec) -> Needs:
-    model = model_of(spec)
+    model = model_of(published(spec))
     assert model is not None
     return Needs.of(spec, model)
 
@@ -88,7 +89,7 @@ def test_the_disk_that_is_looked_at_is_that_of_the_folder_which_is_named(
     disk = {check.name: check for check in _machine(None, tmp_path / "runs")}["disk"]
     assert disk.detail.endswith(f"free in {tmp_path}")
     assert disk.advice
-    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "albert"}})
+    spec = published(RunSpec.from_mapping({"name": "x", "model": {"recipe": "albert"}}))
     short = room_for(spec, tmp_path / "runs")
     assert short is not None
     assert not short[0]

@@ -23,6 +23,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.availability import TrafficLimit
 from minga.network.probing import MAX_PHASE_BYTES
+from minga.recipes.registry import published
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates
 from tests.worlds.cli_run import ALONE, GENESIS, SPEC, Running, last_json, run
@@ -37,7 +38,7 @@ TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT
 
 def prospect(live: LiveRates = NOBODY, text: str = SPEC) -> Prospect:
     work = StepWork(live.vector_bytes, 256)
-    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, work)
+    return Prospect("ab" * 32, "cd" * 32, published(RunSpec.from_toml(text)), live, work)
 
 
 def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
@@ -225,7 +226,7 @@ def test_a_recipe_that_is_not_here_is_named_before_anything_else_by_join_and_doc
     assert (ok, "pip install minga-extras==1.0" in detail, "trust" in advice) == (False, True, True)
     with pytest.raises(ConfigurationError, match="the organiser's own"):
         require_recipe(RunSpec.from_toml("name = 'own'\n[model]\nrecipe = 'custom'\n"))
-    require_recipe(RunSpec.from_toml(SPEC))
+    require_recipe(published(RunSpec.from_toml(SPEC)))
 
 
 def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they_come() -> None:
@@ -242,7 +243,8 @@ def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they
 
 def test_files_that_are_here_already_are_no_cost(tmp_path: Path) -> None:
     entry = {"blake3": "0" * 64, "size_bytes": 1 << 20, "pieces": "1" * 64}
-    spec = RunSpec.from_mapping({**RunSpec.from_toml(SPEC).model_dump(mode="json"), "files": {"a": entry, "b": entry}})
+    shown = published(RunSpec.from_toml(SPEC)).model_dump(mode="json")
+    spec = RunSpec.from_mapping({**shown, "files": {"a": entry, "b": entry}})
     peer = minga.PeerOptions(directory=tmp_path / "runs")
     first = costs_of(replace(prospect(), spec=spec), peer, WORK)
     kept = peer.run_directory("ab" * 32) / "files"

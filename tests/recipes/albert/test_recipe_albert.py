@@ -13,7 +13,7 @@ from transformers import AlbertForPreTraining, AutoModel, AutoTokenizer
 from transformers.activations import ACT2FN
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.albert.model import albert_config, albert_logits
+from minga.recipes.albert.model import albert_logits
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.initial import new_model
@@ -22,6 +22,8 @@ from minga.recipes.registry import load_recipe
 from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, unpack_documents
 from minga.recipes.text.tokenizer import TOKENIZER_FILE
 from minga.security.randomness.public_batch import PublicBatch
+from minga.testing import RecipeCase
+from minga.testing.recipe_suite import check_loss
 from minga.training.replica.build_optimizer import build_optimizer
 from tests.worlds.recipe_text import ALICE, BOB, GENESIS, small_recipe, small_spec, write_files
 
@@ -95,35 +97,42 @@ def test_equal_specs_give_equal_models_and_leave_torch_alone(recipe):
 def test_sizes(size, vocabulary, millions):
     recipe = small_recipe(albert={"size": size, "overrides": {}, "vocabulary_size": vocabulary})
     with torch.device("meta"):
-        model = AlbertForPreTraining(albert_config(recipe.settings))
+        model = recipe.build_model()
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "words"),
     [
-        {"no_such_setting": 1},
-        {"vocab_size": 10},
-        {"pad_token_id": 7},
-        {"hidden_size": "many"},
-        {"hidden_size": 33},
-        {"num_attention_heads": 0},
-        {"hidden_size": -32},
-        {"num_hidden_layers": True},
-        {"num_hidden_groups": 10**9},
-        {"hidden_dropout_prob": 1.0},
-        {"layer_norm_eps": 0.0},
-        {"hidden_act": "no_such_activation"},
+        ({"no_such_setting": 1}, r"recipe\.albert\.overrides\.no_such_setting: albert has no such setting"),
+        ({"vocab_size": 10}, r"recipe\.albert\.overrides\.vocab_size: .* vocabulary_size say it"),
+        ({"pad_token_id": 7}, r"recipe\.albert\.overrides\.pad_token_id: the run's tokenizer .* say it"),
+        ({"hidden_size": "many"}, "transformers takes no albert with these settings: .* 'hidden_size'"),
+        ({"hidden_size": 33}, "transformers makes no albert of these settings: hidden_size is no multiple"),
+        ({"num_attention_heads": 0}, "transformers makes no albert of these settings"),
+        ({"hidden_size": -32}, "transformers makes no albert of these settings"),
+        ({"num_hidden_layers": True}, "transformers takes no albert with these settings: .* 'num_hidden_layers'"),
+        ({"num_hidden_groups": 10**9}, "num_hidden_groups = 1000000000: at most"),
+        ({"hidden_act": "no_such_activation"}, "transformers makes no albert of these settings"),
     ],
 )
-def test_bad_overrides(overrides):
-    with pytest.raises(ConfigurationError, match=r"recipe\.albert\.overrides"):
+def test_bad_overrides(overrides, words):
+    with pytest.raises(ConfigurationError, match=words):
         small_recipe(albert={"overrides": overrides}).prepare()
 
 
 def test_override_is_applied():
-    model = small_recipe(albert={"overrides": {"num_hidden_layers": 5, "hidden_size": 32}}).build_model()
-    assert model.config.num_hidden_layers == 5
+    overrides = {"num_hidden_layers": 5, "hidden_size": 32, "hidden_act": "relu"}
+    model = small_recipe(albert={"overrides": overrides}).build_model()
+    assert (model.config.num_hidden_layers, model.config.hidden_act) == (5, "relu")
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base", "large"])
+def test_no_size_draws_in_its_loss(size, tmp_path):
+    narrow = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    data = {"source": "files", "files": [str(GENESIS)]}
+    settings = {"size": size, "max_length": 32, "vocabulary_size": 300, "overrides": narrow, "data": data}
+    check_loss(RecipeCase("albert", settings), tmp_path)
 
 
 def test_activation_is_that_of_albert():

@@ -161,6 +161,12 @@ def test_conversations_as_powershell_redirects_them_are_read(tmp_path: Path) -> 
     assert [each["content"] for each in json.loads(document)["messages"]] == ["caf\u00e9", "au lait"]
 
 
+def test_a_source_of_files_reads_no_data_set_of_the_hub() -> None:
+    """It would be told of as files of the organiser."""
+    with pytest.raises(ValueError, match=r'name, config and revision are for source = "hub" only'):
+        ChatSource(source="files", files=("chats.jsonl",), name="owner/name")
+
+
 def test_rows_come_from_files_of_both_kinds_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"messages": MESSAGES}, {"prompt": "a", "completion": "b"}, {"body": "plain"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

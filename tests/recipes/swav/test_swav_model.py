@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import model_facts
 from minga.recipes import StreamPosition, load_recipe, new_model
 from minga.recipes.swav.model import (
     EmbeddingQueue,
@@ -42,7 +43,7 @@ def test_the_paper_s_model_has_28_354_752_parameters_and_resnet_18_has_11_176_51
 
 
 def test_plans_know_what_an_image_of_the_paper_costs() -> None:
-    facts = RecipeCase("swav", {"size": "paper"}).recipe().facts()
+    facts = model_facts("swav-paper")
     assert facts.name == "swav-paper"
     assert sum(facts.tensors) == 28_354_752
     assert facts.operations == pytest.approx(75.3e9, rel=0.01)

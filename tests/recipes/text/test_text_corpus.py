@@ -365,7 +365,7 @@ def test_filters_are_settings() -> None:
     assert keep("এই নথিটি ছাড় দেওয়া হবে না") is None
     assert keep("এটি একটি বাক্য " * 10) is None
     assert DocumentFilter(SourceSettings(source="bible"), "")("  ") is None
-    with pytest.raises(ValueError, match="needs a name"):
+    with pytest.raises(ValueError, match="needs name"):
         SourceSettings(source="hub")
 
 

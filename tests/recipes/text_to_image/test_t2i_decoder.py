@@ -15,7 +15,6 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.decoder import (
     Attends,
     DecoderShape,
-    LayerPlan,
     TextToImageDecoder,
     attention_mask,
     rotary_angles,
@@ -55,22 +54,6 @@ def test_each_size_has_exactly_its_number_of_parameters(size: Any, parameters: i
     with torch.device("meta"):
         model = TextToImageDecoder(TextToImageSettings(size=size).shape())
     assert sum(each.numel() for each in model.parameters()) == parameters
-
-
-def test_without_sharing_the_model_of_the_paper_would_be_nine_times_as_large() -> None:
-    shape = TextToImageSettings(size="paper").shape()
-    plan = tuple(LayerPlan(layer.attends, place) for place, layer in enumerate(shape.plan()))
-    with torch.device("meta"):
-        model = TextToImageDecoder(shape, plan=plan)
-    assert sum(each.numel() for each in model.parameters()) == 1_116_354_148
-
-
-def test_layers_that_share_weights_must_attend_alike() -> None:
-    plan = (LayerPlan("row", 0), LayerPlan("column", 0), LayerPlan("convolution", 1))
-    with pytest.raises(ConfigurationError, match="layer 1 shares the weights 0"):
-        TextToImageDecoder(small_shape(layers=3), plan=plan)
-    with pytest.raises(ConfigurationError, match="numbered"):
-        TextToImageDecoder(small_shape(layers=1), plan=(LayerPlan("row", 3),))
 
 
 @pytest.mark.parametrize("changes", [{"width": 30}, {"heads": 8}, {"grid": 1}, {"layers": 0}, {"codes": 0}])

@@ -22,7 +22,7 @@ from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import Gram, Rows, lexicographic_order
 from minga.testing.aggregator_suite import (
     AGGREGATOR_CHECKS,
-    AggregatorViolation,
+    Violation,
     check_bounded_influence,
     check_equation,
     hostile_rows,
@@ -74,7 +74,7 @@ def test_the_suite_finds_an_aggregator_that_any_row_moves() -> None:
             found = super()._aggregate(rows)
             return replace(found, value=torch.stack(rows.vectors).mean(0))
 
-    with pytest.raises(AggregatorViolation, match="times the honest spread"):
+    with pytest.raises(Violation, match="times the honest spread"):
         check_bounded_influence(Mean())
 
 
@@ -94,9 +94,9 @@ def test_the_suite_finds_an_aggregator_whose_results_do_not_solve_the_equation()
         def __init__(self, *, radius_factor: float = 1.0) -> None:
             super().__init__(radius_factor=3 * radius_factor)
 
-    with pytest.raises(AggregatorViolation, match="is left of the equation"):
+    with pytest.raises(Violation, match="is left of the equation"):
         check_equation(Half())
-    with pytest.raises(AggregatorViolation, match="a radius of"):
+    with pytest.raises(Violation, match="a radius of"):
         check_equation(Wide())
 
 

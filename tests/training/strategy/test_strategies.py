@@ -16,7 +16,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing import STRATEGY_CHECKS, StrategyViolation
+from minga.testing import STRATEGY_CHECKS, Violation
 from minga.testing.strategies.contributions import (
     check_alone,
     check_clipping,
@@ -54,7 +54,7 @@ def test_the_suite_finds_a_strategy_that_loses_what_came_back() -> None:
         def take_back(self) -> None:
             self._forget_complete()
 
-    with pytest.raises(StrategyViolation, match="contributed nothing"):
+    with pytest.raises(Violation, match="contributed nothing"):
         check_take_back(Forgetful)
 
 
@@ -64,7 +64,7 @@ def test_the_suite_finds_a_strategy_that_takes_back_what_it_has_taken_back() -> 
             self._is_contributed = True
             super().take_back()
 
-    with pytest.raises(StrategyViolation, match="taking back twice"):
+    with pytest.raises(Violation, match="taking back twice"):
         check_repeated_calls(Repeating)
 
 
@@ -73,7 +73,7 @@ def test_the_suite_finds_a_strategy_that_averages_peers_instead_of_samples() -> 
         def contribution(self) -> tuple[torch.Tensor | None, int]:
             return super().contribution()[0], 1
 
-    with pytest.raises(StrategyViolation, match="counted 1 samples, not 4"):
+    with pytest.raises(Violation, match="counted 1 samples, not 4"):
         check_unequal_speeds(Equal)
 
 
@@ -83,9 +83,9 @@ def test_the_suite_finds_a_strategy_that_weighs_otherwise_than_it_added() -> Non
             mean, samples = super().contribution()
             return None if mean is None else mean / self._unit, samples
 
-    with pytest.raises(StrategyViolation, match="with unit=256: contributed"):
+    with pytest.raises(Violation, match="with unit=256: contributed"):
         check_mean(Whole)
-    with pytest.raises(StrategyViolation, match="by hand"):
+    with pytest.raises(Violation, match="by hand"):
         check_alone(Whole)
 
 
@@ -100,9 +100,9 @@ def test_the_suite_finds_a_strategy_that_does_not_clip_or_takes_back_what_it_cli
             self._clipped = 1.0
             super().take_back()
 
-    with pytest.raises(StrategyViolation, match=r"a gradient of norm 11\.1803, where the run's largest is 1"):
+    with pytest.raises(Violation, match=r"a gradient of norm 11\.1803, where the run's largest is 1"):
         check_clipping(Long)
-    with pytest.raises(StrategyViolation, match="what it took back"):
+    with pytest.raises(Violation, match="what it took back"):
         check_clipping(Short)
 
 
@@ -112,7 +112,7 @@ def test_the_suite_finds_a_strategy_that_goes_uphill() -> None:
             mean, samples = super().contribution()
             return None if mean is None else -mean, samples
 
-    with pytest.raises(StrategyViolation, match="alone it came"):
+    with pytest.raises(Violation, match="alone it came"):
         check_alone(Uphill)
 
 
@@ -120,7 +120,7 @@ def test_the_suite_finds_a_strategy_that_takes_more_memory_than_it_says() -> Non
     class Modest(Delayed):
         facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=1)
 
-    with pytest.raises(StrategyViolation, match="it holds 2 vectors, not 1"):
+    with pytest.raises(Violation, match="it holds 2 vectors, not 1"):
         check_facts(Modest)
 
 
@@ -129,7 +129,7 @@ def test_the_suite_finds_a_strategy_whose_own_part_is_in_the_digest() -> None:
         def micro_batch(self, samples: int) -> bool:
             return super().micro_batch(samples) and self.replica.inner_step()
 
-    with pytest.raises(StrategyViolation, match="depends on more than the mean"):
+    with pytest.raises(Violation, match="depends on more than the mean"):
         check_shared_part(Stepping)
 
 
@@ -139,7 +139,7 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
             if fate is not ContributionFate.UNCOUNTED:
                 super().absorb(round, mean, fate)
 
-    with pytest.raises(StrategyViolation, match="it has 2 samples, not 0"):
+    with pytest.raises(Violation, match="it has 2 samples, not 0"):
         check_uncounted(Keeping)
 
 

@@ -149,7 +149,7 @@ def run_measure(options: PlanCommand, context: Context) -> None:
     apply_threads(options.threads)
     chosen = [choose_device(name) for name in options.device or devices()]
     recipe = load_recipe(spec, model)
-    facts = recipe.facts()
+    facts = facts_of_recipe(spec, model)
     found: list[Measurement] = []
     for device in chosen:
         context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AlbertForPreTraining
 
-from minga.core.errors import ConfigurationError
-from minga.recipes.albert.model import SIZES, AlbertSettings, albert_config, albert_facts, albert_logits, initialize
-from minga.recipes.interface import Batch, DemoGoal, RecipeFacts
+from minga.recipes.albert.model import FAMILY, SIZES, AlbertSettings, albert_logits, initialize
+from minga.recipes.initial import Undrawn
+from minga.recipes.interface import Batch, DemoGoal
+from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.recipe import MaskedLmRecipe
-from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens, trained_special_tokens
 
 USUAL_VOCABULARY, USUAL_TOKENS = 30_000, 512
 
@@ -35,52 +33,17 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
         """The published sizes, with a vocabulary of 30,000 and 512 tokens a sample unless told otherwise."""
         return {"size": size, "max_length": tokens or USUAL_TOKENS, "vocabulary_size": USUAL_VOCABULARY}
 
-    @property
-    def resolved(self) -> AlbertSettings:
-        """The settings as they are: they say everything."""
-        return self.settings
+    def model_family(self) -> ModelFamily:
+        """ALBERT alone."""
+        return FAMILY
 
-    @property
-    def said_tokenizer(self) -> str:
-        """One that is trained."""
-        return f"train:{self.settings.tokenizer}"
-
-    @property
-    def packing(self) -> None:
-        """Pairs of segments."""
-
-    @property
-    def has_order(self) -> bool:
-        """The order of segments is an objective."""
-        return True
-
-    @property
-    def masked_fraction(self) -> float:
-        """Share of the tokens to guess."""
-        return self.settings.masked_fraction
-
-    def prepare(self) -> dict[str, bytes]:
-        """`tokenizer.json`, the held-out documents, and the training documents unless peers stream them."""
-        albert_config(self.settings)  # complain of the model before the text is read
-        return super().prepare()
-
-    def check_tokens(self, special: SpecialTokens) -> None:
-        """The model's configuration takes the special tokens to have the first ids."""
-        for role, number in trained_special_tokens(MASKED_TOKENS).ids.items():
-            if special[role] != number:
-                raise ConfigurationError(f"tokenizer.json: {MASKED_TOKENS[number]} must have the id {number}")
-
-    def build_model(self) -> AlbertForPreTraining:
-        """The model of `size` with parameters from the run's seed; see `initialize`."""
-        with torch.random.fork_rng(devices=[]):
-            model = AlbertForPreTraining(albert_config(self.settings, is_public=self.context.is_public))
+    def build_model(self) -> nn.Module:
+        """The model of the published shape, with parameters from the run's seed; see `initialize`."""
+        with Undrawn():  # type: ignore[no-untyped-call]
+            model = super().build_model()
         initialize(model, self.context.seed)
-        return model.train()
+        return model
 
     def scores(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Of masked tokens and of the order of segments; see `albert_logits`."""
         return albert_logits(model, batch)
-
-    def facts(self) -> RecipeFacts:
-        """Counted by the shape of the model."""
-        return albert_facts(self.settings)

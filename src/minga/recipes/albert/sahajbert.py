@@ -7,12 +7,13 @@ OSCAR. The default are sentences made by rules, which need no download.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from minga.core.spec.fields import choice, described
+from minga.core.spec.fields import described
 from minga.recipes.albert.model import AlbertSettings
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.interface import DemoGoal
+from minga.recipes.language.settings import TokenizerSource, tokenizer_field
 from minga.recipes.text.settings import TextData
 
 BENGALI_SENTENCES = TextData(source="sentences", language="bn")
@@ -22,7 +23,7 @@ PAPER_VOCABULARY, PAPER_TOKENS = 32_000, 512
 class SahajbertSettings(AlbertSettings):
     """Masked language model and sentence order on Bengali."""
 
-    tokenizer: Literal["wordpiece", "unigram"] = choice("unigram", "kind of tokenizer", "wordpiece", "unigram")
+    tokenizer: TokenizerSource = tokenizer_field("train:unigram")
     data: TextData = described(BENGALI_SENTENCES, "what it is trained on", "a table [recipe.sahajbert.data]")
 
 
@@ -40,6 +41,6 @@ class SahajbertRecipe(AlbertRecipe):
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:
         """The tiny model on plain sentences in Bengali, whose words WordPiece leaves whole: each can be a gap."""
-        settings = cls.demo_settings()
+        settings = {**cls.demo_settings(), "tokenizer": "train:wordpiece"}
         data = {**settings["data"], "language": "bn"}
-        return {**super().demo_spec(), "recipe": {"sahajbert": {**settings, "tokenizer": "wordpiece", "data": data}}}
+        return {**super().demo_spec(), "recipe": {"sahajbert": {**settings, "data": data}}}

@@ -1,93 +1,27 @@
 """Data sets of the Hugging Face hub, and files of the kinds that the library `datasets` reads: opened, and read row by
 row, also over lines that break off now and then.
-
-`datasets` takes one name for two things: a folder below the working directory comes before a data set of the hub, and a
-loader such as "text" reads whatever lies there. A run spec of a stranger must lead to neither: what a peer trains on
-shows in its gradients.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import signature
 from itertools import chain
-from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
-from pydantic import Field
 
 from minga.core.errors import ConfigurationError, LocalError
-from minga.core.spec.fields import Section
 from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
+from minga.recipes.data.source import check_on_hub
 
-S = TypeVar("S", bound=Section)
 FEW_PARTS: Final = 16
 """A data set of fewer parts has too few orders for the streams of all peers to be different."""
 
 MOST_SKIPPED: Final = 10_000
 """Rows; those of a data set in one part have to be read to be skipped."""
-
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-"""What the hub calls one state of a model or of a data set."""
-
-HubName = Annotated[
-    str, Field(pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$", max_length=193)
-]
-"""What a run spec may say for the name of a data set, or nothing."""
-
-
-def of_hub(name: str, *details: str) -> str:
-    """A data set of the hub for people; `details` are its configuration and the like, empty ones are left out."""
-    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
-
-
-def check_on_hub(name: str, setting: str) -> None:
-    """Raise `ConfigurationError` if `datasets` would read files of this machine under that name."""
-    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
-
-    if name in _PACKAGED_DATASETS_MODULES:
-        raise ConfigurationError(f"{setting} = {name!r}: this is no data set, but a loader of files on this machine")
-    if Path(name).exists():
-        raise ConfigurationError(
-            f"{setting} = {name!r}: there is a folder or file of this name in {Path.cwd()}, which would be read in the "
-            "place of the data set of the hub; start the command in another folder"
-        )
-
-
-def pinned(data: S) -> S:
-    """Settings of data with the commits of the data sets of the hub that they name: of a branch, what is streamed and
-    what was prepared before would be of different days.
-
-    Raises `ConfigurationError` if the hub does not say them, or a name leads to files of this machine.
-    """
-    changes: dict[str, Any] = {}
-    if name := getattr(data, "name", ""):
-        changes["revision"] = _commit_of(name, getattr(data, "revision", ""))
-    if sources := getattr(data, "sources", ()):
-        changes["sources"] = tuple(map(pinned, sources))
-    return data.model_copy(update=changes)
-
-
-def _commit_of(name: str, revision: str) -> str:
-    if COMMIT.fullmatch(revision):
-        return revision
-    check_on_hub(name, "data.name")
-    import huggingface_hub
-
-    why = "it says none"
-    try:
-        found = huggingface_hub.dataset_info(name, revision=revision or None).sha
-    except Exception as error:  # the hub's library lets errors of its HTTP client through
-        found, why = None, str(error).strip().split("\n")[0][:200]
-    if not COMMIT.fullmatch(found or ""):
-        raise ConfigurationError(
-            f"data.name = {name!r}: the hub does not say which commit {revision or 'its newest one'} is: {why}"
-        )
-    return str(found)
 
 
 def open_hub(name: str, config: str = "", split: str = "train", revision: str = "") -> Any:

@@ -24,7 +24,7 @@ from minga.core.errors import ConfigurationError, reason_of
 from minga.recipes.data.hold_out import by_rank
 from minga.recipes.data.hub import open_hub, opened, rows_of
 from minga.recipes.fine_tune.samples import Chat
-from minga.recipes.fine_tune.settings import ChatData, ChatPlace
+from minga.recipes.fine_tune.settings import ChatData
 from minga.recipes.text.corpus import (
     MAX_DOCUMENTS,
     MAX_TEXT_CHARACTERS,
@@ -35,6 +35,7 @@ from minga.recipes.text.corpus import (
     warn_of_rest,
 )
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
+from minga.recipes.text.settings import TextSource
 from minga.recipes.text.sources import jsonl_rows, named_files, sentence_answers
 from minga.recipes.text.tokenizer import beginning_of, encoded_texts, find_special_tokens
 from minga.recipes.text.writing import as_it_is
@@ -83,7 +84,7 @@ def _once(documents: Sequence[str]) -> list[str]:
     return found
 
 
-def _documents(place: ChatPlace) -> Iterator[str]:
+def _documents(place: TextSource) -> Iterator[str]:
     if isinstance(place, ChatData) and place.source == "sentences":
         yield from (_conversation(question, answer) for question, answer in sentence_answers())
         return
@@ -99,7 +100,7 @@ def _documents(place: ChatPlace) -> Iterator[str]:
         yield document
 
 
-def _rows(place: ChatPlace) -> Iterator[tuple[str, Any]]:
+def _rows(place: TextSource) -> Iterator[tuple[str, Any]]:
     """The rows, each with where it stands."""
     if place.name:
         dataset = open_hub(place.name, place.config, place.split, place.revision)

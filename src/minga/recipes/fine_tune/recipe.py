@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -18,9 +19,8 @@ from minga.core.spec.sections import FileEntry
 from minga.core.units import counted
 from minga.recipes.causal_lm.evaluation import drawn_tokens
 from minga.recipes.causal_lm.model import FAMILY, token_losses
-from minga.recipes.counting import count, shapes_of_model
+from minga.recipes.counting import shapes_of_model
 from minga.recipes.data.files import body_of, file_of
-from minga.recipes.data.hub import pinned as pinned_data
 from minga.recipes.data.order import shuffled
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.exported import Exported, Provenance
@@ -120,10 +120,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         }
 
     # ---- organiser
-
-    def pinned_settings(self) -> FineTuneSettings:
-        """With the commits of data sets of the hub."""
-        return self.settings.model_copy(update={"data": pinned_data(self.settings.data)})
 
     @property
     def resolved(self) -> FineTuneSettings:
@@ -312,15 +308,18 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         mean = (losses * batch["label_weights"]).sum(dim=1).mean()
         return Loss(mean, {"loss": mean})
 
+    @property
+    def sample_tokens(self) -> int:
+        """As many as a sample takes, the padding with them."""
+        return self.settings.max_length
+
     def facts(self) -> RecipeFacts:
-        """Counted on a model without memory."""
-        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
-        name, length = self.context.recipe, self.settings.max_length
-        origin = f"the recipe {name}, counted; {length} tokens"
-        kept, frozen = counted.kept_bytes, counted.frozen_bytes
-        if self.settings.base_bits < 16:
-            frozen -= round((2.0 - BASE_BYTES[self.settings.base_bits]) * self._linear_parameters())
-        return RecipeFacts(name, counted.tensors, counted.operations, length, kept, origin, frozen)
+        """With a base of as few bits as it is held in, which is built with 16."""
+        facts, bits = super().facts(), self.settings.base_bits
+        if bits >= 16:
+            return facts
+        saved = round((2.0 - BASE_BYTES[bits]) * self._linear_parameters())
+        return replace(facts, frozen_bytes=facts.frozen_bytes - saved)
 
     def _linear_parameters(self) -> int:
         """Those of the layers of the base that are quantised: all linear ones but the last."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.data.hub import HubName, of_hub
 from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
-from minga.recipes.text.settings import MAX_SOURCES
+from minga.recipes.text.settings import MAX_SOURCES, TextSource
 
 BaseBits = Literal[32, 16, 8, 4]
 BASE_BYTES: Final[dict[BaseBits, float]] = {32: 4.0, 16: 2.0, 8: 1.0, 4: 0.5 + 0.127 / 8}
@@ -20,6 +19,10 @@ blocks, themselves quantised (Dettmers et al. 2023, arXiv:2305.14314, section 3)
 TINY = "tiny"
 HUB = "hub:"
 ALL_LINEAR = "all-linear"
+_OTHERS: Final = {
+    "sentences": "questions and answers that minga makes by rules, under its own licence (Apache-2.0)",
+    "files": "files of the organiser",
+}
 
 
 class LoraSettings(Section):
@@ -42,56 +45,22 @@ class LoraSettings(Section):
     )
 
 
-class ChatPlace(Section):
-    """Files of the organiser, or a data set of the hub.
+class ChatSource(TextSource):
+    """One source of a mixture: files of the organiser, or a data set of the hub.
 
     A row has the key `messages` (a list of `role` and `content`), or `prompt` and `completion`, or a text.
     """
-
-    files: Annotated[
-        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
-    ] = described(
-        (),
-        "(source files) .jsonl and .parquet files or globs here; peers that join get what is in them, not their paths",
-        "a list of at most 256 paths",
-        private=True,
-    )
-    name: HubName = described("", "(source hub) name on the Hugging Face hub", 'a name such as "owner/name"')
-    config: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(source hub) its configuration", "a text of at most 100 printable characters"
-    )
-    revision: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(source hub) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
-    )
-    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(source hub) its split", "a text of 1 to 100 printable characters"
-    )
-    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "text", "key of the text, in rows that are no conversations", "a text of 1 to 100 printable characters"
-    )
-
-
-class ChatSource(ChatPlace):
-    """One source of a mixture."""
 
     weight: Real = real(
         1.0, 0.0, 1e6, "share of the conversations, beside the weights of the other sources", above_low=True
     )
     source: Literal["files", "hub"] = choice("files", "where the conversations come from", "files", "hub")
 
-    def in_words(self) -> str:
-        """The source for people, without what names places of the organiser's machine."""
-        return of_hub(self.name, self.config, self.revision) if self.source == "hub" else "files of the organiser"
-
-    @model_validator(mode="after")
-    def _check(self) -> ChatSource:
-        if self.source == "hub" and not self.name:
-            raise ValueError('source = "hub" needs a name')
-        return self
+    others: ClassVar = _OTHERS
 
 
-class ChatData(ChatPlace):
-    """What the adapters learn from.
+class ChatData(TextSource):
+    """What the adapters learn from: rows as `ChatSource` describes them.
 
     The organiser reads all of it, and it travels with the run as tokens.
     """
@@ -109,20 +78,10 @@ class ChatData(ChatPlace):
     )
     heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the conversations kept for evaluation")
 
-    def in_words(self) -> str:
-        """The conversations for people, without what names places of the organiser's machine."""
-        if self.source == "mixture":
-            return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
-        if self.source == "sentences":
-            return "questions and answers that minga makes by rules, under its own licence (Apache-2.0)"
-        return of_hub(self.name, self.config, self.revision) if self.source == "hub" else "files of the organiser"
+    others: ClassVar = _OTHERS
 
     @model_validator(mode="after")
-    def _check(self) -> ChatData:
-        if (self.source == "hub") != bool(self.name):
-            raise ValueError('name is for source = "hub", which needs it')
-        if self.source != "files" and self.files:
-            raise ValueError('files is for source = "files" only')
+    def _check_sources(self) -> Self:
         if (self.source == "mixture") != bool(self.sources):
             raise ValueError('sources, one table each, are for source = "mixture", which needs them')
         return self

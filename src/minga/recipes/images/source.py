@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import Printable, Real, Section, described, real, whole
-from minga.recipes.data.hub import HubName, of_hub, open_hub, rows_of
+from minga.core.spec.fields import Printable, Real, described, real, whole
+from minga.recipes.data.hub import open_hub, rows_of
+from minga.recipes.data.source import NAMED, DataSource, Named
 from minga.recipes.images.loading import MAX_BYTES
 
-Column = Annotated[Printable, Field(max_length=100)]
-COLUMN = "a text of at most 100 printable characters"
+OF_ORGANISER = "the organiser's pictures"
 
 
-class PictureSource(Section):
-    """The pictures to learn from; what each recipe makes by itself is a further `source`, told by `made`."""
+class PictureSource(DataSource):
+    """The pictures to learn from; what each recipe makes by itself is a further `source`."""
 
     source: str = "folder"
     folder: Annotated[Printable, Field(max_length=4096)] = described(
@@ -27,36 +27,12 @@ class PictureSource(Section):
         "a path",
         private=True,
     )
-    name: HubName = described(
-        "", "(source hub) name of a data set of the Hugging Face hub", 'a name such as "owner/name"'
-    )
-    config: Column = described("", "(source hub) its configuration", COLUMN)
-    revision: Column = described(
-        "", "(source hub) its branch, tag or commit; refs/convert/parquet where it has a loading script", COLUMN
-    )
-    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(source hub) its split", "a text of 1 to 100 printable characters"
-    )
-    image_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "image", "(source hub) column that holds the picture", "a text of 1 to 100 printable characters"
-    )
-    shuffle_buffer: int = whole(2048, 1, 1 << 20, "(source hub) pictures that are put into a new order at once")
+    image_column: Named = described("image", "(hub) column that holds the picture", NAMED)
+    shuffle_buffer: int = whole(2048, 1, 1 << 20, "(hub) pictures that are put into a new order at once")
     heldout_fraction: Real = real(0.1, 0.0, 0.5, "share of the pictures kept for evaluation")
 
-    made: ClassVar[str] = ""
-
-    def in_words(self) -> str:
-        """What pictures they are, and whose."""
-        if self.source == "hub":
-            return of_hub(self.name)
-        return "the organiser's pictures" if self.source == "folder" else self.made
-
     @model_validator(mode="after")
-    def _check_source(self) -> PictureSource:
-        if self.source == "hub" and not self.name:
-            raise ValueError('source = "hub" needs name, such as name = "owner/name"')
-        if self.source != "hub" and (self.name or self.config or self.revision):
-            raise ValueError('name, config and revision are for source = "hub" only')
+    def _check_folder(self) -> Self:
         if self.source != "folder" and self.folder:  # the organiser's path is not published: a received spec has none
             raise ValueError('folder is for source = "folder" only')
         return self

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,14 +18,12 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
-from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
-from minga.recipes.data.hub import pinned
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
 from minga.recipes.language.export import export_model
-from minga.recipes.language.settings import LanguageSettings, TextSettings
+from minga.recipes.language.settings import LanguageSettings
 from minga.recipes.language.shape import GIVEN, OF_THE_RUN, ModelFamily, build, has_shape, resolve, without_chance
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.recipes.tasks.evaluate import TASKS, evaluate_model
@@ -68,7 +67,7 @@ from minga.recipes.text.tokenizer import (
 from minga.recipes.text.writing import WRITINGS, Writing
 
 S = TypeVar("S", bound=Settings)
-T = TypeVar("T", bound=TextSettings)
+T = TypeVar("T", bound=LanguageSettings)
 CHECKED_DOCUMENTS = 1000
 
 
@@ -92,10 +91,8 @@ class TransformersRecipe(Recipe[S]):
 
 
 class LanguageRecipe(TransformersRecipe[T]):
-    """A language model of the shape that the settings name, which are `LanguageSettings`, trained on text.
-
-    A subclass for one architecture alone may have simpler settings, and then overrides what reads these. See `Recipe`
-    for what each method promises.
+    """A language model of the shape that the settings name, trained on text; see `Recipe` for what each method
+    promises.
     """
 
     family: ClassVar[ModelFamily]
@@ -146,10 +143,10 @@ class LanguageRecipe(TransformersRecipe[T]):
         """The settings with the shape of the model, its vocabulary and length. Raises `ConfigurationError`."""
         if self._resolved is None:
             family = self.model_family()
-            found = resolve(self._said(), family, self.trained_tokens, self.tokenizer_source, self.context.init_from)
+            found = resolve(self.settings, family, self.trained_tokens, self.tokenizer_source, self.context.init_from)
             if self.context.is_public:
                 found = found.model_copy(update={"config": without_chance(found.config, family)})
-            self._resolved = cast(T, found)
+            self._resolved = found
         return self._resolved
 
     def model_family(self) -> ModelFamily:
@@ -157,23 +154,20 @@ class LanguageRecipe(TransformersRecipe[T]):
         return self.family
 
     @property
-    def said_tokenizer(self) -> str:
-        """`train:` and a kind, or `from:` and a place, as the settings say it."""
-        return self._said().tokenizer
-
-    @property
     def tokenizer_source(self) -> str:
-        """The same; but that of the model with whose parameters the run begins, unless the settings say from where."""
+        """`train:` and a kind, or `from:` and a place, as the settings say it; but that of the model with whose
+        parameters the run begins, unless they say from where.
+        """
         source = self.context.init_from
         if own := self.files_of_model().get(TOKENIZER_FILE):
             return f"{GIVEN}{own.parent}"
         if source is not None and "tokenizer" not in self.settings.model_fields_set and has_shape(source):
             return f"{GIVEN}{source}"  # which is refused, as it has none
-        return self.said_tokenizer
+        return self.settings.tokenizer
 
     def files_of_model(self) -> Mapping[str, Path]:
         """None where the settings say from where the tokenizer comes."""
-        is_said = self.said_tokenizer.startswith(GIVEN) and self.said_tokenizer != OF_THE_RUN
+        is_said = self.settings.tokenizer.startswith(GIVEN) and self.settings.tokenizer != OF_THE_RUN
         return {} if is_said else super().files_of_model()
 
     @classmethod
@@ -181,16 +175,7 @@ class LanguageRecipe(TransformersRecipe[T]):
         """A size, with its usual vocabulary and length unless told otherwise."""
         return {"size": size, "max_length": tokens or 0}
 
-    def _said(self) -> LanguageSettings:
-        if not isinstance(self.settings, LanguageSettings):
-            raise TypeError(f"{type(self).__name__} does not say what it makes of {type(self.settings).__name__}")
-        return self.settings
-
     # ---- organiser
-
-    def pinned_settings(self) -> T:
-        """With the commits of data sets of the hub."""
-        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def published_settings(self) -> T:
         """With the shape of the model as one JSON object, and a tokenizer that comes with the run."""
@@ -283,7 +268,7 @@ class LanguageRecipe(TransformersRecipe[T]):
 
     def check_received(self) -> None:
         """The shape of the model has to be there: else its tokenizer and configuration would be looked up."""
-        if isinstance(self.settings, LanguageSettings) and not self.settings.config:
+        if not self.settings.config:
             raise ConfigurationError(
                 f"this run does not spell out the shape of its model (recipe.{self.context.recipe}.config); ask the "
                 "organiser to host it anew"
@@ -291,7 +276,7 @@ class LanguageRecipe(TransformersRecipe[T]):
 
     def build_model(self) -> nn.Module:
         """The model of the published shape; transformers initialises it as it does for this architecture."""
-        return build(cast(LanguageSettings, self.resolved).config, self.model_family())
+        return build(self.resolved.config, self.model_family())
 
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""
@@ -361,10 +346,12 @@ class LanguageRecipe(TransformersRecipe[T]):
         """Fine-tuned on a task, beside the same architecture from scratch; `model` may also be a name on the hub."""
         return evaluate_model(model, options, say)
 
+    @property
+    def sample_tokens(self) -> int:
+        """As many as the longest has."""
+        return self.resolved.max_length
+
     def facts(self) -> RecipeFacts:
-        """Counted on a model without memory."""
-        settings = self.resolved
-        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
-        name = self.context.recipe
-        origin = f"the recipe {name}, counted; vocabulary of {settings.vocabulary_size}, {settings.max_length} tokens"
-        return RecipeFacts(name, counted.tensors, counted.operations, settings.max_length, counted.kept_bytes, origin)
+        """With the size of the vocabulary, which makes most of a small model."""
+        facts = super().facts()
+        return replace(facts, origin=f"{facts.origin}, a vocabulary of {self.resolved.vocabulary_size}")

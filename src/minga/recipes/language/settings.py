@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, StrictBool, StrictInt, field_validator
+from pydantic import Field, StrictBool, StrictInt
 
 from minga.core.spec.fields import Printable, Real, Section, described, whole
 from minga.recipes.text.settings import TextData
@@ -14,39 +14,22 @@ _KEY = r"^[a-z][a-z0-9_]{0,63}$"
 _ARCHITECTURE = r"^$|^[a-z0-9][a-z0-9_.-]{0,63}$"
 _TOKENIZER = r"^(train:(bpe|wordpiece|unigram)|from:.{1,1000})$"
 
+TokenizerSource = Annotated[Printable, Field(pattern=_TOKENIZER)]
 Scalar = StrictBool | StrictInt | Annotated[Real, Field(strict=True)] | Annotated[Printable, Field(max_length=200)]
 Overrides = dict[Annotated[str, Field(pattern=_KEY)], Annotated[Scalar, Field(union_mode="left_to_right")]]
 
 
-def overrides_field() -> Any:
-    """Settings of the model's configuration by name; to be checked by `within_64_bits`."""
+def tokenizer_field(usual: str) -> Any:
+    """From where a run's tokenizer comes."""
     return described(
-        {},
-        "settings of the model's configuration that replace those of the preset",
-        "at most 32 names (a-z, 0-9, _) with numbers, texts or true/false",
-        max_length=32,
+        usual,
+        "tokenizer, which comes with the run",
+        '"train:bpe", "train:wordpiece", "train:unigram", or "from:" and a folder or OWNER/NAME of the hub',
     )
 
 
-class TextSettings(Section):
-    """What every recipe on text has."""
-
-    max_length: int = whole(128, 16, 8192, "longest sequence, in tokens")
-    overrides: Overrides = overrides_field()
-    vocabulary_size: int = whole(8192, 64, 1_000_000, "entries of the tokenizer's vocabulary")
-    data: TextData = TextData()
-
-    @field_validator("overrides")
-    @classmethod
-    def _bound_overrides(cls, overrides: dict[str, Scalar]) -> dict[str, Scalar]:
-        for name, value in overrides.items():
-            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63 - 1:
-                raise ValueError(f"{name} is not within 64 bits")
-        return overrides
-
-
-class LanguageSettings(TextSettings):
-    """What recipes for any architecture of `transformers` have."""
+class LanguageSettings(Section):
+    """What every recipe of language models has."""
 
     size: str = described("tiny", "preset of the model", "the name of a preset")
     architecture: Annotated[str, Field(pattern=_ARCHITECTURE)] = described(
@@ -71,8 +54,11 @@ class LanguageSettings(TextSettings):
         "entries of the model's vocabulary; a tokenizer that is trained has as many",
         special="; 0 is what is usual for the size, and at least 64 otherwise",
     )
-    tokenizer: Annotated[Printable, Field(pattern=_TOKENIZER)] = described(
-        "train:bpe",
-        "tokenizer, which comes with the run",
-        '"train:bpe", "train:wordpiece", "train:unigram", or "from:" and a folder or OWNER/NAME of the hub',
+    tokenizer: TokenizerSource = tokenizer_field("train:bpe")
+    overrides: Overrides = described(
+        {},
+        "settings of the model's configuration that replace those of the preset",
+        "at most 32 names (a-z, 0-9, _) with numbers, texts or true/false",
+        max_length=32,
     )
+    data: TextData = TextData()

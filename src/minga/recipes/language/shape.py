@@ -65,6 +65,9 @@ class Preset:
     positions: int = 0
     """At least so many, whatever the length of a sample."""
 
+    activation: str | None = None
+    """None: the usual one of the architecture."""
+
 
 @dataclass(frozen=True)
 class ModelFamily:
@@ -105,6 +108,8 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
         "tie_word_embeddings": True,
     }
     values: dict[str, Any] = {name: value for name, value in wanted.items() if _can_say(usual, name)}
+    if preset.activation is not None:
+        values["hidden_act"] = preset.activation
     values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
     return {"model_type": architecture, **values, **numbers}
 
@@ -236,6 +241,9 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
     try:
         with bounded_modules():
             model = family.auto.from_config(_configuration(values), dtype=dtype)
+        # Transformers lets it pass where embeddings have a width of their own, as in ALBERT.
+        if hasattr(model.config, "embedding_size") and model.config.hidden_size % model.config.num_attention_heads:
+            raise ValueError("hidden_size is no multiple of num_attention_heads")
     except (NotImplementedError, ConfigurationError):  # the first: a draw that would differ between machines
         raise
     except Exception as error:  # each architecture has errors of its own
@@ -324,6 +332,11 @@ def resolve(
                 "architecture": settings.architecture or preset.architecture,
             }
         )
+        for name in settings.overrides:
+            if name == "vocab_size" or name in family.special:
+                raise ConfigurationError(
+                    f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
+                )
         values = shape_of_size(settings, family, special)
     if settings.vocabulary_size < 64:
         raise ConfigurationError(f"recipe.{family.recipe}.vocabulary_size = {settings.vocabulary_size}: at least 64")

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from minga.core.spec.fields import Printable, Real, choice, described, real
+from minga.core.spec.fields import Real, choice, real
 from minga.recipes.interface import Batch
-from minga.recipes.language.settings import LanguageSettings
+from minga.recipes.language.settings import LanguageSettings, TokenizerSource, tokenizer_field
 from minga.recipes.language.shape import ModelFamily, Preset
+
+LEAST_LENGTH: Final = 16
 
 
 class MaskedLmSettings(LanguageSettings):
@@ -32,11 +34,14 @@ class MaskedLmSettings(LanguageSettings):
         "stream", "how samples are cut: one document after the other, or pairs of segments of one", "stream", "pairs"
     )
     masked_fraction: Real = real(0.15, 0.0, 0.9, "share of the tokens that the model has to guess", above_low=True)
-    tokenizer: Annotated[Printable, Field(pattern=r"^(train:(bpe|wordpiece|unigram)|from:.{1,1000})$")] = described(
-        "train:wordpiece",
-        "tokenizer, which comes with the run",
-        '"train:bpe", "train:wordpiece", "train:unigram", or "from:" and a folder or OWNER/NAME of the hub',
-    )
+    tokenizer: TokenizerSource = tokenizer_field("train:wordpiece")
+
+    @field_validator("max_length")
+    @classmethod
+    def _check_length(cls, length: int) -> int:
+        if 0 < length < LEAST_LENGTH:
+            raise ValueError(f"it must be 0, or at least {LEAST_LENGTH}: a sample has tokens around the text")
+        return length
 
     @model_validator(mode="after")
     def _check_pairs(self) -> MaskedLmSettings:

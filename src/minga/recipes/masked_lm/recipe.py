@@ -37,7 +37,6 @@ from minga.recipes.interface import (
 )
 from minga.recipes.language.config_guard import read_config
 from minga.recipes.language.recipe import LanguageRecipe
-from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch, synthetic_batch
 from minga.recipes.masked_lm.evaluation import WordGap, commonest_share, evaluate_model, find_gaps, heldout_batches
@@ -66,7 +65,7 @@ from minga.recipes.text.samples import (
 from minga.recipes.text.tokenizer import MASKED_TOKENS, SpecialTokens, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch
 
-M = TypeVar("M", bound=TextSettings)
+M = TypeVar("M", bound=MaskedLmSettings)
 
 
 class MaskedLmRecipe(LanguageRecipe[M]):
@@ -122,17 +121,12 @@ class MaskedLmRecipe(LanguageRecipe[M]):
     @property
     def packing(self) -> Packing | None:
         """Rows of text, or None for pairs of segments."""
-        return "stream" if self._masked_settings().packing == "stream" else None
+        return "stream" if self.settings.packing == "stream" else None
 
     @property
     def has_order(self) -> bool:
         """Whether the model also has to tell if two segments changed places."""
-        return self._masked_settings().objective == "mlm+sop"
-
-    @property
-    def masked_fraction(self) -> float:
-        """Share of the tokens to guess."""
-        return self._masked_settings().masked_fraction
+        return self.settings.objective == "mlm+sop"
 
     @property
     def row_length(self) -> int:
@@ -142,11 +136,6 @@ class MaskedLmRecipe(LanguageRecipe[M]):
     def model_family(self) -> ModelFamily:
         """With a head for the order of segments, if that is an objective."""
         return FAMILY_WITH_ORDER if self.has_order else FAMILY
-
-    def _masked_settings(self) -> MaskedLmSettings:
-        if not isinstance(self.settings, MaskedLmSettings):
-            raise TypeError(f"{type(self).__name__} does not say what it makes of {type(self.settings).__name__}")
-        return self.settings
 
     # ---- data
 
@@ -160,8 +149,7 @@ class MaskedLmRecipe(LanguageRecipe[M]):
         if self.packing is not None:
             self.check_rows(documents, tokenizer, what, self.packing)
             return
-        settings = self.resolved
-        if isinstance(settings, MaskedLmSettings) and read_config(settings.config).get("type_vocab_size") == 1:
+        if read_config(self.resolved.config).get("type_vocab_size") == 1:
             raise ConfigurationError(
                 f'recipe.{self.context.recipe}.packing = "pairs": this model knows one type of segments '
                 '(type_vocab_size = 1), and pairs have two; take packing = "stream"'
@@ -208,14 +196,14 @@ class MaskedLmRecipe(LanguageRecipe[M]):
         """Random tokens, all samples as long as the run's longest."""
         settings = self.resolved
         return synthetic_batch(
-            size, settings.max_length, settings.vocabulary_size, self.masked_fraction, pairs=self.packing is None
+            size, settings.max_length, settings.vocabulary_size, settings.masked_fraction, pairs=self.packing is None
         )
 
     def _pairs_batch(self, pairs: Sequence[Instance], random: np.random.Generator, special: SpecialTokens) -> Batch:
-        return pairs_batch(pairs, random, masked_fraction=self.masked_fraction, special=special)
+        return pairs_batch(pairs, random, masked_fraction=self.settings.masked_fraction, special=special)
 
     def _rows_batch(self, rows: Sequence[Tokens], random: np.random.Generator, special: SpecialTokens) -> Batch:
-        return rows_batch(rows, random, masked_fraction=self.masked_fraction, special=special)
+        return rows_batch(rows, random, masked_fraction=self.settings.masked_fraction, special=special)
 
     def _corpus(self, files: Files, tokenizer: Tokenizer) -> Corpus:
         if self.is_drawn:

@@ -15,9 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.counting import count
 from minga.recipes.data.files import file_of
-from minga.recipes.data.hub import pinned
 from minga.recipes.data.order import shuffled
 from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
@@ -31,7 +29,6 @@ from minga.recipes.interface import (
     Metric,
     Recipe,
     RecipeContext,
-    RecipeFacts,
     Showing,
     StreamPosition,
 )
@@ -68,6 +65,7 @@ class SwavRecipe(Recipe[SwavSettings]):
     Settings = SwavSettings
     headline = Metric("heldout_one_label_accuracy", better="higher")
     demo_goal = DemoGoal(0.65, steps=150)
+    counted_samples = 2  # one alone may have no variance
     coupling = "micro-batch"
     sizes = tuple(PRESETS)
 
@@ -103,10 +101,6 @@ class SwavRecipe(Recipe[SwavSettings]):
             },
             "training": {"target_batch_size": 256},
         }
-
-    def pinned_settings(self) -> SwavSettings:
-        """With the commits of data sets of the hub."""
-        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def check_public(self) -> None:
         """A gradient has to follow from parameters and public batch alone, and pictures from files without decoding."""
@@ -186,13 +180,6 @@ class SwavRecipe(Recipe[SwavSettings]):
     def decayed(self, name: str, parameter: Tensor) -> bool:  # noqa: ARG002
         """Everything, biases and norms too, as the authors of SwAV do."""
         return True
-
-    def facts(self) -> RecipeFacts:
-        """Counted on a model without memory, for two pictures, since one alone may have no variance."""
-        counted = count(self.build_model, self.synthetic_batch(2), self.total_loss, looks_at_values=False)
-        origin = f"the SwAV recipe, {self.settings.views} crops a picture, counted"
-        name = f"swav-{self.settings.size}"
-        return RecipeFacts(name, counted.tensors, counted.operations / 2, 1, counted.kept_bytes / 2, origin)
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
         """`heldout_swav_loss` (nats), and with labels `heldout_one_label_accuracy`, `heldout_probe_accuracy` and

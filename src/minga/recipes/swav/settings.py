@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StrictInt, field_validator, model_validator
 
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
-from minga.recipes.images.source import COLUMN, Column, PictureSource
+from minga.recipes.data.source import COLUMN, Column
+from minga.recipes.images.source import OF_ORGANISER, PictureSource
 
 DIGITS = "digits"
 
@@ -31,7 +32,10 @@ class ImageData(PictureSource):
         "label", "(source hub) column of the class, for evaluation only; empty for none", COLUMN
     )
 
-    made: ClassVar = "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)"
+    others: ClassVar = {
+        DIGITS: "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
+        "folder": OF_ORGANISER,
+    }
 
     @property
     def channels(self) -> int:

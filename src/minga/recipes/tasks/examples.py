@@ -19,7 +19,8 @@ from minga.core.errors import ConfigurationError, reason_of
 from minga.core.files import NOT_TEXT, decode_text
 from minga.core.units import counted
 from minga.recipes.data.hold_out import content_rank
-from minga.recipes.data.hub import check_on_hub, opened
+from minga.recipes.data.hub import opened
+from minga.recipes.data.source import check_on_hub
 
 TEST_SHARE = VALIDATION_SHARE = 0.1
 

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.data.hub import HubName, of_hub
+from minga.core.spec.fields import Printable, Real, choice, described, real, whole
+from minga.recipes.data.source import NAMED, DataSource, Named
 
 MAX_SOURCES = 16
-_WORDS = {
+_OTHERS = {
     "sentences": "plain sentences that minga makes by rules: which animal eats what, and when",
     "bible": "the World English Bible, which is in the public domain",
     "files": "files of the organiser",
 }
 
 
-class TextSource(Section):
+class TextSource(DataSource):
     """Text of files, or of a data set of the Hugging Face hub."""
 
+    source: str = "files"
     files: Annotated[
         tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
     ] = described(
         (),
-        "(files) .txt and .jsonl files or globs here; peers that join get their text, not their paths",
+        "(files) .jsonl files or globs here, or .txt of text, .parquet of conversations; peers that join get what is "
+        "in them, not their paths",
         "a list of at most 256 paths",
         private=True,
     )
-    name: HubName = described(
-        "", "(hub, datasets) name on the Hugging Face hub", 'a name such as "wikitext" or "owner/name"'
-    )
-    config: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(hub, datasets) its configuration", "a text of at most 100 printable characters"
-    )
-    revision: Annotated[Printable, Field(max_length=100)] = described(
-        "", "(hub, datasets) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
-    )
-    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(hub, datasets) its split", "a text of 1 to 100 printable characters"
-    )
-    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
-    )
+    text_column: Named = described("text", "column (or key of .jsonl lines) that holds the text", NAMED)
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if self.source != "files" and self.files:
+            raise ValueError('files is for source = "files" only')
+        return self
 
 
 class SourceSettings(TextSource):
@@ -62,14 +56,10 @@ class SourceSettings(TextSource):
         tuple[Annotated[Printable, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=16)
     ] = described((), "documents with one of these texts in them are left out", "a list of at most 16 texts")
 
-    def in_words(self) -> str:
-        """The source for people, without what names places of the organiser's machine."""
-        return _WORDS.get(self.source) or of_hub(self.name, self.config, self.revision)
+    others: ClassVar = _OTHERS
 
     @model_validator(mode="after")
-    def _check(self) -> SourceSettings:
-        if self.source == "hub" and not self.name:
-            raise ValueError('source = "hub" needs a name')
+    def _check_characters(self) -> Self:
         if self.min_characters > self.max_characters:
             raise ValueError("min_characters exceeds max_characters")
         return self
@@ -96,25 +86,16 @@ class TextData(TextSource):
     shuffle_buffer: int = whole(10_000, 1, 1_000_000, "documents among which the next one is drawn")
     heldout_fraction: Real = real(0.01, 0.0, 0.5, "share of the documents kept for evaluation")
 
+    of_hub: ClassVar = "datasets"
+    others: ClassVar = _OTHERS
+
     @property
     def is_streamed(self) -> bool:
         """Whether some of the text comes from the hub while peers train."""
         return self.source == "datasets" or any(source.source == "hub" for source in self.sources)
 
-    def in_words(self) -> str:
-        """The text for people, without what names places of the organiser's machine."""
-        if self.source == "mixture":
-            return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
-        return _WORDS.get(self.source) or of_hub(self.name, self.config, self.revision)
-
     @model_validator(mode="after")
-    def _check_source(self) -> TextData:
-        if self.source == "datasets" and not self.name:
-            raise ValueError('source = "datasets" needs name, such as name = "wikitext"')
-        if self.source != "datasets" and (self.name or self.config or self.revision):
-            raise ValueError('name, config and revision are for source = "datasets" only')
-        if self.source != "files" and self.files:
-            raise ValueError('files is for source = "files" only')
+    def _check_sources(self) -> Self:
         if (self.source == "mixture") != bool(self.sources):
             raise ValueError('sources, one table each, are for source = "mixture", which needs them')
         return self

@@ -102,20 +102,6 @@ class DecoderShape:
         return (*shared, LayerPlan("convolution", min(self.layers - 1, cycle)))
 
 
-def check_plan(plan: tuple[LayerPlan, ...]) -> None:
-    """Raise `ConfigurationError` unless layers of the same weights attend alike, and weights are numbered from 0."""
-    attends: dict[int, Attends] = {}
-    for place, layer in enumerate(plan):
-        known = attends.setdefault(layer.weights, layer.attends)
-        if known != layer.attends:
-            raise ConfigurationError(
-                f"layer {place} shares the weights {layer.weights}, which attend by {known}, and attends by "
-                f"{layer.attends}: layers that share weights must attend alike"
-            )
-    if set(attends) != set(range(len(attends))):
-        raise ConfigurationError(f"the weights of {len(plan)} layers are numbered {sorted(attends)}, not from 0 on")
-
-
 # ---- Who attends to whom: text to earlier text, image tokens to all text and to some earlier image tokens.
 
 
@@ -297,13 +283,10 @@ class TextToImageDecoder(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(
-        self, shape: DecoderShape, *, is_reversible: bool = True, plan: tuple[LayerPlan, ...] | None = None
-    ) -> None:
+    def __init__(self, shape: DecoderShape, *, is_reversible: bool = True) -> None:
         super().__init__()
         self.shape, self.is_reversible = shape, is_reversible
-        self.plan = shape.plan() if plan is None else plan
-        check_plan(self.plan)
+        self.plan = shape.plan()
         weights = 1 + max(layer.weights for layer in self.plan)
         self.attentions = nn.ModuleList(RotaryAttention(shape) for _ in range(weights))
         self.feed_forwards = nn.ModuleList(GatedFeedForward(shape) for _ in range(weights))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,6 @@ from minga.recipes.text_to_image.tokens import (
     PARAMETERS_FILE,
     FsqTokenizer,
     image_tokenizer_files,
-    quality,
     read_image_tokenizer,
     train_fsq,
 )
@@ -33,7 +31,6 @@ TRAINING_FILE: Final = "training.safetensors"
 HELDOUT_FILE: Final = "heldout.safetensors"
 SAMPLES_FILE: Final = "sample_captions.json"
 _TRAINED_ON: Final = 8192
-_JUDGED_BY: Final = 512
 _AT_A_TIME: Final = 1024
 _MAX_SCAN: Final = 50_000
 _STREAMED_HELDOUT: Final = 512
@@ -42,8 +39,6 @@ SHAPE_TOKENIZER: Final = Path(__file__).parent / "shape_tokenizer"
 """The image tokenizer of plain shapes, since a demo has no minutes to train one. It `is_local`, took 1,000 steps as in
 `train_fsq`, on 4,000 compositions of one place and one size, and is kept in half precision.
 """
-
-logger = logging.getLogger("minga.recipes")
 
 
 def prepare_files(settings: TextToImageSettings, seed: int, of_model: Files) -> dict[str, bytes]:
@@ -98,15 +93,6 @@ def _encoded(
 ) -> tuple[FsqTokenizer, list[CodedRow], list[CodedRow]]:
     training, heldout = picture_sets(settings.data, settings.side, seed)
     tokenizer = _image_tokenizer(settings, shape, training, seed, of_model)
-    if len(heldout):
-        found = quality(tokenizer, heldout.some(range(min(_JUDGED_BY, len(heldout)))))
-        logger.info(
-            "image tokenizer: %.1f dB on held-out pictures, %d of %d codes used, perplexity %.0f",
-            found.psnr_db,
-            found.codes_used,
-            tokenizer.codes,
-            found.perplexity,
-        )
     return tokenizer, _codes_of(tokenizer, training, shape), _codes_of(tokenizer, heldout, shape)
 
 

@@ -16,9 +16,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
-from minga.recipes.counting import count
 from minga.recipes.data.files import body_of, file_of
-from minga.recipes.data.hub import pinned
 from minga.recipes.data.order import block_chances, epoch_seed, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
@@ -32,7 +30,6 @@ from minga.recipes.interface import (
     Metric,
     Recipe,
     RecipeContext,
-    RecipeFacts,
     Sample,
     SampleOptions,
     Showing,
@@ -81,10 +78,6 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     def is_streamed(self) -> bool:
         """Whether peers read pairs themselves."""
         return self.settings.data.is_streamed
-
-    def pinned_settings(self) -> TextToImageSettings:
-        """With the commits of data sets of the hub."""
-        return self.settings.model_copy(update={"data": pinned(self.settings.data)})
 
     def check_public(self) -> None:
         """A streamed data set is not the same for all, and devices draw otherwise."""
@@ -162,12 +155,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         """The number of pairs."""
         return batch["codes"].shape[0]
 
-    def facts(self) -> RecipeFacts:
-        """Counted on a model without memory, the second forward pass of reversible layers included."""
-        name = f"{self.context.recipe}-{self.settings.size}"
-        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss, looks_at_values=False)
-        positions, origin = self._shape.positions, f"the recipe {name}, counted"
-        return RecipeFacts(name, counted.tensors, counted.operations, positions, counted.kept_bytes, origin)
+    @property
+    def sample_tokens(self) -> int:
+        """Of the caption and of the picture."""
+        return self._shape.positions
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
         """Losses on held-out pairs, and where captions say what to look for, how often drawn pictures show it."""

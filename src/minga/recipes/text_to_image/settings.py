@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.images.source import COLUMN, Column, PictureSource
+from minga.recipes.data.source import COLUMN, Column
+from minga.recipes.images.source import OF_ORGANISER, PictureSource
 from minga.recipes.text_to_image.decoder import DecoderShape
 
 # ---- The sizes in which the recipe builds its decoder, and the pictures that go with them.
@@ -98,7 +99,7 @@ class ImageTextData(PictureSource):
     heldout_fraction: Real = real(0.05, 0.0, 0.5, "share of the pictures kept for evaluation")
     filters: ImageTextFilters = ImageTextFilters()
 
-    made: ClassVar = "plain shapes in colours, painted by minga itself"
+    others: ClassVar = {"shapes": "plain shapes in colours, painted by minga itself", "folder": OF_ORGANISER}
 
     @property
     def is_streamed(self) -> bool:

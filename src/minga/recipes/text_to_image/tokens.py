@@ -12,7 +12,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,20 +196,6 @@ _TOLD: Final = 10
 logger = logging.getLogger("minga.recipes")
 
 
-@dataclass(frozen=True)
-class TokenizerQuality:
-    """How well pictures survive being codes.
-
-    psnr_db: peak signal-to-noise ratio of all pixels, in decibels.
-    codes_used: how many codes occur.
-    perplexity: e to the entropy of the codes in nats: how many equally frequent ones would be as surprising.
-    """
-
-    psnr_db: float
-    codes_used: int
-    perplexity: float
-
-
 def train_fsq(pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int) -> FsqTokenizer:
     """A tokenizer after `steps` steps of 64 pictures: AdamW, cosine schedule, mean squared error. Logs ten times."""
     with EqualDraws(seed):
@@ -228,15 +213,6 @@ def train_fsq(pictures: Pictures, levels: Sequence[int], halvings: int, steps: i
         if (step + 1) * _TOLD // steps > step * _TOLD // steps:
             logger.info("image tokenizer: step %d of %d, %.1f dB", step + 1, steps, _decibels(loss.item()))
     return tokenizer.eval()
-
-
-def quality(tokenizer: FsqTokenizer, pictures: Pictures) -> TokenizerQuality:
-    """The figures of `tokenizer` on `pictures`, which it should not have been trained on."""
-    codes = tokenizer.encode(pictures)
-    error = (tokenizer.decode(codes).astype(np.float64) - pictures) / 127.5
-    shares = np.bincount(codes.ravel(), minlength=tokenizer.codes) / codes.size
-    used = shares[shares > 0]
-    return TokenizerQuality(_decibels(float((error**2).mean())), len(used), float(np.exp(-(used * np.log(used)).sum())))
 
 
 def _decibels(mean_squared_error: float) -> float:

@@ -10,18 +10,9 @@ from typing import Final
 import torch
 
 from minga.averaging.codecs.interface import FLOAT32_MAX, Codec, InvalidEncodingError
+from minga.testing.violation import Violation, require
 
 SIZES: Final = (0, 1, 2, 3, 127, 128, 255, 256, 257, 511, 513, 1000, 4095, 65_535, 65_536, 65_537, 131_329)
-
-
-class CodecViolation(AssertionError):
-    """A codec broke a promise of the interface."""
-
-
-def require(holds: bool, codec: Codec, what: str) -> None:
-    """Raise `CodecViolation` unless the promise `what` holds."""
-    if not holds:
-        raise CodecViolation(f"{codec.name}: {what}")
 
 
 def sample_vectors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,24 +60,24 @@ def decoded_of(codec: Codec, encoded: bytearray | bytes, numel: int) -> torch.Te
 
 
 def accepts(codec: Codec, what: str, call: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Raise `CodecViolation` if the call refuses bytes that the codec itself has encoded, of `what`."""
+    """Raise `Violation` if the call refuses bytes that the codec itself has encoded, of `what`."""
     try:
         call(*arguments, **named)
     except InvalidEncodingError as error:
-        raise CodecViolation(f"{codec.name}: refuses what it encoded itself, {what}: {error}") from error
+        raise Violation(f"{codec.name}: refuses what it encoded itself, {what}: {error}") from error
 
 
 def refuses(
     codec: Codec, error: type[Exception], what: str, call: Callable[..., object], *arguments: object, **named: object
 ) -> None:
-    """Raise `CodecViolation` unless the call raises `error`; `what` is what it has to refuse."""
+    """Raise `Violation` unless the call raises `error`; `what` is what it has to refuse."""
     try:
         call(*arguments, **named)
     except error:
         return
     except Exception as other:
-        raise CodecViolation(f"{codec.name}: {what} raised {type(other).__name__}, not {error.__name__}") from other
-    raise CodecViolation(f"{codec.name}: {what} was accepted")
+        raise Violation(f"{codec.name}: {what} raised {type(other).__name__}, not {error.__name__}") from other
+    raise Violation(f"{codec.name}: {what} was accepted")
 
 
 def digest_of_samples(codec: Codec) -> str:

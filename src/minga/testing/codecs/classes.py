@@ -16,7 +16,8 @@ from minga.averaging.codecs.interface import Codec, CodecPair
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.codecs.seeds import RoundSeeds
-from minga.testing.codecs.cases import decoded_of, require
+from minga.testing.codecs.cases import decoded_of
+from minga.testing.violation import require
 
 SEEDS: Final = 24
 DRAWS, MOST_ELEMENTS = 4096, 1 << 19

@@ -17,7 +17,8 @@ from minga.averaging.codecs.interface import (
     InvalidEncodingError,
 )
 from minga.core.errors import NonFiniteError
-from minga.testing.codecs.cases import accepts, decoded_of, encoded_of, refuses, require
+from minga.testing.codecs.cases import accepts, decoded_of, encoded_of, refuses
+from minga.testing.violation import require
 
 
 def check_local_non_finite(codec: Codec) -> None:

@@ -4,12 +4,11 @@
     def test_my_codec(check):
         check(MyCodec())
 
-Each check raises `CodecViolation` with the case that failed. All data come from fixed seeds.
+Each check raises `Violation` with the case that failed. All data come from fixed seeds.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,19 +24,15 @@ from minga.averaging.codecs.interface import (
     CodecPair,
     InvalidEncodingError,
 )
-from minga.averaging.codecs.layout import Chunk
-from minga.averaging.codecs.residual import Residual
 from minga.averaging.codecs.tensor_bytes import bytes_of, store
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.testing.arguments import require_instance
 from minga.testing.codecs.cases import (
     SIZES,
-    CodecViolation,
     decoded_of,
     digest_of_samples,
     encoded_of,
     refuses,
-    require,
     sample_vectors,
 )
 from minga.testing.codecs.classes import check_contraction, check_error_feedback, check_unbiased
@@ -48,6 +43,8 @@ from minga.testing.codecs.defence import (
     check_weights,
 )
 from minga.testing.other_process import can_be_imported, said_elsewhere
+from minga.testing.pair_suite import check_mass
+from minga.testing.violation import require
 
 
 def check_error_bound(codec: Codec) -> None:
@@ -236,7 +233,7 @@ def check_processes(codec: Codec, *others: Codec) -> None:
     if not codecs:
         return
     words = [word for each in codecs for word in (type(each).__module__, type(each).__qualname__, each.choice)]
-    for each, digest in zip(codecs, said_elsewhere(_ELSEWHERE, *words, violation=CodecViolation), strict=True):
+    for each, digest in zip(codecs, said_elsewhere(_ELSEWHERE, *words), strict=True):
         require(digest == digest_of_samples(each), each, "another process made other bytes")
 
 
@@ -260,36 +257,14 @@ for module, name, choice in zip(*[iter(words)] * 3):
 
 def check_residual(codec: Codec) -> None:
     """What a codec that needs a residual leaves out is never more than it was given, and all of it comes in the end:
-    whatever becomes of a contribution, what was applied and what is left is what was brought.
+    whatever becomes of contributions, as `check_mass` has it, with means in float32.
     """
     if not codec.needs_residual:
         return
     for name, source in sample_vectors():
         left = source.double() - decoded_of(codec, encoded_of(codec, source), source.numel()).double()
         require(bool(left.norm() <= source.double().norm()), codec, f"{name}: it left out more than there was")
-    numel, chance = 3 * codec.block_elements + 2, random.Random(17)
-    generator = torch.Generator().manual_seed(17)
-    plain = CastCodec("float32", torch.float32)
-    size = codec.max_encoded_bytes(numel)
-    chunk = Chunk(0, 0, numel, CodecPair(codec, plain), size, plain.max_encoded_bytes(numel))
-    residual = Residual(numel)
-    brought, applied = torch.zeros(2, numel, dtype=torch.float64)
-    for step in range(200):
-        mean, weight = torch.randn(numel, generator=generator), chance.choice([1, 7, 1000])
-        sealed = residual.seal(mean, weight, step)
-        room = memoryview(bytearray(size))
-        sent = decoded_of(codec, bytes(sealed.encode(chunk, room)), numel)
-        if chance.random() < 0.2:
-            sealed.take_back()
-            continue
-        is_counted, is_summed = chance.choice([(True, False), (True, True), (False, False)])
-        sealed.summed = {chunk.start} if is_summed else set()
-        taken = (sealed.values(chunk) if is_summed else sent) if is_counted else torch.zeros(numel)
-        applied += weight * taken.double()
-        brought += weight * mean.double()
-        sealed.settle([(chunk, is_counted)], taken)
-    lost = float((brought - applied - residual.mass.double()).norm() / brought.norm())
-    require(lost < 1e-5, codec, f"{lost:.1e} of what was brought was neither applied nor kept")
+    check_mass(CodecPair(codec, CastCodec("float32", torch.float32)))
 
 
 def check_facts(codec: Codec) -> None:
@@ -325,7 +300,7 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
     check_error_feedback,
     check_facts,
 )
-"""All checks, each taking the codec and raising `CodecViolation` if it fails."""
+"""All checks, each taking the codec and raising `Violation` if it fails."""
 
 
 def check_codec(codec: Codec) -> None:

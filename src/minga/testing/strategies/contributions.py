@@ -11,7 +11,8 @@ import torch
 
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.testing.strategies.trainer import NUMEL, UNIT, Trainer, facts_for, require, sends_gradients
+from minga.testing.strategies.trainer import NUMEL, UNIT, Trainer, facts_for, sends_gradients
+from minga.testing.violation import require
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.strategy.interface import Strategy
 

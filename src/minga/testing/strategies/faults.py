@@ -10,7 +10,8 @@ import torch
 
 from minga.averaging.codecs.residual import ContributionFate
 from minga.core.errors import NonFiniteError
-from minga.testing.strategies.trainer import StrategyViolation, Trainer, facts_for, require, sends_gradients
+from minga.testing.strategies.trainer import Trainer, facts_for, sends_gradients
+from minga.testing.violation import Violation, require
 from minga.training.strategy.interface import Strategy
 
 
@@ -55,7 +56,7 @@ def check_broken_sum(kind: type[Strategy], **settings: Any) -> None:
     except NonFiniteError:
         require(trainer.strategy.samples == 0, kind, "samples of a sum that is not finite still count")
     else:
-        raise StrategyViolation(f"{kind.__name__}: a sum that is not finite was contributed")
+        raise Violation(f"{kind.__name__}: a sum that is not finite was contributed")
     trainer.feed((3.0, 1))
     trainer.strategy.close()
     trainer.contributes(3.0, 1, "after a sum that was not finite")
@@ -79,7 +80,7 @@ def check_interrupted(kind: type[Strategy], **settings: Any) -> None:
     except KeyboardInterrupt:
         trainer.replica.accumulate = accumulate  # type: ignore[method-assign]
     else:
-        raise StrategyViolation(f"{kind.__name__}: an interrupt was swallowed")
+        raise Violation(f"{kind.__name__}: an interrupt was swallowed")
     trainer.feed((3.0, 1))
     trainer.strategy.close()
     trainer.contributes(3.0, 1, "after an interrupt")

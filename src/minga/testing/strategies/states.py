@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from minga.averaging.codecs.residual import ContributionFate
-from minga.testing.strategies.trainer import Trainer, facts_for, require
+from minga.testing.strategies.trainer import Trainer, facts_for
+from minga.testing.violation import require
 from minga.training.strategy.interface import Recovery, Strategy
 
 

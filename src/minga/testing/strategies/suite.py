@@ -6,7 +6,7 @@
 
 A strategy with settings is checked with some of them: `check(MyStrategy, fragments=3)`.
 
-Each check raises `StrategyViolation` with the case that failed. All numbers are exact in float32, so that all sums are.
+Each check raises `Violation` with the case that failed. All numbers are exact in float32, so that all sums are.
 What is said of gradients is checked where the strategy's facts say that it sends these.
 """
 
@@ -67,7 +67,7 @@ STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
     check_broken_sum,
     check_interrupted,
 )
-"""All checks, each taking the class and some of its settings, and raising `StrategyViolation` if it fails."""
+"""All checks, each taking the class and some of its settings, and raising `Violation` if it fails."""
 
 
 def check_strategy(kind: type[Strategy], **settings: Any) -> None:

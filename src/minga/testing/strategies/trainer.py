@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.spec.run_spec import RunSpec
+from minga.testing.violation import Violation, require
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import Strategy
 
@@ -21,16 +22,6 @@ UNIT: Final = 256
 """That of most checks: a run takes as many samples as its smallest round has, and a power of 2 keeps sums exact."""
 SPEC: Final = RunSpec.from_mapping({"name": "suite"})
 CLIPPED: Final = RunSpec.from_mapping({"name": "suite", "averaging": {"codec": "topk"}})
-
-
-class StrategyViolation(AssertionError):
-    """A strategy broke a promise of the interface."""
-
-
-def require(holds: bool, kind: type[Strategy], what: str) -> None:
-    """Raise `StrategyViolation` unless it holds."""
-    if not holds:
-        raise StrategyViolation(f"{kind.__name__}: {what}")
 
 
 class Trainer:
@@ -101,15 +92,15 @@ class Trainer:
         return torch.full((self.replica.layout_of(self.replica.step).total,), value)
 
     def seal(self) -> tuple[torch.Tensor, int]:
-        """Close the round; what is contributed. Raises `StrategyViolation` if that is nothing."""
+        """Close the round; what is contributed. Raises `Violation` if that is nothing."""
         self.strategy.close()
         return self.contribution()
 
     def contribution(self) -> tuple[torch.Tensor, int]:
-        """What is contributed to a round that was closed. Raises `StrategyViolation` if that is nothing."""
+        """What is contributed to a round that was closed. Raises `Violation` if that is nothing."""
         vector, samples = self.strategy.contribution()
         if vector is None:
-            raise StrategyViolation(f"{self.kind.__name__}: it contributed nothing")
+            raise Violation(f"{self.kind.__name__}: it contributed nothing")
         return vector, samples
 
     def contributes(self, value: float, samples: int, what: str) -> None:
