@@ -6,14 +6,14 @@
               swav/, text_to_image/ (use images/) ─────────────────────────────────────────┤
               split/ (uses minga.split) ───────────────────────────────────────────────────┘
 
-Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
-init_from (parameters of another run or of a hub instead), model_files (the tokenizer that these belong to), counting
-(parameters, operations and memory of a model), evaluation_mode (a model as it is), exported (folders of exported
-models), task_report (what tasks are asked, and answer). Then data (streams, orders, what is held out), text (text as
-training data), images (pictures as data), language (what recipes of language models share), causal_lm and masked_lm
-(any architecture), fine_tune (adapters of a model that is there already), albert, with sahajBERT, swav and
-text_to_image (of the papers), split (networks that are cut), tasks (what a trained model is good for), running (what is
-the same for all recipes).
+Read: interface (the recipe seam), registry (recipes by name), data_source (data as a run spec names them), initial
+(equal initial parameters on every machine), init_from (parameters of another run or of a hub instead), model_files (the
+tokenizer that these belong to), counting (parameters, operations and memory of a model), evaluation_mode (a model as it
+is), exported (folders of exported models), task_report (what tasks are asked, and answer). Then data (streams, orders,
+what is held out), text (text as training data), images (pictures as data), language (what recipes of language models
+share), causal_lm and masked_lm (any architecture), fine_tune (adapters of a model that is there already), albert, with
+sahajBERT, swav and text_to_image (of the papers), split (networks that are cut), tasks (what a trained model is good
+for), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

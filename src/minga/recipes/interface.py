@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAl
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
 from minga.core.spec.fields import Section
+from minga.recipes.data_source import DataSource, pinned
 from minga.recipes.exported import Provenance
 from minga.recipes.model_files import files_of_model
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
@@ -304,8 +305,6 @@ class Recipe(ABC, Generic[S]):
 
         Raises `ConfigurationError` if the hub does not answer.
         """
-        from minga.recipes.data.source import DataSource, pinned
-
         data = getattr(self.settings, "data", None)
         return (
             self.settings.model_copy(update={"data": pinned(data)}) if isinstance(data, DataSource) else self.settings

@@ -1,10 +1,9 @@
 """Data of every kind, as recipes need it: the same samples, orders and held-out parts on every machine.
 
-    source ─▶ hub (rows) ─▶ hold_out (by content) ─▶ order (endless, each peer's own) ─▶ prefetch ─▶ batches
+    hub (rows) ─▶ hold_out (by content) ─▶ order (endless, each peer's own) ─▶ prefetch ─▶ batches
 
-Read: order (seeds, permutations, passes without end), hold_out (what nobody trains on), source (what a run spec says of
-them), hub (data sets of the Hugging Face hub and files, read on where a line broke off), prefetch (batches made ahead),
-files (of a run).
+Read: order (seeds, permutations, passes without end), hold_out (what nobody trains on), hub (data sets of the
+Hugging Face hub and files, read on where a line broke off), prefetch (batches made ahead), files (of a run).
 
 Used by all recipes, those of other packages too. It knows neither texts nor pictures, and no model.
 """

@@ -15,7 +15,7 @@ import numpy as np
 
 from minga.core.errors import ConfigurationError, LocalError
 from minga.recipes.data.order import ATTEMPTS, FIRST_PAUSE_S
-from minga.recipes.data.source import check_on_hub
+from minga.recipes.data_source import check_on_hub
 
 FEW_PARTS: Final = 16
 """A data set of fewer parts has too few orders for the streams of all peers to be different."""

@@ -23,7 +23,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.core.spec.sections import BASE_FOLDER, FileEntry
 from minga.recipes.causal_lm.recipe import CausalLmRecipe
-from minga.recipes.data.source import COMMIT
+from minga.recipes.data_source import COMMIT
 from minga.recipes.fine_tune.settings import HUB, TINY
 from minga.recipes.init_from import SINGLE, WEIGHTS, safetensors_in
 from minga.recipes.initial import new_model

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Printable, Real, described, real, whole
 from minga.recipes.data.hub import open_hub, rows_of
-from minga.recipes.data.source import NAMED, DataSource, Named
+from minga.recipes.data_source import NAMED, DataSource, Named
 from minga.recipes.images.loading import MAX_BYTES
 
 OF_ORGANISER = "the organiser's pictures"

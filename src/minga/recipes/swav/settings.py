@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StrictInt, field_validator, model_validator
 
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
-from minga.recipes.data.source import COLUMN, Column
+from minga.recipes.data_source import COLUMN, Column
 from minga.recipes.images.source import OF_ORGANISER, PictureSource
 
 DIGITS = "digits"

@@ -20,7 +20,7 @@ from minga.core.files import NOT_TEXT, decode_text
 from minga.core.units import counted
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.data.hub import opened
-from minga.recipes.data.source import check_on_hub
+from minga.recipes.data_source import check_on_hub
 
 TEST_SHARE = VALIDATION_SHARE = 0.1
 

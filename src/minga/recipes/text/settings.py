@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from minga.core.spec.fields import Printable, Real, choice, described, real, whole
-from minga.recipes.data.source import NAMED, DataSource, Named
+from minga.recipes.data_source import NAMED, DataSource, Named
 
 MAX_SOURCES = 16
 _OTHERS = {

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
-from minga.recipes.data.source import COLUMN, Column
+from minga.recipes.data_source import COLUMN, Column
 from minga.recipes.images.source import OF_ORGANISER, PictureSource
 from minga.recipes.text_to_image.decoder import DecoderShape
 
