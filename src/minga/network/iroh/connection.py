@@ -240,10 +240,8 @@ SAMPLE_PAUSE_S: Final = 0.05
 MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
 
-PATH_AGE_S = 4.0
-"""Greatest age in seconds of the round-trip time and kind of path: to look them up again wakes both processes, for each
-of their connections. They are looked up at once when a new connection has asked often enough.
-"""
+PATH_AGE_S = 1.0
+"""Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
 
 class IrohConnection(Connection):
@@ -517,8 +515,6 @@ class IrohConnection(Connection):
             self._ask()
         if left > 1:
             self._sampling = asyncio.get_running_loop().call_later(SAMPLE_PAUSE_S, self._sample_round_trip, left - 1)
-        else:
-            self._path_time = float("-inf")
 
     async def _send_abort(self, number: int) -> None:
         with contextlib.suppress(MingaError, *BINDING_ERRORS):
