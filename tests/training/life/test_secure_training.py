@@ -199,6 +199,7 @@ def check_evidence(witness: minga.Peer, hostile: str) -> None:
     assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile] * 2
     assert len(first["founders"]) == len(first["members"]) + 1
     evidence_file(directory, PeerId("f" * 64)).unlink()
+    assert "was banned: what it sent is not the gradient" in run("runs", "verify", str(directory)).stdout
     code, lines = minga_command("runs", "verify", str(directory), "--json")
     assert (code, lines[-1]["ok"], len(lines[-1]["logs"])) == (0, True, 1)
     assert genesis_file(directory, witness.peer_id).exists()

@@ -249,7 +249,7 @@ def _show_case(entry: Evidence, run_id: str, context: Context) -> Decision | str
         context.output.event("case", step=entry.step, peer=None, reason=None, witness=entry.author, wrong=str(error))
         return str(error)
     came = (entry.author,) if isinstance(entry.proof, Entered) else decision.admitted
-    told = {peer: "was away" if why is None else f"was banned: {why.value}" for peer, why in decision.gone.items()}
+    told = {peer: "was away" if why is None else f"was banned: {why.words}" for peer, why in decision.gone.items()}
     for peer, what in (told | dict.fromkeys(came, "became a member")).items():
         reason = decision.gone.get(peer)
         context.output.say(f"step {entry.step}  {peer[:10]}  {what}  (proven)")
