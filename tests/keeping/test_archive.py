@@ -147,19 +147,24 @@ def test_a_checkpoint_that_gets_another_lineage_while_it_is_archived_is_archived
     links: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, link, left, state = Kept(tmp_path, None), os.link, iter(range(links)), snapshot_of(10)
+    after, files, others = Lineage.founded("ab" * 16), {"amendments.json": b"2"}, list[threading.Thread]()
     path = kept.store.save(state, files={"amendments.json": b"1"})
     (path / "manifest.json.7-7.part").write_bytes(b"of a writer that was killed")
 
     def overtaken(source: Path, target: Path) -> None:
         if next(left, None) is None:
             monkeypatch.setattr("minga.keeping.archive.os.link", link)
-            kept.store.save(state.of(Lineage.founded("ab" * 16)), files={"amendments.json": b"2"})
+            others.append(threading.Thread(target=kept.store.save, args=(state.of(after),), kwargs={"files": files}))
+            others[0].start()
+            others[0].join(0.1)
         link(source, target)
 
     monkeypatch.setattr("minga.keeping.archive.os.link", overtaken)
     kept.archiver.add(path, record(10))
     archived = read_checkpoint(tmp_path / "archive" / path.name)
-    assert archived.files == {"amendments.json": b"2"}
+    others[0].join()
+    assert archived.files == {"amendments.json": b"1"}
+    assert read_checkpoint(path).files == files
     assert not list(archived.path.glob("*.part"))
 
 

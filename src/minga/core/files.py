@@ -68,7 +68,7 @@ def flush_folder(folder: Path) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some shared folders cannot do it
+            if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):  # else it is a disk that cannot do it
                 raise
         finally:
             os.close(descriptor)

@@ -29,7 +29,7 @@ from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointArchived, CheckpointNotUploaded, CheckpointUploaded
 from minga.core.files import flush_folder, flush_tree, read_struct
 from minga.identity.keys.keys import Identity, verify
-from minga.keeping.complete_checkpoints import MANIFEST_NAME
+from minga.keeping.complete_checkpoints import unchanging
 
 # ---- The record: what an archived checkpoint says of itself, signed by the peer that archived it.
 #
@@ -221,7 +221,11 @@ class Archiver:
         if not kept.exists():
             partial = self._folder / f"{_PARTIAL}{checkpoint.name}"
             try:
-                _link_all(checkpoint, partial)
+                partial.mkdir(parents=True)
+                with unchanging(checkpoint.parent):
+                    for path in checkpoint.iterdir():
+                        if path.suffix != ".part":  # of a process that was killed
+                            _link(path, partial / path.name)
                 write_record(partial, record, self._identity)
                 flush_tree(partial)
                 partial.rename(kept)
@@ -294,21 +298,6 @@ def _step(path: Path) -> int:
 
 def _mark(path: Path) -> Path:
     return path.with_name(f"{path.name}{_MARK}")
-
-
-def _link_all(checkpoint: Path, target: Path) -> None:
-    """Link all files of a checkpoint, again if another process gives it another lineage meanwhile: some files would be
-    of before, and some not.
-    """
-    while True:
-        target.mkdir(parents=True)
-        _link(checkpoint / MANIFEST_NAME, target / MANIFEST_NAME)
-        for path in checkpoint.iterdir():
-            if path.name != MANIFEST_NAME and path.suffix != ".part":  # what is just written
-                _link(path, target / path.name)
-        if (checkpoint / MANIFEST_NAME).read_bytes() == (target / MANIFEST_NAME).read_bytes():
-            return
-        shutil.rmtree(target)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -26,11 +26,11 @@ from minga.core.errors import ConfigurationError, IdentityError, StorageError, r
 from minga.core.files import flush_folder, flush_tree
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
-from minga.keeping.complete_checkpoints import MANIFEST_NAME
+from minga.keeping.complete_checkpoints import unchanging
 from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
 from minga.keeping.rejoin import FILE as HOST_LOCK
 from minga.keeping.rejoin import check_organiser
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.checkpoints import Checkpoint, CheckpointStore
 from minga.training.state.own_state import is_own_state
 
 # ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.
@@ -47,8 +47,8 @@ _LEFT_OUT = frozenset({"archive", CHECKPOINTS, "downloads", HOST_LOCK, _KEY_FILE
 MAX_PARTS = 8
 
 
-def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
-    """The step of the newest intact checkpoint, None without one, and the files to keep.
+def backup_files(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest intact checkpoint, None without one, and the files to keep beside it.
 
     Raises `StorageError` if there are checkpoints and all of them are damaged, and `ConfigurationError` for a file that
     no backup can bring back.
@@ -60,10 +60,7 @@ def backup_files(folder: Path) -> tuple[int | None, list[Path]]:
     files = [path for top in tops for path in _files(top)]
     for path in files:
         safe_name(path.relative_to(folder).as_posix())
-    if newest is None:
-        return None, files
-    # Its manifest comes first: what is opened while that stays the same belongs to it.
-    return newest.snapshot.step, files + sorted(_files(newest.path), key=lambda path: path.name != MANIFEST_NAME)
+    return newest, files
 
 
 def safe_name(name: str) -> PurePosixPath:
@@ -243,12 +240,11 @@ def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> 
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     with open(descriptor, "wb") as file, contextlib.ExitStack() as opened:
         sealed = SealedWriter(file, passphrase)  # takes a second, in which a fast run prunes checkpoints
-        step, files = backup_files(folder)
-        # A file that is open can be read to its end though its checkpoint is pruned meanwhile.
-        contents = [opened.enter_context(path.open("rb")) for path in files]
-        for path, content in zip(files, contents, strict=True):
-            if path.name == MANIFEST_NAME and not os.path.samestat(path.stat(), os.fstat(content.fileno())):
-                raise FileNotFoundError(f"{path} was replaced, as the checkpoint got another lineage")
+        newest, files = backup_files(folder)
+        with unchanging(folder / CHECKPOINTS):
+            files += [] if newest is None else _files(newest.path)
+            # A file that is open can be read to its end though its checkpoint is pruned meanwhile.
+            contents = [opened.enter_context(path.open("rb")) for path in files]
         with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed), 0.0)
             for path, content in zip(files, contents, strict=True):  # as long as it is now: a history may grow
@@ -257,7 +253,7 @@ def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> 
         sealed.close()
         file.flush()
         os.fsync(file.fileno())
-    return step
+    return None if newest is None else newest.snapshot.step
 
 
 def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) -> Restored:

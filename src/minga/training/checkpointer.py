@@ -231,7 +231,7 @@ class Checkpointer:
                 newest = self.newest_step()
             steps = "all steps are" if newest is None else f"all steps after {newest} are"
             lost = f". If this process ends before one is written, {steps} lost, unless other peers have them"
-            self._tell_failure("checkpoints", step, error, str(error) or cause_of(error), lost, again=tells)
+            self._tell_failure("checkpoints", step, error, _words(error), lost, again=tells)
             return
         if self._kept == step:  # else others' state has taken its place meanwhile
             self._written = step
@@ -247,7 +247,7 @@ class Checkpointer:
             file.save(state)
         except Exception as error:
             lost = f". After a kill this peer goes on from step {state.step} without what it alone had"
-            self._tell_failure("files of what this peer alone has", state.step, error, str(error), lost)
+            self._tell_failure("files of what this peer alone has", state.step, error, _words(error), lost)
         else:
             self._tell_success("files of what this peer alone has", state.step)
 
@@ -267,8 +267,8 @@ class Checkpointer:
         )
         try:
             archiver.add(path, record)
-        except OSError as error:
-            why = f"the checkpoint of step {manifest.step} is not in the archive: {reason_of(error)}"
+        except Exception as error:
+            why = f"the checkpoint of step {manifest.step} is not in the archive: {_words(error)}"
             self._tell_failure("archived checkpoints", manifest.step, error, why)
         else:
             self._tell_success("archived checkpoints", manifest.step)
@@ -286,6 +286,10 @@ class Checkpointer:
     def _tell_success(self, what: str, step: int) -> None:
         if self._causes.pop(what, None) is not None:
             logger.warning("%s are written again, from step %d on", what, step)
+
+
+def _words(error: Exception) -> str:
+    return reason_of(error) if isinstance(error, OSError) else str(error) or cause_of(error)
 
 
 class OwnStateKeeper:

@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.identity.keys.key_file import FileLock
-from minga.keeping.complete_checkpoints import complete_checkpoints
+from minga.keeping.complete_checkpoints import LOCK_NAME, complete_checkpoints
 from minga.training.lineage import Lineage
 from minga.training.state import checkpoints
 from minga.training.state import checkpoints as checkpoint_files
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.checkpoints import Checkpoint, CheckpointStore
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
@@ -54,7 +54,7 @@ def digest(snapshot: StateSnapshot) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_NAME)
 
 
 def test_a_checkpoint_that_another_peer_of_the_machine_removed_is_no_trouble(
@@ -230,28 +230,33 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
 
 
 @pytest.mark.parametrize("writes", range(3))
-def test_two_peers_of_a_machine_may_give_a_state_another_lineage_at_once(
+def test_two_peers_and_a_reader_may_meet_while_a_state_gets_another_lineage(
     writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
     store.save(state, files={"run.toml": b"one"})
     left, move, regrouped = iter(range(writes)), Path.replace, state.of(state.lineage.in_epoch(1))
+    theirs, loaded, others = state.of(state.lineage.in_epoch(2)), list[Checkpoint | None](), list[threading.Thread]()
 
-    def overtaken(self: Path, target: Path) -> Path:
+    def met(self: Path, target: Path) -> Path:
         if next(left, None) is None:
             monkeypatch.setattr(Path, "replace", move)
-            other = state.of(state.lineage.in_epoch(2))
-            saving = threading.Thread(target=CheckpointStore(tmp_path).save, args=(other,), kwargs={"files": theirs})
-            saving.start()
-            saving.join()
+            second, third = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
+            others.append(threading.Thread(target=second.save, args=(theirs,), kwargs={"files": {"run.toml": b"2"}}))
+            others.append(threading.Thread(target=lambda: loaded.append(third.load())))
+            for each in others:
+                each.start()
+                each.join(0.1)  # it waits, unless nothing that it reads has changed yet
         return move(self, target)
 
-    theirs, mine = {"run.toml": b"theirs"}, {"run.toml": b"mine"}
-    monkeypatch.setattr(Path, "replace", overtaken)
-    store.save(regrouped, files=mine)
-    loaded = CheckpointStore(tmp_path).load()
-    assert loaded is not None
-    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, mine)
+    monkeypatch.setattr(Path, "replace", met)
+    path = store.save(regrouped, files={"run.toml": b"mine"})
+    for each in others:
+        each.join()
+    found = [*loaded, CheckpointStore(tmp_path).load()]
+    assert [each is not None for each in found] == [True, True]
+    assert [each.files for each in found if each is not None][1] == {"run.toml": b"2"}
+    assert names(tmp_path) == [path.name]
 
 
 def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more(
@@ -591,6 +596,8 @@ def test_a_lock_that_is_taken_for_a_leftover_is_not_used(tmp_path: Path, monkeyp
     acquire, tries = FileLock.try_acquire, list[Path]()
 
     def lose_the_first(path: Path) -> object:
+        if path.name == LOCK_NAME:
+            return acquire(path)
         tries.append(path)
         return None if len(tries) == 1 else acquire(path)
 

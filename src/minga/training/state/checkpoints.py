@@ -36,7 +36,7 @@ from minga.core.errors import ConfigurationError, StorageError, reason_of
 from minga.core.files import flush_folder, flush_tree, replacing
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
-from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
+from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name, unchanging
 from minga.training.lineage import Lineage
 from minga.training.state.manifest import (
     FORMAT,
@@ -208,9 +208,9 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
 def change_lineage(
     folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
 ) -> None:
-    """Give the intact checkpoint in `folder` another lineage, and these further files. It is intact at any moment: in
-    between it has the lineage of before, and lists those files only that stay the same. Of several processes that do
-    so at once the last one wins. Raises as `write_checkpoint` does.
+    """Give the intact checkpoint in `folder` another lineage, and these further files, while nobody else does. It is
+    intact wherever this process dies: in between it has the lineage of before, and lists those files only that stay the
+    same. Raises as `write_checkpoint` does.
     """
     described = _encode(manifest, after, files)
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
@@ -219,8 +219,6 @@ def change_lineage(
     for name in files.keys() - same.keys():
         _replace(folder / name, files[name])
     _replace(folder / MANIFEST_NAME, described)
-    if any((folder / name).read_bytes() != content for name, content in files.items()):  # of another process
-        change_lineage(folder, before, after, manifest, files)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -250,8 +248,6 @@ def read_checkpoint(folder: Path, *, is_meta: bool = False) -> Checkpoint:
     files = {name: (folder / name).read_bytes() for name in written.files}
     for name, content in files.items():
         if blake3(content).hexdigest() != written.files[name].blake3:
-            if _read_manifest(folder) != written:  # another process gave it another lineage meanwhile
-                return read_checkpoint(folder, is_meta=is_meta)
             raise ValueError(f"{name} does not match its hash")
     return Checkpoint(snapshot, files, folder)
 
@@ -397,6 +393,10 @@ class CheckpointStore:
         if bad := [name for name in files if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name)]:
             raise ConfigurationError(f"{bad[0][:60]!r} cannot be the name of a file in a checkpoint")
         manifest = manifest or build_manifest(snapshot)
+        with unchanging(self.directory):
+            return self._save(snapshot, manifest, files)
+
+    def _save(self, snapshot: StateSnapshot, manifest: Manifest, files: Mapping[str, bytes]) -> Path:
         final = self.directory / folder_name(manifest.step, manifest.digest)
         partial, lock, is_new = None, None, True
         try:
@@ -414,9 +414,9 @@ class CheckpointStore:
                 try:
                     partial.rename(final)
                 except OSError:
-                    if _lineage_of(final) != snapshot.lineage:
+                    if _lineage_of(final) is None:
                         raise
-                    is_new = False  # another peer was faster with the same state
+                    is_new = False  # where there are no locks, another peer was faster with the same state
                 flush_folder(self.directory)
         except OSError as error:
             size = format_size(manifest.total_bytes)
@@ -450,7 +450,7 @@ class CheckpointStore:
         while waiting:
             step, path = waiting.pop()
             try:
-                checkpoint = read_checkpoint(path)
+                checkpoint = self._read(path)
             except (ValueError, FileNotFoundError) as error:
                 if not path.exists():  # another process removed it as too old, so there are newer ones
                     waiting = complete_checkpoints(self.directory)
@@ -476,6 +476,13 @@ class CheckpointStore:
                 "from other peers, or, if this peer is to begin the run, to start from the beginning"
             )
         return None
+
+    def _read(self, path: Path) -> Checkpoint:
+        try:
+            return read_checkpoint(path)
+        except (ValueError, FileNotFoundError):
+            with unchanging(self.directory):  # another process may just have given it another lineage
+                return read_checkpoint(path)
 
     def give_up_after(self, step: int) -> None:
         """Set aside what this peer has of later steps, if it has any: it is of a history that was given up for one that
