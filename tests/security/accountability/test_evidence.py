@@ -161,8 +161,10 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
 HIDING = {"hidden parts": ("p2", "p3")}
 DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
 LATER = ("sign flip", "covered claims", "lying claims")
-"""Attacks from the third step on: by the fifth the lots have fallen on them."""
-STEPS = dict.fromkeys(LATER, 5) | {"silent confirm": 3, "false accusation": 3, "death": 4}
+BEGINS = dict.fromkeys(LATER, 2) | dict.fromkeys(("wrong aggregate", "lying projections", "false accusation"), 1)
+"""The step in which an attack begins, if it is not the first one, in which nobody computes the gradients of others."""
+STEPS = dict.fromkeys(BEGINS, 2) | dict.fromkeys(LATER, 5) | {"silent confirm": 2, "false accusation": 3, "death": 4}
+"""How many steps are taken, if not one: lots fall on some attackers later, and some are judged in the next step."""
 
 
 class Played:
@@ -171,7 +173,7 @@ class Played:
     def __init__(self, attack: str) -> None:
         hostile, expected = ATTACKS[attack]
         makers: dict[str, MakeBehaviour] = {
-            name: lambda allies, kind=kind: kind(2 if attack in LATER else 1, allies)
+            name: lambda allies, kind=kind: kind(BEGINS.get(attack, 0), allies)
             for name, kind in hostile.items()  # type: ignore[misc]
         }
 
@@ -181,7 +183,7 @@ class Played:
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
-            await swarm.run(STEPS.get(attack, 2))
+            await swarm.run(STEPS.get(attack, 1))
             assert len({await peer.work.digest() for name, peer in swarm.peers.items() if name not in gone}) == 1
             return swarm
 

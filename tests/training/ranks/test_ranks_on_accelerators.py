@@ -249,8 +249,9 @@ class Count(TransferCount):
     # what travels from device to device, too
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
-        if func.namespace == "c10d" and any(not each.is_cpu for each in tensors):
+        if func.namespace == "c10d" and any(
+            isinstance(each, torch.Tensor) and not each.is_cpu for each in tree_leaves(args)
+        ):
             self.found.setdefault(self.phase, Counter())["collectives"] += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
