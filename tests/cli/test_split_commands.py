@@ -87,6 +87,7 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
             return running.enter_context(clients_at[number - 1].start("join", link, *keyless, *where, *more))
 
         others, doomed = [client(number, "--leave-after-steps", str(BATCHES)) for number in (1, 2)], client(3)
+        assert doomed.wait_for("costs")["download_bytes"] == 0
         peer = doomed.wait_for("split.joined")["peer"]
         for _ in range(3):
             server.wait_for("split.applied", peer=peer)

@@ -94,9 +94,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
         if not done.is_agreed:  # the owner of this machine is asked once
             if has_model:
                 tell_cautions(prospect.spec, context.output)
-            if not (has_model and prospect.spec.split.is_on):  # else no state comes
-                costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
-                availability.expect_start(costs.start_bytes)
+            costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
+            availability.expect_start(costs.start_bytes)
             done.is_agreed = True
             if availability.pause() is not None:
                 raise _LaterError
