@@ -63,7 +63,7 @@ def test_clients_have_samples_of_their_own_and_nobody_those_that_are_held_out() 
     assert len(torch.unique(everything, dim=0)) == 178
     assert [len(each.labels) for each in parts] == [45, 45, 44]
     assert torch.equal(parts[1].inputs, recipe(data="wine", clients=3, heldout=0.25).client_samples({}, 1).inputs)
-    with pytest.raises(ConfigurationError, match="client 3"):
+    with pytest.raises(ConfigurationError, match="--part 4: this run has the parts 1 to 3"):
         own.client_samples({}, 3)
     with pytest.raises(ConfigurationError, match="too few samples"):
         recipe(data="wine", clients=200).prepare()
