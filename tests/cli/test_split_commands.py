@@ -170,6 +170,7 @@ def test_what_a_host_is_refused_says_what_to_do(
     [
         (SPEC, {"device": "cuda", "evaluate": True}, "--device, --evaluate: not in a run whose model is cut"),
         (SPEC, {"role": "auxiliary"}, "--role auxiliary: choose trainer, client or monitor"),
+        (SPEC, {"data": ("own.csv",), "part": 7}, "--part: not with --data"),
         ('name = "x"\n', {"part": 1}, "--part: only in a run whose model is cut"),
     ],
 )

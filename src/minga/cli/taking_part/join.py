@@ -68,6 +68,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
         link = choose_run(options.bind, context.output)
     peer, rules = options.peer_options(), rules_of(options)
     max_files = parse_size(options.max_files, "--max-files")
+    if peer.role == "monitor":
+        refuse(options, ("data", "part", "leave_after_steps"), "not with --role monitor, which trains nothing")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
     log = RunLog(tuple(map(LoggerChoice.parse, options.log_to)))
@@ -213,6 +215,8 @@ def _check_options(options: JoinCommand, spec: RunSpec) -> None:
     split_recipe(spec)
     check_published(spec)
     refuse(options, (*OF_WHOLE_MODELS, "devices", "evaluate", "base"), MODEL_IS_CUT)
+    if options.data:
+        refuse(options, ("part",), "not with --data: this client has samples of its own, and no part of the example")
     if options.role not in ("trainer", "client"):
         raise ConfigurationError(f"--role {options.role}: choose trainer, client or monitor where the model is cut")
 
