@@ -202,6 +202,10 @@ def test_bad_options_are_usage_errors(
         (["join", "minga1" + "a" * 100_000], "no link has more"),
         (["join", LINK, "--role", "king"], "--role king"),
         (["join", LINK, "--role", "monitor", "--evaluate"], "--role monitor does not have"),
+        (
+            ["join", LINK, "--role", "monitor", "--part", "2", "--leave-after-steps", "1"],
+            "--part, --leave-after-steps: not with --role monitor",
+        ),
         (["join", LINK, "--max-upload", "10"], "--max-upload"),
         (["join", LINK, "--max-download", "-3Mbit"], "--max-download"),
         (["join", LINK, "--identity", "k.json", "--ephemeral"], "exclude each other"),

@@ -5,21 +5,24 @@ refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
 from minga.cli.commands import JoinCommand
+from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _check_options
+from minga.cli.terminal import exit_codes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.registry import published
-from minga.recipes.split import taking_part  # noqa: F401  # forked processes have it then
+from minga.recipes.split import taking_part  # forked processes have it then
 from tests.netlab import Host, Lab, why_unavailable
 from tests.worlds import forked
 from tests.worlds.cli_run import GUARDED_MINGA, LOCAL, Running, last_json, run
@@ -87,6 +90,7 @@ def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequen
             return running.enter_context(clients_at[number - 1].start("join", link, *keyless, *where, *more))
 
         others, doomed = [client(number, "--leave-after-steps", str(BATCHES)) for number in (1, 2)], client(3)
+        assert doomed.wait_for("costs")["download_bytes"] == 0
         peer = doomed.wait_for("split.joined")["peer"]
         for _ in range(3):
             server.wait_for("split.applied", peer=peer)
@@ -147,6 +151,33 @@ def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> No
     assert told["batches"] >= 12
 
 
+def test_a_client_that_leaves_by_ctrl_c_reads_of_batches_and_of_the_place_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(_: object, report: Callable[[int], None]) -> None:
+        report(64)
+        report(40)
+        raise KeyboardInterrupt
+
+    for name in ("GracefulLeave", "Watcher", "Ticker", "collect_again", "_first_words"):
+        monkeypatch.setattr(joining, name, MagicMock())
+    monkeypatch.setattr(taking_part, "ClientRun", lambda *_, **__: MagicMock(train=train, folder=tmp_path))
+    monkeypatch.setattr(exit_codes, "farewells", [])
+    monkeypatch.setattr(exit_codes, "done_so_far", [])
+    for name in ("farewells", "done_so_far"):
+        monkeypatch.setattr(joining, name, getattr(exit_codes, name))
+    peer, done = MagicMock(), joining.SessionsDone()
+    peer.spec.split.averages_clients = False
+    with pytest.raises(KeyboardInterrupt):
+        joining._Client(peer, JoinCommand(), MagicMock(), MagicMock(), done, MagicMock())._share_in()
+    so_far = exit_codes.done_so_far[-1]()
+    assert so_far == {"batches": 2, "samples": 104}
+    assert exit_codes.farewells[-1](so_far) == (
+        f"Stopped. This machine trained on 2 batches; its parts of the model are in {tmp_path}. Thank you! To come "
+        "back, type the same command again."
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "change", "said"),
     [
@@ -169,6 +200,7 @@ def test_what_a_host_is_refused_says_what_to_do(
     [
         (SPEC, {"device": "cuda", "evaluate": True}, "--device, --evaluate: not in a run whose model is cut"),
         (SPEC, {"role": "auxiliary"}, "--role auxiliary: choose trainer, client or monitor"),
+        (SPEC, {"data": ("own.csv",), "part": 7}, "--part: not with --data"),
         ('name = "x"\n', {"part": 1}, "--part: only in a run whose model is cut"),
     ],
 )

@@ -97,6 +97,15 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     assert "of a size that the organiser's program knows" in lines(costs)[0]
 
 
+@pytest.mark.parametrize("variant", ["u-shaped", "splitfed-1"])
+def test_a_client_of_a_cut_model_gets_its_part_at_most_and_chooses_its_batch(variant: str) -> None:
+    text = f'name = "x"\n[model]\nrecipe = "split"\n[split]\nvariant = "{variant}"\n'
+    costs = costs_of(prospect(TWO, text), minga.PeerOptions(), replace(WORK, micro_batch=100_000))
+    assert costs.parameters is not None
+    assert costs.download_bytes == (costs.parameters * 12 if variant == "splitfed-1" else 0)
+    assert costs.upload_per_day is None, "the plan of a whole model knows no activations"
+
+
 def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
     def told(peer: minga.PeerOptions, limit: TrafficLimit | None = None) -> tuple[Costs, str]:
         costs = costs_of(prospect(TWO), peer, WORK, limit)

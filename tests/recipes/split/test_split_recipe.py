@@ -12,7 +12,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import StreamPosition, new_model
-from minga.recipes.running.trained_model import with_state
+from minga.recipes.running.trained_model import from_run_folder, with_state
 from minga.recipes.split.recipe import SplitRecipe, figures_of
 from minga.split import NoPeek
 from minga.testing import RECIPE_CHECKS, RecipeCase
@@ -63,7 +63,7 @@ def test_clients_have_samples_of_their_own_and_nobody_those_that_are_held_out() 
     assert len(torch.unique(everything, dim=0)) == 178
     assert [len(each.labels) for each in parts] == [45, 45, 44]
     assert torch.equal(parts[1].inputs, recipe(data="wine", clients=3, heldout=0.25).client_samples({}, 1).inputs)
-    with pytest.raises(ConfigurationError, match="client 3"):
+    with pytest.raises(ConfigurationError, match="--part 4: this run has the parts 1 to 3"):
         own.client_samples({}, 3)
     with pytest.raises(ConfigurationError, match="too few samples"):
         recipe(data="wine", clients=200).prepare()
@@ -158,3 +158,11 @@ def test_nobody_exports_a_model_that_is_cut() -> None:
 
     with pytest.raises(ConfigurationError, match="each side has its part"):
         with_state(spec, {}, state)
+
+
+@pytest.mark.parametrize("kept", ["top.safetensors", "client-ab/parts.safetensors"])
+def test_nobody_exports_one_side_of_it_either(kept: str, tmp_path: Path) -> None:
+    (tmp_path / kept).parent.mkdir(exist_ok=True)
+    (tmp_path / kept).write_bytes(b"parts")
+    with pytest.raises(ConfigurationError, match="each side has its part"):
+        from_run_folder(tmp_path)

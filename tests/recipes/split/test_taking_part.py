@@ -98,6 +98,16 @@ def test_two_clients_of_one_machine_keep_parts_and_samples_of_their_own(tmp_path
     assert again.samples.inputs.max() < 500
 
 
+def test_parts_that_came_from_peers_are_none_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CaughtUp(Alone):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            self.steps = 5
+
+    monkeypatch.setattr(taking_part, "Client", CaughtUp)
+    assert not client("a1" * 32, tmp_path, table(tmp_path / "data.csv", range(40))).resumes
+
+
 @pytest.mark.parametrize("more", [[1000], [-1], [-5, 2000, 2001], range(1000, 1400)])
 def test_no_sample_that_was_trained_on_is_held_out_once_there_are_more(more: Sequence[int], tmp_path: Path) -> None:
     before = client("a1" * 32, tmp_path, table(tmp_path / "before.csv", range(1000)))

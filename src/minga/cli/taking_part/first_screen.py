@@ -99,16 +99,17 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     needs = None if model is None else Needs.of(spec, model)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
-    devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
+    device = "cpu" if spec.split.is_on else work.device  # parts of a cut model compute there
+    devices = [] if peer.role == "monitor" else choose_devices(device, work.devices, spec, peer.role)
     here = total_memory(devices[0] if devices else None)
     if devices:  # what cannot be is said before anything is agreed
         if model is not None:
             load_recipe(spec).check_device(devices[0])
         precision = choose_precision(work.precision, devices[0], spec)
-        if work.micro_batch is not None and model is not None:
+        if work.micro_batch is not None and model is not None and not spec.split.is_on:
             _check_micro_batch(work.micro_batch, work, spec, model, precision, here)
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
-    plans = peer.role != "monitor" and spec.security.verification != "byzantine"
+    plans = peer.role != "monitor" and spec.security.verification != "byzantine" and not spec.split.is_on
     task = _task(prospect, own) if plans else None
     places = [peer.run_directory(prospect.run_id) / "files", *([] if work.base is None else [work.base])]
     files = sum(
@@ -116,7 +117,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
         for name, entry in spec.files.items()
         if all(lies_in(folder, name, entry.size_bytes) is None for folder in places)
     )
-    at_start = None if needs is None else needs.state + files
+    gets_state = not spec.split.is_on or spec.split.averages_clients  # at most that of the whole model
+    at_start = None if needs is None else needs.state * gets_state + files
     trains_on_the_runs = model is not None and peer.role in ("trainer", "client") and not work.data
     streams = trains_on_the_runs and load_recipe(spec).is_streamed
     probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))

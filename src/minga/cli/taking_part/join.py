@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
         link = choose_run(options.bind, context.output)
     peer, rules = options.peer_options(), rules_of(options)
     max_files = parse_size(options.max_files, "--max-files")
+    if peer.role == "monitor":
+        refuse(options, ("data", "part", "leave_after_steps"), "not with --role monitor, which trains nothing")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
     log = RunLog(tuple(map(LoggerChoice.parse, options.log_to)))
@@ -94,9 +96,8 @@ def run_join(options: JoinCommand, context: Context) -> None:
         if not done.is_agreed:  # the owner of this machine is asked once
             if has_model:
                 tell_cautions(prospect.spec, context.output)
-            if not (has_model and prospect.spec.split.is_on):  # else no state comes
-                costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
-                availability.expect_start(costs.start_bytes)
+            costs = show_and_ask(prospect, peer, options, context.output, max_files=max_files, limit=rules.traffic)
+            availability.expect_start(costs.start_bytes)
             done.is_agreed = True
             if availability.pause() is not None:
                 raise _LaterError
@@ -161,14 +162,31 @@ class SessionsDone:
     steps: int = 0
     """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
+    parts: Path | None = None
+    """Where this client keeps its own, if the model is cut; its steps are batches."""
 
     def so_far(self) -> dict[str, int]:
         """What of it is said of a command that is interrupted."""
+        if self.parts is not None:
+            return {"batches": self.steps, "samples": self.samples}
         return {"step": self.step, "steps_contributed": self.contributed, "samples": self.samples}
+
+    def thanks(self, ended: str) -> str:
+        """The last words to a volunteer."""
+        if self.parts is None:
+            return thanks(ended, self.contributed, self.samples)
+        batches = counted(self.steps, "batch", "batches")
+        return f"{ended}. This machine trained on {batches}; its parts of the model are in {self.parts}. Thank you!"
+
+    def farewell(self, so_far: Mapping[str, int]) -> str:
+        """What one reads who left by Ctrl-C."""
+        if self.parts is None:
+            return farewell_of_volunteer(so_far)
+        return f"{self.thanks('Stopped')} To come back, type the same command again."
 
     def tell(self, output: Output) -> None:
         """Say what there was of it, to one who ends the command during a pause."""
-        output.say(thanks("Stopped during a pause", self.contributed, self.samples))
+        output.say(self.thanks("Stopped during a pause"))
         output.summary(ok=True, finished=False, steps_contributed=self.contributed, samples=self.samples)
 
 
@@ -176,7 +194,7 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     """Say that there is nothing left to take part in, and how to get the model."""
     ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
     left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
-    output.say(thanks(ended, done.contributed, done.samples) if done.contributed else left)
+    output.say(done.thanks(ended) if done.contributed else left)
     if prospect.spec.model.recipe != CUSTOM and not prospect.spec.split.is_on:
         output.say("While a peer that has its state is there, this gets the model:")
         output.say_whole(f"minga export {link} --out model")
@@ -214,6 +232,8 @@ def _check_options(options: JoinCommand, spec: RunSpec) -> None:
     split_recipe(spec)
     check_published(spec)
     refuse(options, (*OF_WHOLE_MODELS, "devices", "evaluate", "base"), MODEL_IS_CUT)
+    if options.data:
+        refuse(options, ("part",), "not with --data: this client has samples of its own, and no part of the example")
     if options.role not in ("trainer", "client"):
         raise ConfigurationError(f"--role {options.role}: choose trainer, client or monitor where the model is cut")
 
@@ -251,7 +271,7 @@ class _Joining:
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
-        farewells[:], done_so_far[:] = [farewell_of_volunteer], [done.so_far]  # nothing of this session alone
+        farewells[:], done_so_far[:] = [done.farewell], [done.so_far]  # nothing of this session alone
 
     def run(self) -> bool:
         """Take part, with a display beside; whether this session ended for a pause."""
@@ -429,6 +449,7 @@ class _Client(_Joining):
 
         options, output, done, peer = self.options, self.output, self._done, self.peer
         run = ClientRun(peer, data=options.data, number=options.part, batch_size=options.micro_batch)
+        done.parts = peer.directory if peer.spec.split.averages_clients else run.folder
         output.event(
             "split.joined", peer=peer.peer_id, samples=len(run.samples.labels), variant=peer.spec.split.variant
         )
@@ -442,7 +463,6 @@ class _Client(_Joining):
             return replace(view, values={**view.values, "own": own})
 
         def on_batch(samples: int) -> None:
-            done.step += 1
             done.steps += 1
             done.contributed += 1
             done.samples += samples
@@ -463,8 +483,7 @@ class _Client(_Joining):
             run.close()
         told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         trained = f"Trained on {counted(done.steps, 'batch', 'batches')}{f': {told}' if told else ''}."
-        kept = peer.directory if peer.spec.split.averages_clients else run.folder
-        output.say(f"{trained} This client's parts: {kept}")
+        output.say(f"{trained} This client's parts: {done.parts}")
         output.summary(
             ok=True, batches=done.steps, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
         )

@@ -23,6 +23,10 @@ from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot
 
 SPEC_FILE = "run-spec.toml"
+ONLY_PARTS = (
+    "the model of this run is cut: each side has its part alone, written into its folder of the run "
+    "(the server's top.safetensors, and parts.safetensors of each client)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     Raises `ConfigurationError` if the model is cut, so that nobody has a state of all of it.
     """
     if spec.split.is_on:
-        raise ConfigurationError(
-            "the model of this run is cut: each side has its part alone, written into its folder of the run "
-            "(the server's top.safetensors, and parts.safetensors of each client)"
-        )
+        raise ConfigurationError(ONLY_PARTS)
     recipe = load_recipe(spec)
     model, base = new_model(recipe), None
     if not all(each.requires_grad for each in model.parameters()):
@@ -61,6 +62,8 @@ def from_run_folder(directory: Path) -> TrainedModel:
     """The model of the newest checkpoint in the folder of a run. Raises `ConfigurationError` if there is none."""
     store = directory / "checkpoints"
     if not store.is_dir():
+        if any(directory.glob("top.safetensors")) or any(directory.glob("*/parts.safetensors")):
+            raise ConfigurationError(f"{directory}: {ONLY_PARTS}")
         runs = sorted(path.parent for path in directory.glob("*/checkpoints"))
         hint = "name the folder of one run, which `minga host` and `minga join` show"
         if runs:

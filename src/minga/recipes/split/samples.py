@@ -37,9 +37,7 @@ class DealtSamples:
     def of_client(self, number: int) -> LabelledSamples:
         """The training samples of one client, counted from 0. Raises `ConfigurationError` for one that is not there."""
         if not 0 <= number < len(self._parts):
-            raise ConfigurationError(
-                f"client {number}: recipe.split.clients = {len(self._parts)}, and they are counted from 0"
-            )
+            raise ConfigurationError(f"--part {number + 1}: this run has the parts 1 to {len(self._parts)}")
         return self.training.rows(torch.from_numpy(self._parts[number]))
 
 

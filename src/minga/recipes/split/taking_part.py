@@ -130,8 +130,8 @@ class ClientRun:
         """That of the example, counted from 1; another client may have the same."""
         self.samples, self.held_out = _held_out(recipe, recipe.client_samples(files, part - 1), peer.spec)
         parts = _parts(recipe, peer.spec)
+        self.resumes = self.path.exists()
         self.client = Client(peer, parts.bottom, parts.head, penalty=recipe.penalty, resume=self.path)
-        self.resumes = self.client.steps > 0
         if self.held_out is not None:
             self.client.watch(self.held_out.inputs, self.held_out.labels)
         self._is_averaged = peer.spec.split.averages_clients
