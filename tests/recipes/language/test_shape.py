@@ -121,6 +121,17 @@ def test_shapes_that_cannot_be_are_named(settings: dict[str, Any], words: str) -
     assert words in str(caught.value)
 
 
+def test_a_model_that_branches_on_values_is_tried_with_values(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+    assert language_recipe("llama", architecture="mixtral", overrides={**SMALL, **experts, "head_dim": 8}).prepare()
+    with pytest.raises(ConfigurationError, match="runs no longformer of these settings"):
+        language_recipe("roberta", architecture="longformer", overrides={**SMALL, "return_dict": False}).prepare()
+    assert not [each for each in caplog.records if each.name.startswith("torch")], "of the pass without values"
+
+
 def hostile(**changes: Any) -> RunSpec:
     """A published spec whose configuration another person changed."""
     shown = published(spec("causal-lm", overrides={**SMALL, "head_dim": 8}, data=TEXT))

@@ -248,7 +248,7 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
         raise
     except Exception as error:  # each architecture has errors of its own
         raise ConfigurationError(
-            f"transformers makes no {values['model_type']} of these settings: {str(error).strip()[:200]}"
+            f"transformers makes no {values['model_type']} of these settings: {reason_of(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"not a model: {type(model).__name__}")
@@ -261,8 +261,15 @@ def _configuration(values: Mapping[str, Any]) -> PretrainedConfig:
         return CONFIG_MAPPING[values["model_type"]](**given)
     except Exception as error:  # each architecture has errors of its own
         raise ConfigurationError(
-            f"transformers takes no {values['model_type']} with these settings: {str(error).strip()[:200]}"
+            f"transformers takes no {values['model_type']} with these settings: {reason_of(error)}"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error that a model's settings cause says of them."""
+    if isinstance(error, ZeroDivisionError):
+        return "one of them is 0, and another is divided by it"
+    return str(error).strip()[:200]
 
 
 def _by_own_names(overrides: Mapping[str, Any], usual: PretrainedConfig) -> dict[str, Any]:
