@@ -99,6 +99,9 @@ def test_a_shape_from_a_folder_ends_texts_with_the_token_of_the_tokenizer_that_i
     shown = published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
     config = json.loads(shown.recipe_settings["config"])
     assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 0, 400)
+    with pytest.raises(ConfigurationError, match="pad_token_id: the run's tokenizer"):
+        published(spec("causal-lm", config_from=str(tmp_path), data=TEXT, overrides={"pad_token_id": 7}))
+    assert published(spec("causal-lm", config_from=str(tmp_path), data=TEXT, overrides={"vocab_size": 500}))
     assert not caplog.records, "what transformers says of tokens that are not the run's"
 
 

@@ -322,6 +322,13 @@ def resolve(
         settings = settings.model_copy(update={"config_from": init_from})
     given, special = _given_tokenizer(tokenizer, trained_tokens)
     preset = family.presets[settings.size]
+    # A shape from elsewhere has a vocabulary of its own, and its numbers of tokens where its tokenizer comes with it.
+    said = () if settings.config_from and given else family.special
+    for name in settings.overrides:
+        if name in said or (name == "vocab_size" and not settings.config_from):
+            raise ConfigurationError(
+                f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
+            )
     if settings.config_from:
         values = shape_from(settings.config_from, f"recipe.{family.recipe}.config_from", family)
         values |= {name: value for name, value in settings.overrides.items() if name == "vocab_size"}
@@ -339,11 +346,6 @@ def resolve(
                 "architecture": settings.architecture or preset.architecture,
             }
         )
-        for name in settings.overrides:
-            if name == "vocab_size" or name in family.special:
-                raise ConfigurationError(
-                    f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
-                )
         values = shape_of_size(settings, family, special)
     if settings.vocabulary_size < 64:
         raise ConfigurationError(f"recipe.{family.recipe}.vocabulary_size = {settings.vocabulary_size}: at least 64")
