@@ -91,7 +91,7 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
     """
     preset = family.presets[settings.size]
     architecture = settings.architecture or preset.architecture
-    check_type(architecture, family)
+    check_type(architecture, family, f"recipe.{family.recipe}.architecture")
     usual = CONFIG_MAPPING[architecture]()
     numbers = special_settings(architecture, family, special)
     heads = preset.num_attention_heads
@@ -132,7 +132,7 @@ def shape_from(source: str, key: str, family: ModelFamily) -> dict[str, Any]:
         raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} is no JSON: {str(error)[:200]}") from error
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} names no model_type")
-    check_type(values["model_type"], family)
+    check_type(values["model_type"], family, f"{key} = {source!r}: model_type")
     return without_foreign(values)
 
 
@@ -213,11 +213,12 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
     return _model(values, family, frozen or torch.float32).train()
 
 
-def check_type(architecture: str, family: ModelFamily) -> None:
-    """Raise `ConfigurationError` if transformers has no model of this type and kind, or only one that cannot be used:
-    with an encoder beside the decoder (sizes of a run name the layers of one stack), or with positions of its own.
+def check_type(architecture: str, family: ModelFamily, key: str) -> None:
+    """Raise `ConfigurationError` if transformers has no model of this type, which `key` names, and kind, or only one
+    that cannot be used: with an encoder beside the decoder (sizes of a run name the layers of one stack), or with
+    positions of its own.
     """
-    where = f"recipe.{family.recipe}.architecture = {architecture[:64]!r}"
+    where = f"{key} = {architecture[:64]!r}"
     if architecture not in family.types or architecture not in CONFIG_MAPPING:
         raise ConfigurationError(
             f"{where}: transformers {transformers.__version__} has no such model for {family.recipe}"
@@ -237,7 +238,7 @@ def _without_memory(values: Mapping[str, Any], family: ModelFamily) -> nn.Module
 
 
 def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = torch.float32) -> nn.Module:
-    check_type(values["model_type"], family)
+    check_type(values["model_type"], family, "config.model_type")
     try:
         with bounded_modules():
             model = family.auto.from_config(_configuration(values), dtype=dtype)
