@@ -21,6 +21,7 @@ THREE = torch.zeros(3, 2)
 PICTURES = zeros(*((3, 8 + place, 9) for place in range(8)))
 BOXES = [{"boxes": torch.zeros(place, 4)} for place in range(2, 10)]
 LABELS = torch.zeros(8).long()
+QUESTIONS = ["start_positions", "end_positions"]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ LABELS = torch.zeros(8).long()
     ],
 )
 def test_the_size_of_a_batch_is_the_length_of_its_tensors(batch: Any) -> None:
-    assert batch_size_of(batch) == _samples_in(batch) == 3
+    assert batch_size_of(batch) == _samples_in(batch, []) == 3
 
 
 UNCLEAR = {
@@ -53,21 +54,36 @@ UNCLEAR = {
 
 @pytest.mark.parametrize("batch", UNCLEAR.values(), ids=UNCLEAR)
 def test_where_the_tensors_do_not_tell_the_program_has_to(batch: Any) -> None:
-    with pytest.raises(ConfigurationError, match="weigh="):
+    with pytest.raises(ConfigurationError, match=r'weigh=f, unit="samples"'):
         batch_size_of(batch)
 
 
 @pytest.mark.parametrize(
-    ("batch", "size"),
+    ("batch", "names", "size"),
     [
-        ({"pixel_values": torch.zeros(1200, 7), "input_ids": torch.zeros(8, 5), "labels": torch.zeros(8, 5)}, 8),
-        ({"pixel_values": torch.zeros(8, 3, 9, 9), "pixel_mask": torch.zeros(8, 9, 9), "labels": BOXES}, 8),
-        (UserDict({"input_features": torch.zeros(8, 80, 30), "labels": LABELS}), 8),
-        ({"input_ids": torch.zeros(8, 5), "start_positions": LABELS, "labels": None}, 8),
-        ((torch.zeros(8, 5), torch.zeros(3)), 8),
-        ({"labels": torch.tensor(1.0), "x": THREE}, 3),
-        ({}, 0),
+        ({"pixel_values": torch.zeros(1200, 7), "labels": torch.zeros(8, 5)}, ["labels"], 8),
+        ({"pixel_values": torch.zeros(8, 3, 9, 9), "labels": BOXES}, ["labels"], 8),
+        (UserDict({"input_features": torch.zeros(8, 80, 30), "labels": LABELS}), ["labels"], 8),
+        ({"patches": torch.zeros(1200, 7), "start_positions": LABELS, "end_positions": LABELS}, QUESTIONS, 8),
+        ({"images": PICTURES, "targets": BOXES}, ["targets"], 8),
+        ({"mask_labels": PICTURES, "class_labels": PICTURES, "pixel_values": THREE}, ["mask_labels"], 8),
+        ({"labels": torch.tensor(1.0), "x": THREE}, ["labels"], 3),
+        ({}, ["labels"], 0),
     ],
 )
-def test_a_trainer_counts_labels_or_the_rows_of_the_first_tensor(batch: Any, size: int) -> None:
-    assert _samples_in(batch) == size
+def test_a_trainer_counts_its_labels(batch: Any, names: list[str], size: int) -> None:
+    assert _samples_in(batch, names) == size
+
+
+@pytest.mark.parametrize(
+    ("batch", "names"),
+    [
+        ({"images": PICTURES, "targets": BOXES}, ["labels"]),
+        ({"x": torch.zeros(8, 5), "labels": LABELS, "label_weights": torch.zeros(3)}, ["label_weights", "labels"]),
+        ((torch.zeros(8, 5), torch.zeros(3)), []),
+    ],
+)
+def test_a_trainer_whose_labels_do_not_tell_has_to_name_them(batch: Any, names: list[str]) -> None:
+    """Eight pictures that were not stacked counted as three: the height of the first."""
+    with pytest.raises(ConfigurationError, match="label_names="):
+        _samples_in(batch, names)

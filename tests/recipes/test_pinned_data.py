@@ -14,6 +14,7 @@ from minga.cli.taking_part import host as host_module
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
 from minga.core.spec.run_spec import RunSpec
+from minga.recipes.data_source import DataSource
 from minga.recipes.init_from import prepared_files
 from minga.recipes.registry import check_published, pinned, published
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
@@ -136,3 +137,8 @@ def test_a_host_publishes_the_commit_that_it_prepared(
     monkeypatch.setattr(host_module, "host", begin)
     assert "seen enough" in run("host", str(path), "--directory", str(tmp_path)).stderr
     assert [each.recipe_settings["data"]["revision"] for each in seen] == [hub.commit(None)] * 2
+
+
+def test_a_source_that_a_recipe_describes_by_no_words_is_called_by_its_name() -> None:
+    """The data of a recipe from elsewhere have sources of their own; the export ended with a KeyError."""
+    assert DataSource(source="own").in_words() == "own"

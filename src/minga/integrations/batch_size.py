@@ -21,8 +21,9 @@ def batch_size_of(batch: Any) -> int:
         return lengths[0]
     found = f"tensors of the lengths {', '.join(map(str, lengths))}" if lengths else "no tensor"
     raise ConfigurationError(
-        f"how many samples a batch has does not show: it has {found}. Say it by weigh= of prepare or MingaStrategy, a "
-        "function of the batch"
+        f"how many samples a batch has does not show: it has {found}. Say it by weigh=, a function of the batch: to "
+        'Accelerate by prepare(..., weigh=f, unit="samples"), to Lightning by MingaStrategy(..., weigh=f); for a '
+        "Trainer name its labels, one for each sample: TrainingArguments(label_names=[...])"
     )
 
 

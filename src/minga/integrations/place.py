@@ -42,9 +42,9 @@ class RunPlace(NamedTuple):
         """The step after which the run ends, as amended so far; None without an end, or without a peer."""
         return None if self.peer is None else self.peer.checkpointer.last_step
 
-    def tell_of_clipping(self, own: float | None, *, by_value: bool = False) -> bool:
+    def tell_of_clipping(self, own: float | None, *, by_value: bool = False) -> None:
         """Warn if the run clips gradients otherwise than the script, which does it to the norm `own`, or each value to
-        that; None or 0 is not to clip. Returns whether they differ.
+        that; None or 0 is not to clip.
         """
         norm = self.spec.optimizer.max_grad_norm
         if not own:
@@ -59,7 +59,6 @@ class RunPlace(NamedTuple):
                 norm or "no norm",
                 script,
             )
-        return differs
 
     def leave(self) -> None:
         """Leave the run, unless the program holds the peer itself."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.batch_size import tensors_of
+from minga.integrations.batch_size import batch_size_of
 from minga.integrations.data_order import order_sampler, shuffled_by, tell_of_data_seed
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
@@ -168,7 +168,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         """
         trainer, arguments = self._trainer, self._trainer.args
         if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
-            return sum(map(_samples_in, batches))
+            return sum(_samples_in(batch, trainer.label_names) for batch in batches)
         tokens = round(float(torch.as_tensor(items).reshape(-1)[0]))
         if not arguments.average_tokens_across_devices:
             return tokens * max(1, int(arguments.n_gpu))
@@ -236,11 +236,10 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         self.optimizer.tell_of_end("the Trainer", self._place.last_step)
 
 
-def _samples_in(batch: Any) -> int:
-    """As many as there are labels; without them as its first tensor is long, and 0 if it has none. The first one alone
-    would not do: it may be of the patches of pictures.
-    """
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if isinstance(labels, list | tuple) or (isinstance(labels, torch.Tensor) and labels.ndim):
-        return len(labels)
-    return next(filter(None, map(len, tensors_of(batch))), 0)
+def _samples_in(batch: Any, label_names: Sequence[str]) -> int:
+    """As many as there are labels, of which a list has one for each sample; else the length of all its tensors."""
+    if isinstance(batch, Mapping) and not batch:
+        return 0  # the Trainer refuses it, and says why
+    found = [batch.get(name) for name in label_names] if isinstance(batch, Mapping) else []
+    lengths = {len(each) for each in found if isinstance(each, list | tuple) or (torch.is_tensor(each) and each.ndim)}
+    return lengths.pop() if len(lengths) == 1 else batch_size_of(batch)

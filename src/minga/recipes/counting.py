@@ -7,6 +7,7 @@ What a pass keeps is counted on a fake CPU, where attention keeps what it keeps 
 from __future__ import annotations
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -45,6 +46,24 @@ def count(build_model: Callable[[], nn.Module], batch: Mapping[str, Tensor], los
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = _kept_bytes(fake_copy(model), shapes_of_batch(batch, FAKE_DEVICE), loss)
     return Counted(tensors, float(counter.get_total_flops()), kept, frozen)
+
+
+def takes_shapes(model: nn.Module, batch: Mapping[str, Tensor], loss: LossFunction) -> bool:
+    """Whether a model on `meta` takes such a batch; no also where that depends on values."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    log.addFilter(_drop)  # torch prints the traceback of an error, which here is an answer
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            loss(model, shapes_of_batch(batch, "meta"))
+    except Exception:  # each architecture has errors of its own
+        return False
+    finally:
+        log.removeFilter(_drop)
+    return True
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
 
 
 def shapes_of_model(build_model: Callable[[], nn.Module]) -> nn.Module:

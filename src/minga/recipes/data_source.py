@@ -55,7 +55,7 @@ class DataSource(Section):
         if sources := getattr(self, "sources", ()):
             return "; ".join(f"{each.in_words()} (weight {each.weight:g})" for each in sources)
         if self.source != self.of_hub:
-            return self.others[self.source]
+            return self.others.get(self.source, self.source)
         named = " ".join(filter(None, (self.name, self.config, self.revision)))
         return f"the data set {named} of the Hugging Face hub, under its licence there"
 

@@ -151,3 +151,11 @@ def test_a_mixture_needs_its_sources_and_other_text_has_none() -> None:
         recipe({"data": {"source": "mixture", "sources": []}})
     with pytest.raises(ConfigurationError, match="mixture"):
         recipe({"data": {"source": "bible", "sources": [{"source": "bible"}]}})
+
+
+def test_refusals_name_the_setting_of_this_recipe_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^recipe\.sahajbert\.overrides\.hidden_sise: "):
+        published(spec({"overrides": {"hidden_sise": 3}}))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigurationError, match=r"^recipe\.sahajbert\.config_from = .*: model_type = 'bert': "):
+        published(spec({"config_from": str(tmp_path)}))

@@ -99,6 +99,9 @@ def test_a_shape_from_a_folder_ends_texts_with_the_token_of_the_tokenizer_that_i
     shown = published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
     config = json.loads(shown.recipe_settings["config"])
     assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 0, 400)
+    with pytest.raises(ConfigurationError, match="pad_token_id: the run's tokenizer"):
+        published(spec("causal-lm", config_from=str(tmp_path), data=TEXT, overrides={"pad_token_id": 7}))
+    assert published(spec("causal-lm", config_from=str(tmp_path), data=TEXT, overrides={"vocab_size": 500}))
     assert not caplog.records, "what transformers says of tokens that are not the run's"
 
 
@@ -119,6 +122,17 @@ def test_shapes_that_cannot_be_are_named(settings: dict[str, Any], words: str) -
     with pytest.raises(ConfigurationError) as caught:
         published(spec("causal-lm", data=TEXT, **settings))
     assert words in str(caught.value)
+
+
+def test_a_model_that_branches_on_values_is_tried_with_values(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+    assert language_recipe("llama", architecture="mixtral", overrides={**SMALL, **experts, "head_dim": 8}).prepare()
+    with pytest.raises(ConfigurationError, match="runs no longformer of these settings"):
+        language_recipe("roberta", architecture="longformer", overrides={**SMALL, "return_dict": False}).prepare()
+    assert not [each for each in caplog.records if each.name.startswith("torch")], "of the pass without values"
 
 
 def hostile(**changes: Any) -> RunSpec:

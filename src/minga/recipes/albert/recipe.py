@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,8 +35,8 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
         return {"size": size, "max_length": tokens or USUAL_TOKENS, "vocabulary_size": USUAL_VOCABULARY}
 
     def model_family(self) -> ModelFamily:
-        """ALBERT alone."""
-        return FAMILY
+        """ALBERT alone, by the name of the recipe that trains it."""
+        return replace(FAMILY, recipe=self.context.recipe)
 
     def build_model(self) -> nn.Module:
         """The model of the published shape, with parameters from the run's seed; see `initialize`."""

@@ -81,6 +81,8 @@ def check_bounds(values: Any, where: str = "config", depth: int = MAX_DEPTH) -> 
             check_bounds(value, f"{where}.{str(key)[:64]}", depth - 1)
     elif isinstance(values, int) and not isinstance(values, bool) and abs(values) > (most := _most(where)):
         raise ConfigurationError(f"{where} = {str(values)[:30]}: at most {most:,}")
+    elif isinstance(values, int | float) and values < 0 and where.endswith(("_eps", "epsilon")):
+        raise ConfigurationError(f"{where} = {values}: at least 0, or what it is added to has no root")
 
 
 def check_memory(model: nn.Module, bytes_per_parameter: int = BYTES_PER_PARAMETER) -> None:

@@ -13,18 +13,31 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import store
+from minga.recipes.counting import shapes_of_model, takes_shapes
 from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.exported import Provenance
+from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, Settings, StreamPosition
+from minga.recipes.language.config_guard import read_config
 from minga.recipes.language.export import export_model
 from minga.recipes.language.settings import LanguageSettings
-from minga.recipes.language.shape import GIVEN, OF_THE_RUN, ModelFamily, build, has_shape, resolve, without_chance
+from minga.recipes.language.shape import (
+    GIVEN,
+    OF_THE_RUN,
+    ModelFamily,
+    build,
+    has_shape,
+    reason_of,
+    resolve,
+    without_chance,
+)
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.recipes.tasks.evaluate import TASKS, evaluate_model
 from minga.recipes.text.corpus import (
@@ -191,6 +204,7 @@ class LanguageRecipe(TransformersRecipe[T]):
 
     def prepare(self) -> dict[str, bytes]:
         """`tokenizer.json`, the held-out documents, and the training documents unless peers stream them."""
+        self._check_pass()
         data, sources = self.resolved.data, dict[str, bytes]()
         if data.source == "mixture":
             training, heldout, sources = prepare_mixture(data, self.context.seed)
@@ -206,6 +220,26 @@ class LanguageRecipe(TransformersRecipe[T]):
             self.check_text(heldout, tokenizer, "held out")
             files[HELDOUT_FILE] = pack_documents(heldout)
         return {**files, **(sources if self.is_drawn else self._packed(training, tokenizer))}
+
+    def _check_pass(self) -> None:
+        """Raise `ConfigurationError` if the model takes no batch.
+
+        A pass without values costs little; where it fails, as it does in models that branch on values, a real one
+        decides.
+        """
+        batch, kind = self.synthetic_batch(1), read_config(self.resolved.config)["model_type"]
+        shapes = shapes_of_model(self.build_model)
+        for name, parameter in shapes.named_parameters():
+            if not parameter.numel():
+                raise ConfigurationError(f"transformers runs no {kind} of these settings: {name} has no elements")
+        if takes_shapes(shapes, batch, self.total_loss):
+            return
+        model = new_model(self)
+        try:
+            with torch.no_grad():
+                self.total_loss(model, batch)
+        except Exception as error:  # each architecture has errors of its own
+            raise ConfigurationError(f"transformers runs no {kind} of these settings: {reason_of(error)}") from error
 
     @property
     def is_drawn(self) -> bool:

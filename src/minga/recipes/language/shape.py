@@ -91,7 +91,7 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
     """
     preset = family.presets[settings.size]
     architecture = settings.architecture or preset.architecture
-    check_type(architecture, family)
+    check_type(architecture, family, f"recipe.{family.recipe}.architecture")
     usual = CONFIG_MAPPING[architecture]()
     numbers = special_settings(architecture, family, special)
     heads = preset.num_attention_heads
@@ -132,7 +132,7 @@ def shape_from(source: str, key: str, family: ModelFamily) -> dict[str, Any]:
         raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} is no JSON: {str(error)[:200]}") from error
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} names no model_type")
-    check_type(values["model_type"], family)
+    check_type(values["model_type"], family, f"{key} = {source!r}: model_type")
     return without_foreign(values)
 
 
@@ -213,11 +213,12 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
     return _model(values, family, frozen or torch.float32).train()
 
 
-def check_type(architecture: str, family: ModelFamily) -> None:
-    """Raise `ConfigurationError` if transformers has no model of this type and kind, or only one that cannot be used:
-    with an encoder beside the decoder (sizes of a run name the layers of one stack), or with positions of its own.
+def check_type(architecture: str, family: ModelFamily, key: str) -> None:
+    """Raise `ConfigurationError` if transformers has no model of this type, which `key` names, and kind, or only one
+    that cannot be used: with an encoder beside the decoder (sizes of a run name the layers of one stack), or with
+    positions of its own.
     """
-    where = f"recipe.{family.recipe}.architecture = {architecture[:64]!r}"
+    where = f"{key} = {architecture[:64]!r}"
     if architecture not in family.types or architecture not in CONFIG_MAPPING:
         raise ConfigurationError(
             f"{where}: transformers {transformers.__version__} has no such model for {family.recipe}"
@@ -237,7 +238,7 @@ def _without_memory(values: Mapping[str, Any], family: ModelFamily) -> nn.Module
 
 
 def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = torch.float32) -> nn.Module:
-    check_type(values["model_type"], family)
+    check_type(values["model_type"], family, "config.model_type")
     try:
         with bounded_modules():
             model = family.auto.from_config(_configuration(values), dtype=dtype)
@@ -248,7 +249,7 @@ def _model(values: Mapping[str, Any], family: ModelFamily, dtype: torch.dtype = 
         raise
     except Exception as error:  # each architecture has errors of its own
         raise ConfigurationError(
-            f"transformers makes no {values['model_type']} of these settings: {str(error).strip()[:200]}"
+            f"transformers makes no {values['model_type']} of these settings: {reason_of(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"not a model: {type(model).__name__}")
@@ -261,8 +262,15 @@ def _configuration(values: Mapping[str, Any]) -> PretrainedConfig:
         return CONFIG_MAPPING[values["model_type"]](**given)
     except Exception as error:  # each architecture has errors of its own
         raise ConfigurationError(
-            f"transformers takes no {values['model_type']} with these settings: {str(error).strip()[:200]}"
+            f"transformers takes no {values['model_type']} with these settings: {reason_of(error)}"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error that a model's settings cause says of them."""
+    if isinstance(error, ZeroDivisionError):
+        return "one of them is 0, and another is divided by it"
+    return str(error).strip()[:200]
 
 
 def _by_own_names(overrides: Mapping[str, Any], usual: PretrainedConfig) -> dict[str, Any]:
@@ -315,6 +323,13 @@ def resolve(
         settings = settings.model_copy(update={"config_from": init_from})
     given, special = _given_tokenizer(tokenizer, trained_tokens)
     preset = family.presets[settings.size]
+    # A shape from elsewhere has a vocabulary of its own, and its numbers of tokens where its tokenizer comes with it.
+    said = () if settings.config_from and given else family.special
+    for name in settings.overrides:
+        if name in said or (name == "vocab_size" and not settings.config_from):
+            raise ConfigurationError(
+                f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
+            )
     if settings.config_from:
         values = shape_from(settings.config_from, f"recipe.{family.recipe}.config_from", family)
         values |= {name: value for name, value in settings.overrides.items() if name == "vocab_size"}
@@ -332,11 +347,6 @@ def resolve(
                 "architecture": settings.architecture or preset.architecture,
             }
         )
-        for name in settings.overrides:
-            if name == "vocab_size" or name in family.special:
-                raise ConfigurationError(
-                    f"recipe.{family.recipe}.overrides.{name}: the run's tokenizer and vocabulary_size say it"
-                )
         values = shape_of_size(settings, family, special)
     if settings.vocabulary_size < 64:
         raise ConfigurationError(f"recipe.{family.recipe}.vocabulary_size = {settings.vocabulary_size}: at least 64")
