@@ -273,13 +273,22 @@ def test_a_backup_has_a_checkpoint_as_it_was_before_it_got_another_lineage_or_af
     state, files = snapshot_of(2).of(Lineage.founded("ab" * 16)), {"run-spec.toml": b"amended", "new.json": b"new"}
 
     def overtaken(path: Path, *words: Any, **more: Any) -> Any:
-        if path.parent.name.startswith("step-") and path.suffix != ".part" and next(left, None) is None and not others:
+        is_read = bool(loaded) and path.parent.name.startswith("step-") and path.suffix != ".part"
+        if is_read and next(left, None) is None and not others:
             store = CheckpointStore(path.parent.parent)
             others.append(threading.Thread(target=store.save, args=(state,), kwargs={"files": files}))
             others[0].start()
-            others[0].join(0.1)
+            others[0].join(0.5)
         return real(path, *words, **more)
 
+    files_of, loaded = backup_module.backup_files, list[Path]()
+
+    def begun(folder: Path) -> Any:
+        found = files_of(folder)
+        loaded.append(folder)
+        return found
+
+    monkeypatch.setattr(backup_module, "backup_files", begun)
     monkeypatch.setattr(Path, "open", overtaken)
     write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
     restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", tmp_path / "key.json", WORDS)
