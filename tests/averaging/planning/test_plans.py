@@ -192,6 +192,15 @@ def test_small_parts_go_in_smaller_chunks() -> None:
     assert counts(1.0) == counts(None) == [117, 14, 8, 8]
 
 
+@pytest.mark.parametrize(("peers", "times_as_long"), [(64, 1.0), (65, 1.5)])
+def test_the_last_chunk_of_a_large_group_has_three_more_lines_to_pass(peers: int, times_as_long: float) -> None:
+    """Else each of its rounds would be late, and all members would measure their lines again, with 15 MB each time."""
+    division = divide(SwarmRates((PeerRates(4e6, 4e6),) * peers), 1e8)
+    members = tuple(GroupMember(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(peers))
+    plan = make_plan("a name", PlanNeeds(5, 25_000_000, 100_000_000), members, division)
+    assert plan.predicted_s == pytest.approx(times_as_long * (division.predicted_s or 0.0))
+
+
 @pytest.mark.parametrize("count", [17, 1000, 4096])
 def test_a_plan_of_many_parts_is_accepted(count: int) -> None:
     division = Division(tuple(PartShare(1.0 / count, 0) for _ in range(count)), predicted_s=100.0)
