@@ -147,7 +147,7 @@ class ShardedVector(ParameterVector):
         gradients = [None if p.grad is None else local(p.grad).reshape(-1) for p in self._parameters]
         present = self._presence([gradient is not None for gradient in gradients])
         shards = [None if gradient is None or not gradient.numel() else gradient for gradient in gradients]
-        return [*shards, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
+        return [*shards, *self._movements(), present]
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
