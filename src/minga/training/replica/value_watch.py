@@ -74,4 +74,4 @@ class ValueWatch:
             flat = local(parameter).flatten()
             pace = max(1, flat.numel() // ELEMENTS)
             found.append(flat[: pace * ELEMENTS : pace].to(self._device, torch.float32))
-        return torch.cat(found).nan_to_num()
+        return torch.cat(found).view(torch.int32)  # the bits, as states are compared: of NaN, too
