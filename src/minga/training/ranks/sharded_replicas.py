@@ -150,12 +150,6 @@ class ShardedVector(ParameterVector):
         return [*shards, *self._movements(), present]
 
     @torch.no_grad()
-    def load(self, vector: torch.Tensor) -> None:
-        """Set the gradients of all ranks from rank 0's vector of means, and move the averaged buffers by theirs."""
-        self.load_gradients(vector)
-        self._advance_buffers(vector)
-
-    @torch.no_grad()
     def load_gradients(self, vector: torch.Tensor) -> None:
         """Set the gradients of all ranks from rank 0's vector."""
         gradients = []
@@ -184,12 +178,6 @@ class ShardedVector(ParameterVector):
             movements = flat_movements(self._buffers.moved)
             values[self.parameters_numel :][: movements.numel()].copy_(movements)
         return values
-
-    @torch.no_grad()
-    def adopt(self, vector: torch.Tensor) -> None:
-        """Set the parameters of all ranks from such a vector, and move the averaged buffers by their means."""
-        self.write_values(vector)
-        self._advance_buffers(vector)
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:

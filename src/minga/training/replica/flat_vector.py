@@ -261,7 +261,6 @@ class ParameterVector:
         self._buffers.undo_broken()
         return False
 
-    @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
         self.load_gradients(vector)
@@ -333,7 +332,6 @@ class ParameterVector:
             accelerator.mark().synchronize()
         return values
 
-    @torch.no_grad()
     def adopt(self, vector: torch.Tensor) -> None:
         """Set the parameters from such a vector, and move the averaged buffers by their means."""
         self.write_values(vector)
