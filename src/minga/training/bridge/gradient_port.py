@@ -202,7 +202,7 @@ class GradientPort(TrainingThread):
         if self._is_done():
             self._park_here()
         with self.lock:
-            self._reopened_s = None
+            said_s, self._reopened_s = self._reopened_s, None  # that it begins is told by `reopen` already
             if self._needs_another_time():
                 self._times.begin_try()
                 self._phase = PortPhase.OPEN
@@ -213,7 +213,7 @@ class GradientPort(TrainingThread):
             self._stand(False)
             if self._uncertain:  # the time of that one is not over yet
                 return None
-            begins = self._boundary_s is None and not self._paused
+            begins = self._boundary_s is None and said_s is None and not self._paused
             self._boundary_s = None if self._paused else self._loop.time()
         if begins:
             self._notifier.tell()
@@ -232,9 +232,8 @@ class GradientPort(TrainingThread):
         with self.lock:
             if self._phase is PortPhase.SEALED:
                 return False
-            return not self.report().samples or waited_s > min(
-                LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S
-            )
+            long_s = min(LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S)
+            return not self._samples or waited_s > long_s
 
     @property
     def is_at_rest(self) -> bool:
@@ -259,8 +258,7 @@ class GradientPort(TrainingThread):
         """Samples, speed and the micro-batch under way."""
         self._hear()
         with self.lock:
-            parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
-            samples = self._strategy.complete_samples if parked else self._strategy.samples
+            parked, samples = self._phase is not PortPhase.OPEN, self._samples
             rate = self._times.samples_per_s
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
@@ -290,7 +288,8 @@ class GradientPort(TrainingThread):
         """How far to go in the step after this one until it is `reopen`ed; None if nobody said."""
         with self.lock:
             self._next_limit = samples
-        self._wake()
+        if not self._parks:  # else the thread waits for the end of this step anyway
+            self._wake()
 
     def rest(self, *, resting: bool) -> None:
         """Keep the thread from computing, from its next boundary on, or let it go on."""
@@ -506,6 +505,11 @@ class GradientPort(TrainingThread):
             self._phase = PortPhase.PARKED
 
     @property
+    def _samples(self) -> int:
+        """Those that go into the round, as far as one knows."""
+        return self._strategy.samples if self._phase is PortPhase.OPEN else self._strategy.complete_samples
+
+    @property
     def _stands(self) -> bool:
         """Whether the thread is to compute nothing, whatever the phase."""
         return self._resting or self._held
@@ -535,8 +539,8 @@ class GradientPort(TrainingThread):
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
-        limits = [limit for limit in (self._limit, self._target) if limit is not None]
-        return bool(limits) and samples >= min(limits)
+        limit, target = self._limit, self._target
+        return (limit is not None and samples >= limit) or (target is not None and samples >= target)
 
     def _is_done(self) -> bool:
         """Whether the thread should park at its next boundary."""
