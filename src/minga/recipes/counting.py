@@ -49,7 +49,7 @@ def count(build_model: Callable[[], nn.Module], batch: Mapping[str, Tensor], los
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, counts operations as torch's counter of floating-point operations does; not by modules, which takes longer."""
+    """While it is entered, counts operations as torch's own counter does; not by modules, which takes longer."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
