@@ -158,7 +158,7 @@ down = "50Mbit"
 
 def test_who_comes_late_becomes_a_member_and_who_says_goodbye_and_comes_back_is_at_most_suspended() -> None:
     """For a while, and only if the goodbye falls between what it commits itself to in a step and the step's end."""
-    small = ("security.founders=3", "peers.home.count=3", "stop.steps=18")
+    small = ("security.founders=3", "peers.home.count=3", "stop.steps=24")
     small += ("peers.home.samples_per_second=100", "peers.home.latency=50ms")  # of a step most is after the commitment
     outcome = simulate(RESTLESS, *small, "security.probation_steps=2", "training.target_batch_size=40")
     timeline = outcome.timeline
