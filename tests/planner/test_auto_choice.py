@@ -13,7 +13,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.planner.auto_choice import AutoChoice, choose, with_chosen_strategy
-from minga.planner.model_facts import ModelFacts
+from minga.planner.model_facts import ModelFacts, facts_of_recipe
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
 from minga.planner.ways import FEW_INNER_STEPS, SYNCHRONOUS
@@ -23,9 +23,19 @@ MODEL = ModelFacts("18M", (18_000_000,), 1e12, 512, None, "as given")
 SPEED = "samples_per_s=10, micro_batch=4"
 
 
+COUNTED: dict[str, ModelFacts] = {}
+
+
+def counted_once(spec: RunSpec, source: str) -> ModelFacts:
+    """To count the model, which is the same in all these runs, would be most of the work."""
+    settings = str(spec.recipe_settings)
+    return COUNTED.get(settings) or COUNTED.setdefault(settings, facts_of_recipe(spec, source))
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.planner.devices.table_path", lambda: tmp_path / "devices.json")
+    monkeypatch.setattr("minga.planner.auto_choice.facts_of_recipe", counted_once)
 
 
 ADAMW = OptimizerSection(name="adamw")

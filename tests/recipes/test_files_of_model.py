@@ -81,19 +81,19 @@ def test_text_is_cut_by_the_tokenizer_that_the_parameters_belong_to(recipe: str,
     settings = {**usual, "data": {**text, "files": [str(other)]}}
     new = prepared_files(spec_of(recipe, settings))
     assert words_of(new[TOKENIZER_FILE]) != own
-    for place in PLACES:
-        for said in (settings, {name: each for name, each in settings.items() if name != "tokenizer"}):
-            spec = spec_of(recipe, said, places[place])
-            files = prepared_files(spec)
-            assert words_of(files[TOKENIZER_FILE]) == own, place
-            assert set(files) == {*new, INITIAL_FILE}
-            assert content_of(files[HELDOUT_FILE]) == content_of(new[HELDOUT_FILE])
-            if TOKENS_FILE in files:
-                assert published(spec).recipe_settings["tokenizer"] == "from:run"
-                assert load_recipe(published(spec)).published_settings().vocabulary_size == 400
-                tokens = load(content_of(files[TOKENS_FILE]))["tokens"]
-                read = Tokenizer.from_str(content_of(files[TOKENIZER_FILE]).decode())
-                assert "quaff" in read.decode(tokens[:60].tolist()).lower(), place
+    unnamed = {name: each for name, each in settings.items() if name != "tokenizer"}
+    for place, said in zip(PLACES, (settings, unnamed) * 2, strict=True):
+        spec = spec_of(recipe, said, places[place])
+        files = prepared_files(spec)
+        assert words_of(files[TOKENIZER_FILE]) == own, place
+        assert set(files) == {*new, INITIAL_FILE}
+        assert content_of(files[HELDOUT_FILE]) == content_of(new[HELDOUT_FILE])
+        if TOKENS_FILE in files:
+            assert published(spec).recipe_settings["tokenizer"] == "from:run"
+            assert load_recipe(published(spec)).published_settings().vocabulary_size == 400
+            tokens = load(content_of(files[TOKENS_FILE]))["tokens"]
+            read = Tokenizer.from_str(content_of(files[TOKENIZER_FILE]).decode())
+            assert "quaff" in read.decode(tokens[:60].tolist()).lower(), place
 
 
 def test_a_tokenizer_that_the_settings_name_comes_before_that_of_the_parameters(tmp_path: Path) -> None:

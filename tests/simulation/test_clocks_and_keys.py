@@ -162,7 +162,7 @@ def test_a_peer_that_was_cut_off_with_a_wrong_clock_is_let_in_again(skew_s: floa
             swarm.internet.restore(wrong, other)
         await asyncio.sleep(20.0)
         solo = [peer.replica.lineage.solo for peer in swarm.peers.values()]
-        await swarm.train_on(names, 8)
+        await swarm.train_on(names)
         await assert_equal_states(swarm, names)
         assert [peer.replica.lineage.solo for peer in swarm.peers.values()] == solo
         await swarm.close()

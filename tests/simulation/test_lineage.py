@@ -75,7 +75,7 @@ def test_hosts_that_come_back_from_a_checkpoint_take_what_their_clients_have(hos
         for client in clients:
             for name in names:
                 client.network.process.run(client.session.node.dial(swarm.peers[name].network.address))
-        await swarm.run_until_step(before + 5, limit_s=60.0)
+        await swarm.run_until_step(before + 2, limit_s=60.0)
         assert {peer.replica.lineage.solo for peer in swarm.alive()} == {0}
         fetched = {logged.peer for logged in swarm.log.of("sync.finished") if logged.event.time > killed_s}
         assert fetched == set(names)

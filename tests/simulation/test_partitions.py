@@ -265,7 +265,7 @@ def test_newcomers_behind_a_cut_take_no_step_however_many_they_are(members: int,
         for peer in old:
             for newcomer in newcomers:
                 swarm.internet.restore(peer.name, newcomer.name)
-        await swarm.run_until_step(step + 5)
+        await swarm.run_until_step(step + 3)
         await assert_equal_states(swarm)
         assert_one_group_per_step(swarm)
         await swarm.close()
@@ -289,7 +289,7 @@ def test_newcomers_go_on_after_the_only_member_said_goodbye_or_came_back(says_go
             await asyncio.sleep(200.0)
             assert {peer.replica.step for peer in swarm.alive()} == {step}
             swarm.restart("host")
-        await swarm.run_until_step(step + 3, limit_s=400.0)
+        await swarm.run_until_step(step + 2, limit_s=400.0)
         await assert_equal_states(swarm)
         await swarm.close()
 

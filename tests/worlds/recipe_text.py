@@ -15,6 +15,11 @@ GENESIS = Path(__file__).parent.parent / "data" / "web_genesis.txt"
 ALICE, BOB = "a1" * 32, "b0" * 32
 
 
+def long_text() -> str:
+    """Genesis with as many chapters again."""
+    return "\n".join(path.read_text("utf-8") for path in (GENESIS, GENESIS.with_name("web_genesis_22_to_42.txt")))
+
+
 def small_spec(**sections: Mapping[str, Any]) -> RunSpec:
     """A run on Genesis with a tiny model; each section given is laid over the defaults.
 

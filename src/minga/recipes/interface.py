@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
@@ -218,6 +218,18 @@ class RecipeFacts:
     activation_bytes: float | None
     origin: str
     frozen_bytes: int = 0
+
+
+class ParameterSizes(NamedTuple):
+    """The numbers of elements of what is trained and averaged, and the bytes of parameters that are not trained."""
+
+    tensors: tuple[int, ...]
+    frozen_bytes: int
+
+    @property
+    def trained(self) -> int:
+        """Numbers that are trained and averaged."""
+        return sum(self.tensors)
 
 
 class Recipe(ABC, Generic[S]):
@@ -536,6 +548,14 @@ class Recipe(ABC, Generic[S]):
         things. Leaves the models and all random generators as they were.
         """
         return Showing("")
+
+    def parameter_sizes(self) -> ParameterSizes:
+        """What a peer has to hold and to fetch, counted on a model without memory, and sooner than `facts`."""
+        from minga.recipes.counting import shapes_of_model
+
+        parameters = list(shapes_of_model(self.build_model).parameters())
+        frozen_bytes = sum(each.nbytes for each in parameters if not each.requires_grad)
+        return ParameterSizes(tuple(each.numel() for each in parameters if each.requires_grad), frozen_bytes)
 
     def facts(self) -> RecipeFacts:
         """What plans have to know, counted on a model without memory."""

@@ -166,6 +166,8 @@ def check_facts(case: RecipeCase, folder: Path) -> None:
     own = tuple(each.numel() for each in new_model(recipe).parameters() if each.requires_grad)
     _require(sorted(facts.tensors) == sorted(own), f"facts name {sum(facts.tensors)} parameters, not {sum(own)}")
     _require(facts.operations > 0 and facts.tokens >= 1, "facts without operations or tokens")
+    sizes = recipe.parameter_sizes()
+    _require(sizes == (facts.tensors, facts.frozen_bytes), "facts and parameter sizes differ")
     with torch.device("meta"):
         recipe.build_model()
 

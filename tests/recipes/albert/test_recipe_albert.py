@@ -25,7 +25,7 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.testing import RecipeCase
 from minga.testing.recipe_suite import check_loss
 from minga.training.replica.build_optimizer import build_optimizer
-from tests.worlds.recipe_text import ALICE, BOB, GENESIS, small_recipe, small_spec, write_files
+from tests.worlds.recipe_text import ALICE, BOB, GENESIS, long_text, small_recipe, small_spec, write_files
 
 
 @pytest.fixture
@@ -320,9 +320,9 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return hash_.hexdigest()[:32]
 
 
-def cut_as_before(path):
+def cut_as_before(text):
     documents, pending = [], []
-    for paragraph in path.read_text("utf-8").split("\n\n"):
+    for paragraph in text.split("\n\n"):
         pending.append(paragraph.strip())
         if sum(map(len, pending)) >= 4000:
             documents.append("\n".join(pending))
@@ -334,7 +334,7 @@ def test_the_recipe_computes_what_it_computed_before_it_had_settings_of_its_own(
     # All figures are those of the code in which the run spec itself knew the recipe's words. The tokenizer is given,
     # since training one twice need not give the same bytes; so are the documents into which the text was cut then.
     text = tmp_path / "genesis.jsonl"
-    text.write_text("\n".join(json.dumps({"text": document}) for document in cut_as_before(GENESIS)))
+    text.write_text("\n".join(json.dumps({"text": document}) for document in cut_as_before(long_text())))
     data = {"files": [str(text)], "heldout_fraction": 0.02}  # which holds out the two documents that a share did then
     recipe = small_recipe(albert={"vocabulary_size": 300}, data=data)
     prepared = {**recipe.prepare(), TOKENIZER_FILE: (GENESIS.parent / "genesis_tokenizer.json").read_bytes()}

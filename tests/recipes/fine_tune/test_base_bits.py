@@ -169,9 +169,10 @@ def test_a_run_may_say_in_how_many_bits_peers_hold_the_base(run_of: RunOf) -> No
         spec, files = run_of({"base_bits": bits})
         recipe = load_recipe(spec)
         assert isinstance(recipe, FineTuneRecipe)
-        sizes[bits] = recipe.facts().frozen_bytes
+        sizes[bits] = recipe.parameter_sizes().frozen_bytes
         frozen = {each.dtype for each in first_model(recipe, files).parameters() if not each.requires_grad}
         assert frozen == {torch.float32 if bits == 32 else torch.bfloat16}  # where it is not trained
+    assert recipe.facts().frozen_bytes == sizes[4]
     assert sizes[32] == 2 * sizes[16] > 2 * sizes[8] > 2 * sizes[4] > sizes[8]
     with pytest.raises(ConfigurationError, match="measure with base_bits = 16 or 32"):  # 4 bits would be told as 16
         measure_speed(recipe, spec, CPU, 0.01, choose_precision("float32", CPU, spec))

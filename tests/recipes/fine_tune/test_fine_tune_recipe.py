@@ -227,8 +227,8 @@ def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -
     assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
     frozen = [each for each in model.parameters() if not each.requires_grad]
     assert {each.dtype for each in frozen} == {torch.bfloat16}
-    assert recipe.facts().frozen_bytes == 2 * sum(each.numel() for each in frozen)
-    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.facts().frozen_bytes
+    assert recipe.parameter_sizes().frozen_bytes == 2 * sum(each.numel() for each in frozen)
+    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.parameter_sizes().frozen_bytes
     recipe.checkpoint_activations(model)
     batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
     recipe.total_loss(model, batch).backward()

@@ -19,7 +19,7 @@ from tests.worlds.swarm_tools import virtually
 
 pytest.importorskip("peft", reason="peft makes the adapters")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-STEPS, FROM_STEP = 14, 3
+STEPS, FROM_STEP = 9, 3
 
 
 def test_the_base_draws_nothing_at_random(base: Path, run_of: RunOf) -> None:

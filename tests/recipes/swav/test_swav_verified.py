@@ -10,7 +10,7 @@ from tests.worlds.extension_world import hosted, recipe_swarm
 from tests.worlds.swarm_tools import virtually
 from tests.worlds.swav_world import SMALL, small_run
 
-STEPS = 10
+STEPS = 7
 
 
 def test_honest_peers_stay_and_one_that_turns_signs_is_banned(tmp_path: Path) -> None:

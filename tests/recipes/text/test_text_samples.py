@@ -32,7 +32,7 @@ from minga.recipes.text.samples import (
     truncated_lengths,
 )
 from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
-from tests.worlds.recipe_text import ALICE, BOB, GENESIS
+from tests.worlds.recipe_text import ALICE, BOB, GENESIS, long_text
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -147,7 +147,7 @@ def key(one: Instance) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def corpus() -> StoredCorpus:
-    documents = GENESIS.read_text("utf-8").split("\n\n")
+    documents = long_text().split("\n\n")
     return StoredCorpus(documents, read_tokenizer(train_tokenizer(documents, 600), 600))
 
 

@@ -94,13 +94,13 @@ def _water_filled(rates: CleanRates, roots: BoolArray, limited: BoolArray | None
     free = roots & ~bounded.any(axis=0)
     if free.any():  # rooting costs these nothing
         return np.where(free, 1.0 / free.sum(), 0.0)
-    starts, slopes = np.where(bounded, starts, 0.0), np.where(bounded, slopes, np.inf)
+    alone = np.where(bounded, (1.0 + starts) / np.where(bounded, slopes, 1.0), 0.0).max(axis=0)
+    slopes, starts = np.where(bounded, slopes, 0.0), np.where(bounded, starts, -np.inf)
+    starts[:, ~roots] = np.inf
 
     def caps(level: float) -> FloatArray:
-        room = np.where(bounded, level * np.where(bounded, slopes, 0.0) - starts, np.inf).min(axis=0)
-        return np.where(roots, np.clip(room, 0.0, 1.0), 0.0)
+        return np.asarray(np.minimum(np.maximum((level * slopes - starts).min(axis=0), 0.0), 1.0))
 
-    alone = np.where(bounded, (1.0 + starts) / slopes, 0.0).max(axis=0)
     low, high = 0.0, float(alone[roots].min()) * (1.0 + 1e-12)
     for _ in range(TURNS):
         middle = (low + high) / 2.0

@@ -72,7 +72,10 @@ def loads(
         upload[number] = np.bincount(from_, minlength=count)
         download[number] = np.bincount(to, minlength=count)
         path = from_ * count + to
-        path, often = np.unique(path[flat[path]], return_counts=True)
+        path = path[flat[path]]
+        if not len(path):
+            continue
+        path, often = np.unique(path, return_counts=True)
         numbers.append(np.full(len(path), number, np.intp))
         paths.append(path)
         times.append(often.astype(np.float64))

@@ -17,7 +17,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_size
 from minga.core.urls import CUDA_WHEELS, is_public
-from minga.planner.model_facts import ModelFacts, facts_of_recipe
+from minga.recipes.interface import ParameterSizes
 from minga.recipes.registry import CUSTOM, load_recipe
 
 Finding = tuple[bool, str, str]
@@ -99,13 +99,13 @@ class Needs:
     disk: int
 
     @classmethod
-    def of(cls, spec: RunSpec, model: ModelFacts) -> Needs:
+    def of(cls, spec: RunSpec, model: ParameterSizes) -> Needs:
         """What a run of this model takes."""
         from minga.averaging.strategy_choice import largest_strategy
         from minga.core.spec.sections import BASE_FOLDER
         from minga.training.replica.build_optimizer import moment_bytes
 
-        size, moments = 4 * model.parameters, moment_bytes(model.tensors, spec.optimizer)
+        size, moments = 4 * model.trained, moment_bytes(model.tensors, spec.optimizer)
         vectors = 3 + largest_strategy(spec).facts.vectors
         state = size + moments
         base = sum(entry.size_bytes for name, entry in spec.files.items() if name.startswith(BASE_FOLDER))
@@ -113,15 +113,16 @@ class Needs:
         return cls(memory, state, state * (spec.checkpoints.keep + 1) + base)
 
 
-def model_of(spec: RunSpec) -> ModelFacts | None:
+def model_of(spec: RunSpec) -> ParameterSizes | None:
     """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
     no model of these settings, which joining says.
     """
     if spec.model.recipe == CUSTOM:
         return None
     try:
-        load_recipe(spec).check_received()
-        return facts_of_recipe(spec, spec.model.recipe)
+        recipe = load_recipe(spec)
+        recipe.check_received()
+        return recipe.parameter_sizes()
     except ConfigurationError:
         return None
 

@@ -23,7 +23,7 @@ from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
 from minga.planner.device_memory import counted_passes, device_memory
 from minga.planner.explanation import PeerTask, explain
-from minga.planner.model_facts import ModelFacts
+from minga.planner.model_facts import facts_of_recipe
 from minga.recipes.registry import CUSTOM, check_installed, load_recipe
 from minga.recipes.running.devices import choose_devices, machine_name
 from minga.recipes.running.micro_batch import check_wished
@@ -95,7 +95,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     if work.base_bits is not None:
         spec = spec.with_recipe_settings(load_recipe(spec).own_base(work.base_bits).settings.model_dump(mode="json"))
     model = model_of(spec)
-    parameters = None if model is None else model.parameters
+    parameters = None if model is None else model.trained
     needs = None if model is None else Needs.of(spec, model)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
@@ -107,7 +107,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
             load_recipe(spec).check_device(devices[0])
         precision = choose_precision(work.precision, devices[0], spec)
         if work.micro_batch is not None and model is not None and not spec.split.is_on:
-            _check_micro_batch(work.micro_batch, work, spec, model, precision, here)
+            _check_micro_batch(work.micro_batch, work, spec, precision, here)
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     plans = peer.role != "monitor" and spec.security.verification != "byzantine" and not spec.split.is_on
     task = _task(prospect, own) if plans else None
@@ -263,15 +263,14 @@ def _of_limit(costs: Costs) -> list[str]:
     return said
 
 
-def _check_micro_batch(
-    size: int, work: JoinCommand, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
-) -> None:
+def _check_micro_batch(size: int, work: JoinCommand, spec: RunSpec, precision: Precision, here: int | None) -> None:
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.
     """
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]
     passes = counted_passes(spec, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
+    model = facts_of_recipe(spec, spec.model.recipe)
     needs = device_memory(model, spec.optimizer, largest_strategy(spec), passes, offload=work.offload)
     if here is not None and needs.device(size) > here:
         most = needs.largest_micro_batch(here)

@@ -65,6 +65,7 @@ from minga.recipes.interface import (
     Files,
     Loss,
     Metric,
+    ParameterSizes,
     RecipeContext,
     RecipeFacts,
     Sample,
@@ -313,13 +314,17 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
         """As many as a sample takes, the padding with them."""
         return self.settings.max_length
 
-    def facts(self) -> RecipeFacts:
+    def parameter_sizes(self) -> ParameterSizes:
         """With a base of as few bits as it is held in, which is built with 16."""
-        facts, bits = super().facts(), self.settings.base_bits
+        sizes, bits = super().parameter_sizes(), self.settings.base_bits
         if bits >= 16:
-            return facts
+            return sizes
         saved = round((2.0 - BASE_BYTES[bits]) * self._linear_parameters())
-        return replace(facts, frozen_bytes=facts.frozen_bytes - saved)
+        return sizes._replace(frozen_bytes=sizes.frozen_bytes - saved)
+
+    def facts(self) -> RecipeFacts:
+        """With the base as it is held."""
+        return replace(super().facts(), frozen_bytes=self.parameter_sizes().frozen_bytes)
 
     def _linear_parameters(self) -> int:
         """Those of the layers of the base that are quantised: all linear ones but the last."""

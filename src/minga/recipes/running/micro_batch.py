@@ -213,7 +213,7 @@ def measure_speed(
     """
     model = new_model(recipe)
     frozen_bytes = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
-    if 0 < recipe.facts().frozen_bytes < frozen_bytes:
+    if 0 < recipe.parameter_sizes().frozen_bytes < frozen_bytes:
         raise ConfigurationError(
             "a base in 8 or 4 bits is quantised from the files of a run, which a measurement has not, and with more "
             "bits it has another speed: measure with base_bits = 16 or 32"
