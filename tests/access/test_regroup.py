@@ -26,7 +26,7 @@ pytestmark = pytest.mark.promise("who-may-take-part")
 
 ORGANISER = Identity.from_seed(bytes([200]) * 32)
 virtually = functools.partial(virtually_for, limit_s=1800.0)
-LONG_S = 12.0
+LONG_S = 6.0
 """After so many seconds nothing happens any more in a swarm that waits: a silent peer is given up in two."""
 
 

@@ -128,7 +128,7 @@ def test_rows_without_gradient_and_decay_never_move(kind: type[LAMB | AdamW]) ->
     parameter = nn.Parameter(torch.randn(70, 1000, generator=generator))
     before = parameter.detach().clone()
     optimizer = kind([parameter], lr=1e-2, weight_decay=0.0, storage=CODED)
-    for _ in range(100):
+    for _ in range(20):
         gradient = torch.randn(70, 1000, generator=generator)
         gradient[::2] = 0.0  # in blocks with rows that have one
         parameter.grad = gradient

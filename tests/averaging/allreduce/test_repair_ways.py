@@ -147,7 +147,7 @@ def victims_of(plan: Plan, case: str) -> set[int]:
 
 
 FEWER = [soaked("relay"), soaked("root"), soaked("site"), soaked("a relay of each part"), soaked("roots")]
-"""In `make test` the leader dies; `test_fetch_faults` loses a root and a relay of seventy, and `test_two_level` each
+"""In `make test` the leader dies; `test_fetch_faults` loses a root and a relay of fewer, and `test_two_level` each
 member of smaller groups.
 """
 

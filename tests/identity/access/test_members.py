@@ -214,7 +214,7 @@ async def test_who_is_barred_goes_when_the_step_ends_and_does_not_come_back() ->
 async def test_a_token_that_expires_in_mid_run_ends_with_a_step() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)
-    slow = TrainerSettings(4, 2.0)
+    slow = TrainerSettings(4, 10.0)
     first, second = (swarm.add(trainer=slow, access=invitation(spec)).name for _ in range(2))
     short = swarm.add(trainer=slow, access=invitation(spec, seed=78, expires=NOW + 5), name="short")
     await swarm.run_until_step(6)

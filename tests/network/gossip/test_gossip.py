@@ -201,7 +201,7 @@ def test_clocks_that_are_a_quarter_of_an_hour_off_are_corrected(founder_s: float
             await swarm.grow(1, HostSettings(clock_skew_s=skew_s))
             assert len({round(peer.node.clock.now()) for peer in swarm.peers}) == 1
         await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 5.0)
-        await asyncio.sleep(90.0)  # records that expire too soon are gone by now: they live for 60 s
+        await asyncio.sleep(65.0)  # records that expire too soon are gone by now: they live for 60 s
         assert everyone_sees(swarm.peers, swarm.peers)
         assert losses(swarm) == []
         assert not [event for peer in swarm.peers for event in peer.log if event.kind == "record.ignored"]

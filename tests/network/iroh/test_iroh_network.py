@@ -806,11 +806,13 @@ def test_streams_are_forgotten_when_nobody_uses_them() -> None:
     run(main)
 
 
-def test_more_streams_than_the_transport_allows_wait_for_their_turn() -> None:
+def test_more_streams_than_the_transport_allows_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_STREAMS", 100)  # a connection begins with so many
+
     async def main() -> None:
         async with networks(2) as pair:
             both = await join(*pair)
-            streams = [await both.outgoing.open_stream() for _ in range(530)]
+            streams = [await both.outgoing.open_stream() for _ in range(130)]
 
             async def ask(number: int) -> None:
                 await streams[number].write(number.to_bytes(4, "big"))
@@ -824,7 +826,7 @@ def test_more_streams_than_the_transport_allows_wait_for_their_turn() -> None:
                 await stream.finish()
                 assert await stream.read(1) == b""
 
-            await asyncio.gather(*(ask(number) for number in range(530)), *(answer() for _ in range(530)))
+            await asyncio.gather(*(ask(number) for number in range(130)), *(answer() for _ in range(130)))
 
     run(main)
 

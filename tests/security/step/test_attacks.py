@@ -150,7 +150,7 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 11, seed=4, hides=hides)
+        swarm = await fight(attack, 7, HOSTILE, 9, seed=4, hides=hides)
         bans = swarm.bans(swarm.honest[0])
         assert bans.keys() == set(HOSTILE)
         assert set(bans.values()) <= {"WRONG_GRADIENT", *(["UNDELIVERED"] if hides else [])}

@@ -51,7 +51,7 @@ for name, make in kinds.items():
         whole, sharded = models
         fully_shard(sharded)
         optimizers = [make(model.parameters()) for model in models]
-        for step in range(3):
+        for step in range(2):
             for one, other in zip(whole.parameters(), sharded.parameters()):
                 one.grad = torch.randn(one.shape).to(dtype)
                 other.grad = torch.distributed.tensor.distribute_tensor(one.grad, other.device_mesh, other.placements)
@@ -79,7 +79,7 @@ from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
-RANGE_BYTES = shard_map.RANGE_BYTES = 4096
+RANGE_BYTES = shard_map.RANGE_BYTES = 2048
 process_group.SHARED_MEMORY = "/nowhere"  # as on several machines: all of it travels in messages
 
 class Allocations(TorchDispatchMode):
@@ -103,7 +103,7 @@ class Allocations(TorchDispatchMode):
 
 def build():
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
+    return torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(6)))
 
 def inputs_of(rank):
     return torch.randn(4, 32, generator=torch.Generator().manual_seed(rank))

@@ -101,9 +101,9 @@ def rates(replica: Replica) -> list[float]:
     return [float(group["lr"]) for group in replica.optimizer.param_groups]
 
 
-def goes_on_alike(make: MakeSchedule | None, rate: Any = 0.1, taken_over_at: int = 5) -> bool:
+def goes_on_alike(make: MakeSchedule | None, rate: Any = 0.1, taken_over_at: int = 5, stop: int | None = None) -> bool:
     """Whether a newcomer has the digests and rates of a run at each step."""
-    old, new = replica(make, rate), replica(make, rate)
+    old, new = replica(make, rate, stop), replica(make, rate, stop)
     found = []
     for step in range(1, taken_over_at + 8):
         mean = torch.full((old.vector.numel,), 0.01)
@@ -208,7 +208,7 @@ def test_numbers_of_numpy_are_numbers_of_a_state(name: str) -> None:
 
 def test_a_schedule_that_holds_another_one_and_a_switch_goes_on_at_who_takes_the_state_over() -> None:
     for at in (2, 3, 4, 5, 8):
-        assert goes_on_alike(lambda o: Warmup(o, 3, lr_scheduler.StepLR(o, 2, 0.5)), taken_over_at=at)
+        assert goes_on_alike(lambda o: Warmup(o, 3, lr_scheduler.StepLR(o, 2, 0.5)), taken_over_at=at, stop=60)
 
 
 def once_more(optimizer: torch.optim.Optimizer) -> LRScheduler:
