@@ -74,7 +74,7 @@ def tell(peer, model, optimizer):
 
 
 def enter_run():
-    return listen(enter({{**spec_of(24, 4), "checkpoints": {{"every_steps": 0, "keep": 1}}}}))
+    return listen(enter({{**spec_of(24, 8), "checkpoints": {{"every_steps": 0, "keep": 1}}}}))
 """
 
 TRAINER = """
@@ -182,7 +182,7 @@ def test_peers_with_frameworks_share_what_is_trained_and_refuse_another_base(kin
     *peers, odd = results_of(tmp_path, [common + each for each in (LOOP, TRAINER, ACCELERATE, LIGHTNING, ODD)])
     assert "is frozen and has other values in the run than in this program" in odd["refused"]
     assert odd["refused"][:400] in peers[0]["unfit"]
-    assert {each["step"] for each in peers} == {4}
+    assert {each["step"] for each in peers} == {8}
     assert len({each["digest"] for each in peers}) == 1
     for each in peers:
         assert each["base"] > 8 * each["trained"]
