@@ -205,7 +205,7 @@ class GradientPort(TrainingThread):
             said_s, self._reopened_s = self._reopened_s, None  # that it begins is told by `reopen` already
             if self._needs_another_time():
                 self._times.begin_try()
-                self._phase = PortPhase.OPEN
+                self._phase, said_s = PortPhase.OPEN, None  # that it parked was told since
             if self._has_to_wait():
                 self._boundary_s = None
                 self._stand(True)
@@ -229,6 +229,7 @@ class GradientPort(TrainingThread):
         """Whether nothing is lost if the program leaves, which has waited for so long: it gave nothing to the step, no
         round needs it, or the step does not get on, as while the run is paused.
         """
+        self._hear()
         with self.lock:
             if self._phase is PortPhase.SEALED:
                 return False

@@ -80,7 +80,6 @@ class ParameterVector:
         for tensor in tensors:
             _check_parameter(tensor)
         self._parameters = [p for p in tensors if p.numel()]
-        self._devices = {p.device for p in self._parameters if not p.is_cpu}
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
         self._all_present = torch.full((len(self._parameters),), PRESENT, dtype=torch.float32, device="cpu")
@@ -110,7 +109,7 @@ class ParameterVector:
         up in RAM.
         """
         if self.accelerator is None:
-            for device in self._devices:
+            for device in {p.device for p in self._parameters if not p.is_cpu}:
                 wait_for(device)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
