@@ -560,8 +560,8 @@ def test_a_token_in_an_address_leads_to_this_server_alone(dashboard: Dashboard) 
 
 @pytest.fixture
 def hasty(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
-    """Looks after its connections 100 times as often, and has few."""
-    monkeypatch.setattr(connection, "LOOK_S", 0.1)
+    """Looks after its connections 30 times as often, and has few."""
+    monkeypatch.setattr(connection, "LOOK_S", 0.3)
     monkeypatch.setattr(connection, "MOST_OPEN", 3)
     served = run.serve(None, is_organisers=True)
     yield served
@@ -595,7 +595,7 @@ def test_a_slow_download_comes_to_its_end(hasty: Dashboard) -> None:
         received = 0
         while piece := opened.recv(128 << 10):
             received += len(piece)
-            time.sleep(0.02)
+            time.sleep(0.03)
     assert received > 2 * len(wheel.data)
 
 
