@@ -401,13 +401,9 @@ class Optimizer(torch.optim.Optimizer):
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss  # it may still be computed
         samples = self.last_samples = self._replica.collect(samples, loss)
-        if self._port is None:
-            return
-        try:
-            self._port.add(samples, loss)
-        except BaseException as error:
-            self._replica.fail(error)
-            raise
+        if self._port is not None:
+            with self._failing_together():
+                self._port.add(samples, loss)
 
     def _note(self, samples: int, loss: float | None, is_taken: bool) -> None:
         """It is known whether a micro-batch counts; on any thread."""

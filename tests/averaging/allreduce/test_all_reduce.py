@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import struct
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -21,9 +20,7 @@ from minga.averaging.codecs.registry import CODECS as REGISTRY
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError, RemoteError
-from minga.network.interface import Buffer
 from minga.network.rpc.handshake import Call
-from minga.network.rpc.multiplexer import DATA, HEADER, LAST, PULSE, Outbox
 from minga.network.rpc.stream import MessageStream
 from tests.worlds.nonzero_codec import ENTRY
 from tests.worlds.reduce_world import ROUND, Party, World
@@ -90,36 +87,6 @@ def test_any_layout_and_any_weights(numels: list[int], weights: list[int], codec
         assert all(torch.equal(result, results[0]) for result in results)
         assert torch.allclose(results[0].double(), mean_of(vectors, weights), atol=0.5)
         assert all(party.offences() == [] for party in world.parties)
-
-    main()
-
-
-def test_streams_of_a_small_round_end_in_the_frames_that_are_sent_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those of the senders, whose ends say that they have the mean, or heard of the commit."""
-    headers: list[Buffer] = []
-    put = Outbox.put
-
-    def note(self: Outbox, *frames: Buffer, lazily: bool = False) -> None:
-        headers.append(frames[0])
-        put(self, *frames, lazily=lazily)
-
-    @virtually
-    async def main() -> None:
-        layout = VectorLayout((300,), "float32")
-        world = World(3)
-        await world.start()
-        monkeypatch.setattr(Outbox, "put", note)
-        await world.reduce(world.plan(layout), layout, list(vectors_of(layout, 3)), [1, 2, 3])
-        await asyncio.sleep(0.1)
-        monkeypatch.undo()
-        await world.close()
-        frames = [(kind, size > 0) for kind, _, size in map(HEADER.unpack, headers) if kind != PULSE]
-        parts, holds = 3 * 2, 2
-        assert Counter(frames) == {
-            (DATA, True): 2 * parts + holds,
-            (LAST, True): parts + holds,
-            (LAST, False): parts + holds,
-        }
 
     main()
 

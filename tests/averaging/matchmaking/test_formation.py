@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -334,28 +332,6 @@ def test_a_newcomer_waits_for_those_from_whom_it_has_its_state(late_s: float, mo
         await camp.close()
 
     main()
-
-
-def test_a_follower_does_not_say_again_what_it_said_when_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = defaultdict[MessageStream, list[Report]](list)
-    send = MessageStream.send
-
-    async def note(self: MessageStream, message: msgspec.Struct) -> None:
-        if isinstance(message, Join) or (isinstance(message, Update) and not message.ballot):
-            said[self].append(message.report)
-        await send(self, message)
-
-    @virtually
-    async def main() -> None:
-        camp = Camp(3, batch=60)
-        await camp.begin()
-        monkeypatch.setattr(MessageStream, "send", note)
-        await camp.until_step(3)
-        await camp.close()
-
-    main()
-    assert any(len(reports) > 1 for reports in said.values())
-    assert all(report != next_one for reports in said.values() for report, next_one in pairwise(reports))
 
 
 def test_stopping_in_a_minority_says_what_to_do() -> None:

@@ -469,12 +469,12 @@ def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: 
         slow, flooded = swarm.peers
         pusher = flooded.gossip._pusher
         outboxes = pusher._outboxes
-        pusher._begun_s[slow.peer_id] = [-10.0]  # as while a push has no answer
+        outboxes[slow.peer_id] = {}  # as while a push is under way
         for number in range(1000):  # owners that are off the board again when it is their turn
             pusher.add(PeerId(f"{number:064x}"), 1, PeerId("f" * 64))
             if number % 10 == 9:
                 await asyncio.sleep(0.1)
-                assert 0 < len(outboxes[slow.peer_id]) <= 50
+                assert len(outboxes[slow.peer_id]) <= 50
         flooded.board.put(progress(7))
         await asyncio.sleep(0.1)
         assert (flooded.peer_id, RUN_KINDS.of(Progress).code) in outboxes.pop(slow.peer_id)

@@ -127,29 +127,6 @@ def test_in_a_steady_swarm_few_records_come_twice(
     assert pushes["all"] < most_pushes * 10 * size
 
 
-def test_pushes_follow_one_another_until_one_has_no_answer_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushes, broken = Counter[PeerId](), set[tuple[PeerId, PeerId]]()
-    drop_pushes(monkeypatch, lambda one, other: (one, other) in broken)
-    push = RumourSpreader._push
-
-    async def pushed(self: RumourSpreader, peer: PeerId, entries: list[StoredRecord]) -> None:
-        pushes[peer] += self._board.peer_id == next(iter(broken))[0]
-        await push(self, peer, entries)
-
-    async def scenario(swarm: Swarm) -> None:
-        writer, deaf, other = swarm.peers[:3]
-        broken.add((writer.peer_id, deaf.peer_id))
-        monkeypatch.setattr(RumourSpreader, "_push", pushed)
-        for step in range(20):
-            writer.board.put(progress(step))
-            await asyncio.sleep(0.2)
-
-        assert pushes[other.peer_id] >= 19
-        assert 2 <= pushes[deaf.peer_id] <= 1 + rumours.SLOW_S / rumours.TELLS_ALL_S
-
-    in_swarm(4, scenario, seed=1)
-
-
 def test_while_one_peer_takes_nothing_the_others_repeat_what_its_owner_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a small swarm nobody repeats records of which the owner says that it tells all."""
     repeated, broken = Counter[bool](), set[tuple[PeerId, PeerId]]()

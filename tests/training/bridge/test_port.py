@@ -225,42 +225,6 @@ async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
 
 
 @virtually
-async def test_a_thread_that_waits_for_its_step_is_not_woken_for_the_next_one() -> None:
-    p = port()
-    p.poll()
-    p.limit(0)
-    p.add(4)
-    assert p.poll() is WAIT
-    await asyncio.sleep(0.1)
-    woken = asyncio.ensure_future(p.woken.wait(1.0))
-    p.limit_next(8)
-    await asyncio.sleep(0.1)
-    assert not woken.done()
-    await woken
-
-
-@virtually
-async def test_a_try_is_told_although_the_thread_was_told_to_stop_after_it_began_the_step() -> None:
-    p = port()
-    p._times.needs_another = lambda *_: True  # type: ignore[method-assign]
-    p.poll()
-    p.add(4)
-    await p.seal()
-    applying = p.request("apply", lambda: end_round(p))
-    p.finish(p.poll())  # type: ignore[arg-type]
-    await applying
-    p.limit(0)
-    await asyncio.sleep(0.1)
-    assert p.report().parked
-    told = asyncio.ensure_future(p.changed.wait())
-    await asyncio.sleep(0)
-    assert p.poll() is None
-    await asyncio.sleep(0.1)
-    assert told.done(), "nobody would hear of it for the whole micro-batch"
-    assert not p.report().parked
-
-
-@virtually
 async def test_a_thread_that_began_a_step_in_its_work_is_about_to_compute() -> None:
     """A leader that took it for idle would tell it to stop with what it has, for some tenths of the step."""
     p = port()

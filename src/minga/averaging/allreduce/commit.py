@@ -188,7 +188,6 @@ class QuorumCommit:
                         await round.changed.wait()
                 if listening.done():
                     self._judge(listening.result().term)
-                    await stream.finish()  # a reset would be told at once
             finally:
                 await end(listening)
 

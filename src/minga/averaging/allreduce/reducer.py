@@ -145,6 +145,7 @@ class Reducer:
                 await self._receive(child, hello.weight, stream)
             await sending
             if not self._round.aborted:
+                await stream.finish()
                 await stream.receive_end()
                 self._taken |= self._round.routes.behind(self._assignment, child)
                 self._round.changed.fire()
@@ -341,7 +342,6 @@ class Reducer:
                 await self._ready.wait()
             await send_reduced(round, self._encoded[index], stream)
             self._settle({child}, (index,))
-        await stream.finish()  # in the same write as the last mean, if that is small
 
     def _settle(self, children: set[int], indices: Iterable[int]) -> None:
         """Nothing more of these chunks goes to these children: forget the bytes that no child is owed."""

@@ -86,7 +86,7 @@ async def follow(attempt: GroupAttempt, leader: Address) -> FollowedPlan | Addre
         await stream.send(join)
         loop, told = asyncio.get_running_loop(), ToldScores()
         told.tell(join.report.score, loop.time())
-        updates = loop.create_task(_send_updates(stream, attempt.contributor, told, join.report))
+        updates = loop.create_task(_send_updates(stream, attempt.contributor, told))
         listening = loop.create_task(_listen(stream, attempt, told))
         watching = loop.create_task(_watch(stream, attempt))
         try:
@@ -138,21 +138,17 @@ async def _watch(stream: MessageStream, attempt: GroupAttempt) -> None:
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 
-async def _send_updates(stream: MessageStream, contributor: Contributor, told: ToldScores, sent: Report) -> None:
-    """Tell the leader of each change, from the report that was `sent` on: at once if this peer parked or paused, else
-    every `UPDATE_PERIOD_S`, or as often as it would send signs of life, which is more rarely in a large group.
+async def _send_updates(stream: MessageStream, contributor: Contributor, told: ToldScores) -> None:
+    """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
+    as it would send signs of life, which is more rarely in a large group.
     """
-    loop = asyncio.get_running_loop()
+    loop, sent, due_s = asyncio.get_running_loop(), Report(), -1.0
     while True:
-        due_s = loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
         report = contributor.report()
-        while not _is_urgent(report, sent) and (report.samples == sent.samples or loop.time() < due_s - 1e-3):
+        urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
+        if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
+            told.tell(report.score, loop.time())
+            await stream.send(Update(report))
+            sent, due_s = report, loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
+        else:
             await contributor.changed.wait(None if report.samples == sent.samples else due_s - loop.time())
-            report = contributor.report()
-        told.tell(report.score, loop.time())
-        await stream.send(Update(report))
-        sent = report
-
-
-def _is_urgent(report: Report, sent: Report) -> bool:
-    return (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)

@@ -12,8 +12,8 @@ In a swarm of at most `TELLS_ALL` peers the owner tells all and says so, and the
 does not say so while it lacks a connection to a living peer, or one of them is slow to take what it was sent. No peer
 ever repeats a large record, so its owner tells `FANOUT` neighbours at once.
 
-A neighbour that has not answered a push for `SLOW_S` is pushed no more until it does. Records that become new meanwhile
-wait, and newer versions replace older ones, so a slow neighbour costs neither memory nor the others' time.
+At most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace
+older ones, so a slow neighbour costs neither memory nor the others' time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RumourSpreader:
         self._loop = asyncio.get_running_loop()  # asked for with each record, which in Python 3.11 is a system call
         self._rumours: dict[Key, _Rumour] = {}
         self._outboxes: dict[PeerId, dict[Key, None]] = {}
-        self._begun_s: dict[PeerId, list[float]] = {}  # when each push began that is under way
+        self._pushed_s: dict[PeerId, float] = {}  # when the push began that is under way
         self._flush_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -186,10 +186,12 @@ class RumourSpreader:
             self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def _send(self, peer: PeerId, keys: list[Key]) -> None:
-        outbox = self._outboxes.setdefault(peer, {})
-        outbox.update(dict.fromkeys(keys))
-        if not self._is_slow(peer):
+        if peer not in self._outboxes:
+            self._outboxes[peer] = dict.fromkeys(keys)
             self._node.spawn(self._empty_outbox(peer))
+            return
+        outbox = self._outboxes[peer]
+        outbox.update(dict.fromkeys(keys))
         if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
             self._outboxes[peer] = {key: None for key in outbox if key[0] in self._board.store.owners}
 
@@ -202,27 +204,24 @@ class RumourSpreader:
         board = self._board
         if board.alive_count > TELLS_ALL:
             return False
+        slow_since_s = self._loop.time() - SLOW_S
         return all(
-            self._node.is_connected(peer) and not self._is_slow(peer)
+            self._node.is_connected(peer) and self._pushed_s.get(peer, slow_since_s) >= slow_since_s
             for peer in board.owners()
             if peer != board.peer_id
         )
 
-    def _is_slow(self, peer: PeerId) -> bool:
-        return peer in self._begun_s and self._begun_s[peer][0] < self._loop.time() - SLOW_S
-
     async def _empty_outbox(self, peer: PeerId) -> None:
-        while keys := self._outboxes.pop(peer, None):
-            begun_s = self._loop.time()
-            self._begun_s.setdefault(peer, []).append(begun_s)
-            try:
+        try:
+            while keys := self._outboxes[peer]:
+                self._outboxes[peer] = {}
+                self._pushed_s[peer] = self._loop.time()
                 await self._push(peer, self._entries(keys))
-            except (RemoteError, TimeoutError):
-                self._outboxes.pop(peer, None)  # the exchanges bring what is missing, if the peer still lives
-            finally:
-                self._begun_s[peer].remove(begun_s)
-                if not self._begun_s[peer]:
-                    del self._begun_s[peer]
+        except (RemoteError, TimeoutError):
+            pass  # the exchanges will bring what is missing, if the peer still lives
+        finally:
+            del self._outboxes[peer]
+            self._pushed_s.pop(peer, None)
 
     def _entries(self, keys: Iterable[Key]) -> list[StoredRecord]:
         owners = self._board.store.owners

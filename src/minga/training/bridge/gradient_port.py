@@ -202,10 +202,10 @@ class GradientPort(TrainingThread):
         if self._is_done():
             self._park_here()
         with self.lock:
-            said_s, self._reopened_s = self._reopened_s, None  # that it begins is told by `reopen` already
+            self._reopened_s = None
             if self._needs_another_time():
                 self._times.begin_try()
-                self._phase, said_s = PortPhase.OPEN, None  # that it parked was told since
+                self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
                 self._stand(True)
@@ -213,7 +213,7 @@ class GradientPort(TrainingThread):
             self._stand(False)
             if self._uncertain:  # the time of that one is not over yet
                 return None
-            begins = self._boundary_s is None and said_s is None and not self._paused
+            begins = self._boundary_s is None and not self._paused
             self._boundary_s = None if self._paused else self._loop.time()
         if begins:
             self._notifier.tell()
@@ -229,12 +229,12 @@ class GradientPort(TrainingThread):
         """Whether nothing is lost if the program leaves, which has waited for so long: it gave nothing to the step, no
         round needs it, or the step does not get on, as while the run is paused.
         """
-        self._hear()
         with self.lock:
             if self._phase is PortPhase.SEALED:
                 return False
-            long_s = min(LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S)
-            return not self._samples or waited_s > long_s
+            return not self.report().samples or waited_s > min(
+                LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S
+            )
 
     @property
     def is_at_rest(self) -> bool:
@@ -259,7 +259,8 @@ class GradientPort(TrainingThread):
         """Samples, speed and the micro-batch under way."""
         self._hear()
         with self.lock:
-            parked, samples = self._phase is not PortPhase.OPEN, self._samples
+            parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
+            samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = self._times.samples_per_s
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
@@ -289,8 +290,7 @@ class GradientPort(TrainingThread):
         """How far to go in the step after this one until it is `reopen`ed; None if nobody said."""
         with self.lock:
             self._next_limit = samples
-        if not self._parks:  # else the thread waits for the end of this step anyway
-            self._wake()
+        self._wake()
 
     def rest(self, *, resting: bool) -> None:
         """Keep the thread from computing, from its next boundary on, or let it go on."""
@@ -506,11 +506,6 @@ class GradientPort(TrainingThread):
             self._phase = PortPhase.PARKED
 
     @property
-    def _samples(self) -> int:
-        """Those that go into the round, as far as one knows."""
-        return self._strategy.samples if self._phase is PortPhase.OPEN else self._strategy.complete_samples
-
-    @property
     def _stands(self) -> bool:
         """Whether the thread is to compute nothing, whatever the phase."""
         return self._resting or self._held
@@ -540,8 +535,8 @@ class GradientPort(TrainingThread):
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
-        limit, target = self._limit, self._target
-        return (limit is not None and samples >= limit) or (target is not None and samples >= target)
+        limits = [limit for limit in (self._limit, self._target) if limit is not None]
+        return bool(limits) and samples >= min(limits)
 
     def _is_done(self) -> bool:
         """Whether the thread should park at its next boundary."""

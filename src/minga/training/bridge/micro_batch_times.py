@@ -78,10 +78,9 @@ class MicroBatchTimes:
 
     def add(self, samples: int, seconds: float, now_s: float) -> None:
         """A micro-batch of so many samples, more than 0, ended at `now_s`, so many seconds after the one before."""
-        usual_s, seconds = self.each_s, max(seconds, SHORTEST_S)
-        if (self._is_new or self._is_try) and usual_s > FAR_LONGER * seconds:
+        most_s, seconds = FAR_LONGER * self.each_s + AWAY_S, max(seconds, SHORTEST_S)
+        if (self._is_new or self._is_try) and self.each_s > FAR_LONGER * seconds:
             self._each, self._of_a_sample = MovingAverage(), MovingAverage()
-        most_s = FAR_LONGER * usual_s + AWAY_S
         is_long = self._count > 0 and seconds > most_s
         if is_long and not self._was_long:
             seconds = most_s

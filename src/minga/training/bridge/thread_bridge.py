@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.autograd import profiler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from minga.core.aio import Signal
@@ -237,7 +236,7 @@ def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
 def is_watched(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a profiler runs, or a hook of this optimizer or of all wants to be called."""
     return bool(
-        profiler._is_profiler_enabled  # noqa: SLF001  (nothing else tells)
+        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else tells)
         or optimizer._optimizer_step_pre_hooks  # noqa: SLF001
         or optimizer._optimizer_step_post_hooks  # noqa: SLF001
         or _global_optimizer_pre_hooks

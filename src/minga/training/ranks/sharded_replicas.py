@@ -147,7 +147,13 @@ class ShardedVector(ParameterVector):
         gradients = [None if p.grad is None else local(p.grad).reshape(-1) for p in self._parameters]
         present = self._presence([gradient is not None for gradient in gradients])
         shards = [None if gradient is None or not gradient.numel() else gradient for gradient in gradients]
-        return [*shards, *self._movements(), present]
+        return [*shards, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
+
+    @torch.no_grad()
+    def load(self, vector: torch.Tensor) -> None:
+        """Set the gradients of all ranks from rank 0's vector of means, and move the averaged buffers by theirs."""
+        self.load_gradients(vector)
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def load_gradients(self, vector: torch.Tensor) -> None:
@@ -178,6 +184,12 @@ class ShardedVector(ParameterVector):
             movements = flat_movements(self._buffers.moved)
             values[self.parameters_numel :][: movements.numel()].copy_(movements)
         return values
+
+    @torch.no_grad()
+    def adopt(self, vector: torch.Tensor) -> None:
+        """Set the parameters of all ranks from such a vector, and move the averaged buffers by their means."""
+        self.write_values(vector)
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:

@@ -95,7 +95,7 @@ class ParameterVector:
         self.numels = list(self.layout.numels)
         """Elements of each of the tensors that `present` gives."""
         self.parameters_numel = sum(p.numel() for p in self._parameters)
-        self._runs = _runs_of_small(self.numels)
+        self._runs = _runs_of_small([p.numel() for p in self._parameters])
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
@@ -108,9 +108,10 @@ class ParameterVector:
         """Block until the present gradients are there, which an accelerator may still be computing, if they are added
         up in RAM.
         """
-        if self.accelerator is None:
-            for device in {p.device for p in self._parameters if not p.is_cpu}:
-                wait_for(device)
+        if self.accelerator is not None:
+            return
+        for device in {p.device for p in self._parameters if not p.is_cpu and p.grad is not None}:
+            wait_for(device)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.
@@ -229,12 +230,9 @@ class ParameterVector:
         for gradients that are missing.
         """
         gradients = (p.grad for p in self._parameters)
-        flats = [None if g is None else (g.to_dense() if g.is_sparse else g).flatten() for g in gradients]
+        flats = [None if g is None else (g.to_dense() if g.is_sparse else g).reshape(-1) for g in gradients]
         present = self._presence([flat is not None for flat in flats])
-        return [*flats, *self._movements(), present]
-
-    def _movements(self) -> list[torch.Tensor]:
-        return [each.flatten() for each in self._buffers.movements()] if self._buffers.averaged else []
+        return [*flats, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
 
     def _presence(self, is_present: Sequence[bool]) -> torch.Tensor:
         """The end of the vector for one sample with these gradients."""
@@ -260,6 +258,7 @@ class ParameterVector:
         self._buffers.undo_broken()
         return False
 
+    @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
         self.load_gradients(vector)
@@ -331,6 +330,7 @@ class ParameterVector:
             accelerator.mark().synchronize()
         return values
 
+    @torch.no_grad()
     def adopt(self, vector: torch.Tensor) -> None:
         """Set the parameters from such a vector, and move the averaged buffers by their means."""
         self.write_values(vector)
@@ -400,18 +400,16 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
         if values.numel() == 0:
             continue
         if values.is_cpu:
-            flat = values.flatten()
+            flat = values.reshape(-1) if values.dim() != 1 else values
             if flat.dtype == torch.float32 and float(torch.dot(flat, flat)) <= CONTRIBUTION_LIMIT**2:
                 continue  # the fastest way to see it; whatever fails here is looked at more closely
             if not is_finite(flat, CONTRIBUTION_LIMIT):
                 return False
         else:
             on_device += [bound.to(torch.float32) for bound in torch.aminmax(values)]
-    for device in {bound.device for bound in on_device}:
-        bounds = torch.stack([bound for bound in on_device if bound.device == device]).cpu()
-        if not is_finite(bounds, CONTRIBUTION_LIMIT):
-            return False
-    return True
+    devices = {bound.device for bound in on_device}
+    bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
+    return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
 
 
 def add_there(

@@ -64,8 +64,8 @@ class RuledModel:
         for name in names:
             parameters[name].grad = None
 
+    @torch.no_grad()
     def constrain(self, step: int) -> None:
         """Bring the parameters to what they have to be at `step`."""
         if self._rules is not None and self._model is not None:
-            with torch.no_grad():
-                self._rules.constrain(self._model, step)
+            self._rules.constrain(self._model, step)

@@ -71,7 +71,6 @@ class ValueWatch:
     def _sample(self) -> torch.Tensor:
         found = []
         for parameter in self._parameters:
-            flat = local(parameter).flatten()
-            pace = max(1, flat.numel() // ELEMENTS)
-            found.append(flat[: pace * ELEMENTS : pace].to(self._device, torch.float32))
-        return torch.cat(found).view(torch.int32)  # the bits, as states are compared: of NaN, too
+            flat = local(parameter).detach().reshape(-1)
+            found.append(flat[:: max(1, flat.numel() // ELEMENTS)][:ELEMENTS].to(self._device, torch.float32))
+        return torch.cat(found).nan_to_num()
