@@ -29,7 +29,6 @@ from minga.planner.model_facts import ModelFacts, model_facts, recipe_spec
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
 from minga.planner.ways import DENSE, TrainingWay, gap_of, local_way
-from minga.recipes.counting import shapes_of_model
 from minga.recipes.registry import load_recipe
 from minga.simulation import run_virtual
 from tests.worlds.board_swarm import Swarm
@@ -145,8 +144,8 @@ def test_gossip_takes_what_is_foreseen(size: int) -> None:
 
 
 def test_a_model_has_one_size_by_whatever_name() -> None:
-    paper = shapes_of_model(load_recipe(recipe_spec("causal-lm-paper")).build_model)
-    assert model_facts("gpt2").parameters == sum(each.numel() for each in paper.parameters())
+    paper = load_recipe(recipe_spec("causal-lm-paper")).parameter_sizes()
+    assert model_facts("gpt2").parameters == paper.parameters
 
 
 def test_of_sparse_gradients_the_forecast_says_what_was_measured() -> None:

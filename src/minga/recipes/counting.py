@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 LossFunction: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
@@ -26,47 +26,20 @@ FAKE_DEVICE: Final = "cpu"
 
 
 class Counted(NamedTuple):
-    """Elements of each trained tensor; of a batch, the operations forward and backward, and the bytes that are kept in
-    float32 until the backward pass; bytes of the parameters that are not trained.
-    """
+    """Of a batch, the operations forward and backward, and the bytes kept in float32 until the backward pass."""
 
-    tensors: tuple[int, ...]
     operations: float
     kept_bytes: int
-    frozen_bytes: int
 
 
 def count(build_model: Callable[[], nn.Module], batch: Mapping[str, Tensor], loss: LossFunction) -> Counted:
-    """Count what a model and a batch take, on fake tensors, of which libraries know that they have no values."""
+    """Count what a batch takes, on fake tensors, of which libraries know that they have no values."""
     model = shapes_of_model(build_model)
-    with FakeTensorMode(allow_non_fake_inputs=True), Operations() as found:
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
         loss(model, shapes_of_batch(batch, "meta")).backward()  # type: ignore[no-untyped-call]
-    tensors = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    frozen = sum(each.numel() * each.element_size() for each in model.parameters() if not each.requires_grad)
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = _kept_bytes(fake_copy(model), shapes_of_batch(batch, FAKE_DEVICE), loss)
-    return Counted(tensors, float(found.count), kept, frozen)
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, counts operations as torch's own counter does; not by modules, which takes longer."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        named = kwargs or {}
-        made = func(*args, **named)
-        if (formula := flop_registry.get(getattr(func, "_overloadpacket", None))) is not None:
-            self.count += formula(*args, **named, out_val=made)
-        return made
+    return Counted(float(counter.get_total_flops()), kept)
 
 
 def takes_shapes(model: nn.Module, batch: Mapping[str, Tensor], loss: LossFunction) -> bool:

@@ -227,7 +227,7 @@ class ParameterSizes(NamedTuple):
     frozen_bytes: int
 
     @property
-    def trained(self) -> int:
+    def parameters(self) -> int:
         """Numbers that are trained and averaged."""
         return sum(self.tensors)
 
@@ -563,12 +563,13 @@ class Recipe(ABC, Generic[S]):
 
         name, samples, tokens = self.context.recipe, self.counted_samples, self.sample_tokens
         counted = count(self.build_model, self.synthetic_batch(samples), self.total_loss)
+        sizes = self.parameter_sizes()
         return RecipeFacts(
             name,
-            counted.tensors,
+            sizes.tensors,
             counted.operations / samples,
             tokens,
             counted.kept_bytes / samples,
             f"the recipe {name}, counted" + (f"; {tokens} tokens" if tokens > 1 else ""),
-            counted.frozen_bytes,
+            sizes.frozen_bytes,
         )

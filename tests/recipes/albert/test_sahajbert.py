@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.counting import shapes_of_model
 from minga.recipes.interface import Recipe, StreamPosition
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.text.corpus import unpack_documents
@@ -90,7 +89,7 @@ def write(folder: Path, prepared: dict[str, bytes]) -> dict[str, Path]:
 
 def test_the_paper_had_18_million_parameters() -> None:
     large = recipe({"size": "large", "max_length": 512, "vocabulary_size": 32_000})
-    assert sum(each.numel() for each in shapes_of_model(large.build_model).parameters()) == 18_105_474
+    assert large.parameter_sizes().parameters == 18_105_474
 
 
 def test_it_keeps_what_recipes_promise(folder: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class Needs:
         from minga.core.spec.sections import BASE_FOLDER
         from minga.training.replica.build_optimizer import moment_bytes
 
-        size, moments = 4 * model.trained, moment_bytes(model.tensors, spec.optimizer)
+        size, moments = 4 * model.parameters, moment_bytes(model.tensors, spec.optimizer)
         vectors = 3 + largest_strategy(spec).facts.vectors
         state = size + moments
         base = sum(entry.size_bytes for name, entry in spec.files.items() if name.startswith(BASE_FOLDER))

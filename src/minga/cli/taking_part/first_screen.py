@@ -95,7 +95,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     if work.base_bits is not None:
         spec = spec.with_recipe_settings(load_recipe(spec).own_base(work.base_bits).settings.model_dump(mode="json"))
     model = model_of(spec)
-    parameters = None if model is None else model.trained
+    parameters = None if model is None else model.parameters
     needs = None if model is None else Needs.of(spec, model)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -67,7 +66,6 @@ from minga.recipes.interface import (
     Metric,
     ParameterSizes,
     RecipeContext,
-    RecipeFacts,
     Sample,
     SampleOptions,
     Showing,
@@ -321,10 +319,6 @@ class FineTuneRecipe(TransformersRecipe[FineTuneSettings]):
             return sizes
         saved = round((2.0 - BASE_BYTES[bits]) * self._linear_parameters())
         return sizes._replace(frozen_bytes=sizes.frozen_bytes - saved)
-
-    def facts(self) -> RecipeFacts:
-        """With the base as it is held."""
-        return replace(super().facts(), frozen_bytes=self.parameter_sizes().frozen_bytes)
 
     def _linear_parameters(self) -> int:
         """Those of the layers of the base that are quantised: all linear ones but the last."""
