@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minga.averaging.clocking import sample_quota
 from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
 
 micro_batches = st.integers(1, 64)
@@ -77,3 +79,35 @@ def test_what_is_overdue_takes_no_time_more() -> None:
     assert share_out(5, late).seconds == 0.0
     assert seconds_as_is(5, late) == 0.0
     assert share_out(5, late[:1]).samples == (5,)
+
+
+HONEST = [MemberPace(0, 1 << 17, 10.0 + i / 10, 10.0) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("target", "members", "seconds"),
+    [
+        (1 << 20, [*HONEST, MemberPace(0, 1, 5.0, 1e-300)], 6.048575),
+        (1 << 20, [MemberPace(0, 4, 1.0, 1.0), MemberPace(0, 4, 1.5, 1.0), MemberPace(0, 1 << 24, 1e9, 1e9)], 131072.5),
+        (300, [MemberPace(0, 1, 1e5, 1e-6)], 1e5),
+    ],
+    ids=["one of them", "before a long one", "all at the same moment"],
+)
+def test_short_micro_batches_are_not_counted_one_by_one(
+    target: int, members: list[MemberPace], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a microsecond, or those that fit into the one that another member claims to compute: counting them took
+    the leader seconds for each look, and had no end where each came at the same moment as the one before.
+    """
+    taken, real = 0, sample_quota._last_s
+
+    def count(*arguments: Any) -> float:
+        nonlocal taken
+        taken += 1
+        assert taken < 1000, "micro-batches are taken one by one"
+        return real(*arguments)
+
+    monkeypatch.setattr(sample_quota, "_last_s", count)
+    found = share_out(target, members)
+    assert sum(found.samples) >= target
+    assert found.seconds == pytest.approx(seconds)

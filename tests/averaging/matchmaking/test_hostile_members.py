@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from minga.averaging.clocking import sample_quota
-from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.matchmaking.attempt import JOIN, PROBE
 from minga.averaging.messages import FromLeader, Join, Redirect, Report, SignedPlan, Update
 from minga.core.aio import end
@@ -154,18 +152,3 @@ def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
         assert not ended, ended
 
     main()
-
-
-def test_short_micro_batches_are_not_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one sample and a microsecond, with B = 2**20: that took 1.5 s of the leader's time for each look."""
-    taken, real = 0, sample_quota.heapq.heapreplace
-
-    def count(*arguments: Any) -> object:
-        nonlocal taken
-        taken += 1
-        return real(*arguments)
-
-    monkeypatch.setattr(sample_quota.heapq, "heapreplace", count)
-    honest = [MemberPace(0, 1 << 17, 10.0 + i / 10, 10.0) for i in range(8)]
-    share_out(1 << 20, [*honest, MemberPace(0, 1, 5.0, 1e-300)])
-    assert taken < 10_000, f"{taken} micro-batches were taken one by one"

@@ -10,19 +10,18 @@ A member that cannot finish its first micro-batch by T has nothing to give to th
 At T some of several micro-batches that end at once may be too many; those are left out whose members have given others,
 and a member's only one where the batch would exceed B by more than `SURPLUS` otherwise.
 
-T is found in two steps. If the samples of a micro-batch came evenly from the moment at which the member begins it, the
-sum would be a line with a bend wherever a member begins or comes to its limit, and never less than it is: that is B no
-later than T. From there on at most a few micro-batches are missing, which are taken one by one. A leader asks many
-times in a step, mostly about few members: numbers of Python are faster there than arrays.
+The time in which T lies is halved until no more micro-batches end in it than there are members; these are taken one by
+one. So the work is bounded, whatever members say of theirs. A leader asks many times in a step, mostly about few
+members: numbers of Python are faster there than arrays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Final
 
 from minga.averaging.messages import MAX_SAMPLES, Join, PeerScore, Report
@@ -91,60 +90,49 @@ def _until(target: int, paces: Sequence[MemberPace], most: Sequence[float]) -> t
     """The micro-batches that each member finishes until there are `target` samples, and the seconds until then; or all
     that are still to come, `most` of each, and inf.
     """
-    counts, lacking = [0] * len(paces), target - sum(pace.samples for pace in paces)
+    lacking = target - sum(pace.samples for pace in paces)
     if lacking <= 0:
-        return counts, 0.0
-    able = [index for index, pace in enumerate(paces) if pace.micro_batch > 0 and most[index] > 0]
-    if sum(paces[index].micro_batch * most[index] for index in able) < lacking:
-        return [int(most[index]) if index in able else 0 for index in range(len(paces))], math.inf
-    soonest_s = _soonest_s(lacking, [(paces[index], most[index]) for index in able]) * (1.0 - SAME)
-    coming: list[tuple[float, int]] = []
-    for index in able:
-        pace = paces[index]
-        done = min(most[index], math.floor((soonest_s - pace.next_s) / max(pace.micro_batch_s, SHORTEST_S)) + 1)
-        counts[index] = max(0, int(done))
-        lacking -= pace.micro_batch * counts[index]
-        if counts[index] < most[index]:
-            coming.append((_last_s(pace, counts[index] + 1), index))
-    heapq.heapify(coming)
-    until_s = max(_last_s(paces[index], counts[index]) for index in able)
-    while coming and (lacking > 0 or coming[0][0] <= until_s * (1.0 + SAME)):
-        _, index = coming[0]
-        more = _at_once(paces[index], counts[index], most[index], lacking, coming)
-        counts[index] += more
-        lacking -= paces[index].micro_batch * more
-        until_s = max(until_s, _last_s(paces[index], counts[index]))
-        if counts[index] < most[index]:
-            heapq.heapreplace(coming, (_last_s(paces[index], counts[index] + 1), index))
+        return [0] * len(paces), 0.0
+    sizes = [pace.micro_batch for pace in paces]
+    enough = [int(min(each, -(-lacking // size))) if size else 0 for each, size in zip(most, sizes, strict=True)]
+    if sum(map(mul, sizes, enough)) < lacking:
+        return enough, math.inf
+    times = [(p.next_s, max(p.micro_batch_s, SHORTEST_S), count) for p, count in zip(paces, enough, strict=True)]
+
+    def finished(by_s: float) -> list[int]:
+        return [
+            min(count, math.floor((by_s - next_s) / each_s) + 1) if by_s >= next_s else 0
+            for next_s, each_s, count in times
+        ]
+
+    early_s, late_s = 0.0, max(each_s for _, each_s, _ in times)
+    counts, later = finished(early_s), finished(late_s)
+    while sum(map(mul, sizes, later)) < lacking:
+        early_s, late_s, counts = late_s, 2.0 * late_s, later
+        later = finished(late_s)
+    while sum(later) - sum(counts) > len(paces) and early_s < (middle_s := 0.5 * (early_s + late_s)) < late_s:
+        middle = finished(middle_s)
+        if sum(map(mul, sizes, middle)) < lacking:
+            early_s, counts = middle_s, middle
         else:
-            heapq.heappop(coming)
-    return counts, max(0.0, until_s)  # what is overdue is as good as there
-
-
-def _at_once(pace: MemberPace, count: int, most: float, lacking: int, coming: Sequence[tuple[float, int]]) -> int:
-    """How many micro-batches of the member that comes first are needed and end before one of any other."""
-    others_s = min((ends_s for ends_s, _ in coming[1:3]), default=math.inf)
-    before_others = (others_s - _last_s(pace, count + 1)) / max(pace.micro_batch_s, SHORTEST_S)
-    return max(1, math.floor(min(before_others, most - count, -(-lacking // pace.micro_batch))))
-
-
-def _soonest_s(lacking: int, able: Sequence[tuple[MemberPace, float]]) -> float:
-    """When so many samples would be there if those of a micro-batch came evenly while it is computed."""
-    bends: list[tuple[float, float]] = []
-    for pace, most in able:
-        each_s = max(pace.micro_batch_s, SHORTEST_S)
-        begins_s, rate = pace.next_s - each_s, pace.micro_batch / each_s
-        bends.append((begins_s, rate))
-        if most < math.inf:
-            bends.append((begins_s + most * each_s, -rate))
-    bends.sort()
-    at_s, samples, rate = bends[0][0], 0.0, 0.0
-    for bend_s, change in bends:
-        reached = samples + rate * (bend_s - at_s)
-        if reached >= lacking:
+            late_s, later = middle_s, middle
+    ends = sorted(
+        (_last_s(pace, count), index)
+        for index, pace in enumerate(paces)
+        for count in range(counts[index] + 1, later[index] + 1)
+    )
+    lacking -= sum(map(mul, sizes, counts))
+    until_s = max(map(_last_s, paces, counts))
+    for ends_s, index in ends:
+        if lacking <= 0:
             break
-        at_s, samples, rate = bend_s, reached, rate + change
-    return max(0.0, at_s + (lacking - samples) / rate if rate > 0.0 else at_s)
+        counts[index] += 1
+        lacking -= sizes[index]
+        until_s = max(until_s, ends_s)
+    for index, pace in enumerate(paces):
+        if counts[index] < enough[index] and _last_s(pace, counts[index] + 1) <= until_s * (1.0 + SAME):
+            counts[index] += 1
+    return counts, max(0.0, until_s)  # what is overdue is as good as there
 
 
 def _last_s(pace: MemberPace, count: int) -> float:
