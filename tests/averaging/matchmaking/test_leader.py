@@ -479,6 +479,8 @@ def test_who_stopped_goes_on_a_round_trip_after_it_is_told() -> None:
     waiting.order(14, 100.0)
     assert waiting.pace(101.0) == MemberPace(10, 4, 0.5, 1.0, 14)
     assert registration(round_trip_s=1e9).round_trip_s == 8.0
+    knows_more = registration(round_trip_s=0.5, parked=True, busy_s=0.0, limit=14)  # and never had an order from here
+    assert knows_more.pace(100.0) == MemberPace(10, 4, 1.5, 1.0, 14)
 
 
 def test_who_does_not_compute_is_not_counted_on() -> None:

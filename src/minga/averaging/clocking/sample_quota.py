@@ -221,7 +221,8 @@ class Registration:
             return MemberPace(report.samples, limit=self.limit)
         if report.parked:
             is_told = self.limit is not None and self.limit > report.samples
-            left_s = self.round_trip_s + each_s - (now_s - self.ordered_at_s if is_told else 0.0)
+            told_s = self.reported_at_s if self.ordered is None else self.ordered_at_s
+            left_s = self.round_trip_s + each_s - (now_s - told_s if is_told else 0.0)
             return MemberPace(report.samples, report.micro_batch, abs(left_s), each_s, self.limit)
         busy_s = report.busy_s + (now_s - self.reported_at_s)
         if busy_s > 3 * each_s + AWAY_S + self._longer_pause_s:  # it does something else at the moment
