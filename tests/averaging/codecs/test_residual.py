@@ -124,6 +124,14 @@ def test_a_residual_that_is_too_large_to_be_sent_is_dropped(value: float, layout
     assert residual.mass.any(), "what can be sent is kept"
 
 
+@pytest.mark.parametrize("value", [1.01 * CONTRIBUTION_LIMIT, float("nan")])
+def test_a_vector_that_cannot_be_sent_leaves_the_residual_as_it_is(value: float) -> None:
+    residual = Residual(NUMEL)
+    residual.mass.fill_(1.0)
+    residual.seal(torch.full((NUMEL,), value), 2, 1).take_back()
+    assert residual.mass.eq(1.0).all()
+
+
 FLAT = Division(tuple(PartShare(0.25, root, ()) for root in range(4)), ())
 SITES = Division((PartShare(0.5, 0, (0, 2)), PartShare(0.5, 3, (1, 3))), ((0, 1), (2, 3)))
 

@@ -162,7 +162,7 @@ class Residual:
         if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
             self.mass.zero_()
         room = (CONTRIBUTION_LIMIT - largest_magnitude(vector)) * weight
-        if not is_finite(self.mass, room * (1 - ROUNDING)):
+        if room >= 0.0 and not is_finite(self.mass, room * (1 - ROUNDING)):  # else it is the vector that cannot be sent
             logger.warning("what earlier rounds left out is too large to be sent, and dropped")
             self.mass.zero_()
         if step != self._sent_step:
