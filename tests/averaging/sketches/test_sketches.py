@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, Residuals
@@ -214,10 +215,15 @@ def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: py
     values = projection.contribution(vector, 1, 0, "a round")
     assert values is not None
     projection.absorb(values, 0, counted_in="a round")
-    vector[3] = torch.nan
+    mass = projection.residual.mass
+    left_out, vector[3] = mass.clone(), torch.nan
     assert projection.contribution(vector, 1, 1, "another") is None
     assert "left out of step" in caplog.text
-    assert not projection.residual.mass.any()
+    assert mass.any()
+    assert torch.equal(mass, left_out), "it was the vector that could not be sent"
+    mass.fill_(0.9 * CONTRIBUTION_LIMIT)
+    assert projection.contribution(normal(1), 1, 2, "a third") is None
+    assert not mass.any()
 
 
 def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was() -> None:

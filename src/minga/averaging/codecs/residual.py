@@ -152,8 +152,8 @@ class Residual:
         """A contribution to a round of `step`: a mean over `weight` samples, which is not to be changed before settle
         or take_back; where the strategy `keeps_uncounted`, not before a round of the step counts.
 
-        What was left out is dropped, with a warning, if with it the contribution were too large to be sent: else no
-        round could have it, and nothing of it would ever get less.
+        What was left out is dropped, with a warning, if with it the contribution were too large to be sent, and without
+        it not: else no round could have it, and nothing of it would ever get less.
 
         Raises `RuntimeError` if the one before was neither settled nor taken back.
         """
@@ -162,7 +162,7 @@ class Residual:
         if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
             self.mass.zero_()
         room = (CONTRIBUTION_LIMIT - largest_magnitude(vector)) * weight
-        if room >= 0.0 and not is_finite(self.mass, room * (1 - ROUNDING)):  # else it is the vector that cannot be sent
+        if room >= 0.0 and not is_finite(self.mass, room * (1 - ROUNDING)):
             logger.warning("what earlier rounds left out is too large to be sent, and dropped")
             self.mass.zero_()
         if step != self._sent_step:

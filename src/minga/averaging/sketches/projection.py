@@ -71,7 +71,7 @@ class Projection:
 
         `vector` is not to be changed before `absorb`, if the round counts, or if an earlier one may (`Residual.begin`).
         Without a `cut` a segment is one chunk. A contribution that cannot be sent is left out of the step, with a
-        warning, and so is the residual then.
+        warning. The residual is dropped then, unless `vector` alone could not be sent either.
         """
         if self.sketch.is_identity:
             return vector
@@ -91,7 +91,8 @@ class Projection:
             logger.warning("left out of step: the sketch of what this peer has for step %d is not finite", step)
         if residual is not None and sent is None:
             residual.take_back()
-            residual.forget()
+            if is_finite(vector, CONTRIBUTION_LIMIT):
+                residual.forget()
         elif residual is not None and sent is not None:
             residual.note_sent(round_id, (weight, sent[: values.numel()].clone()))
         return sent
