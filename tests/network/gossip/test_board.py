@@ -198,6 +198,29 @@ def test_a_goodbye_ends_a_peer_at_once_and_voids_what_it_said() -> None:
     assert w.board.owners() == [A]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_replay_undoes_a_goodbye_though_what_was_said_before_in_a_larger_swarm_lived_longer(restarts: bool) -> None:
+    leaver, other = World(ANN), World(BOB)
+    leaver.board.put(AddressInfo("trainer"))
+    leaver.board.beat(20.0)
+    leaver.board.put(progress(7))
+    said = leaver.signed
+    if restarts:
+        leaver = World(ANN, start_s=1.0)
+        assert {leaver.board.receive(record, B) for record in said} == {Verdict.SUPERSEDING}
+        leaver.board.put(AddressInfo("client"))
+    leaver.board.beat(BEAT_S)
+    leaver.board.put(Left())
+    for record in [*said, *leaver.signed]:
+        other.board.receive(record, A)
+    while other.board.verdicts[Verdict.EXPIRED] < len(said):
+        assert not other.board.is_alive(A)
+        other.run(10.0)
+        other.board.sweep()
+        for record in said:
+            other.board.receive(record, B)
+
+
 def test_a_dead_peers_last_record_cannot_be_replayed() -> None:
     w = World()
     last = w.record(progress(1))

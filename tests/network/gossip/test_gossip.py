@@ -375,8 +375,11 @@ def test_an_owner_that_is_named_many_times_is_answered_once() -> None:
     in_swarm(1, scenario)
 
 
-def test_whoever_never_reads_the_answer_to_an_exchange_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiplexer, "WINDOW_BYTES", 4096)
+@pytest.mark.parametrize("answer", [Detail, Page])
+def test_whoever_never_reads_the_answer_to_an_exchange_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, answer: type[Detail | Page]
+) -> None:
+    monkeypatch.setattr(multiplexer, "WINDOW_BYTES", 4096 if answer is Page else 512)
 
     async def scenario(swarm: Swarm) -> None:
         asker, asked = swarm.peers
@@ -385,11 +388,12 @@ def test_whoever_never_reads_the_answer_to_an_exchange_is_not_waited_for(monkeyp
             asked.board.receive(record(Beat(), EPOCH_MS, signer=signer), asked.peer_id)
         async with asker.node.open(asked.peer_id, EXCHANGE_METHOD) as stream:
             await stream.send(Summary(True, b""))
-            held = (await stream.receive(Detail)).held
-            await stream.send(Page([], False, [WantedRecords(each.prefix, [BEAT.code]) for each in held]))
+            if answer is Page:
+                held = (await stream.receive(Detail)).held
+                await stream.send(Page([], False, [WantedRecords(each.prefix, [BEAT.code]) for each in held]))
             await asyncio.sleep(EXCHANGE_TIMEOUT_S + 1.0)
             with pytest.raises(UnreachableError):
-                await stream.receive(Page)
+                await stream.receive(answer)
 
     in_swarm(2, scenario)
 

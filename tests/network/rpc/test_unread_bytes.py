@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
+from minga.core.errors import UnreachableError
 from minga.network.backlog import Backlog
 from minga.network.interface import PeerId
 from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
-from minga.network.rpc.multiplexer import CREDIT, DATA, READ_BYTES, Multiplexer, Substream, pack
+from minga.network.rpc.multiplexer import (
+    CREDIT,
+    DATA,
+    LAST,
+    MOST_WAITING_PIECES,
+    PIECE_BYTES,
+    READ_BYTES,
+    WINDOW_BYTES,
+    Multiplexer,
+    Substream,
+    pack,
+)
+from minga.network.rpc.node import MAX_STREAMS_PER_PEER
 
 
 class Carrier:
@@ -22,9 +37,9 @@ class Carrier:
         self.reads = reads
 
     async def read(self, max_bytes: int) -> bytes:
-        if not self.reads:
-            await asyncio.Event().wait()
         await asyncio.sleep(0)
+        while not self.reads:
+            await asyncio.sleep(0)
         assert len(self.reads[0]) <= max_bytes
         return bytes(bytearray(self.reads.pop(0)))  # memory of its own, as what comes from a socket has
 
@@ -46,21 +61,25 @@ def one_in_each_read() -> list[bytes]:
     return [read] * 48  # 48 bytes of the window, of reads that hold half as much again as may be held
 
 
+def multiplexer_on(carrier: Carrier, arrived: Callable[[Substream], object]) -> Multiplexer:
+    return Multiplexer(
+        carrier,  # type: ignore[arg-type]
+        PeerId("a" * 64),
+        KeepaliveTicker(),
+        LastHeard(),
+        Backlog(),
+        arrived,  # type: ignore[arg-type]
+        opened_here=False,
+    )
+
+
 @pytest.mark.parametrize("make", [tiny_frames, one_in_each_read])
 def test_unread_bytes_of_a_stream_cost_about_their_number(make: object) -> None:
     async def main() -> tuple[int, int]:
         reads = make()  # type: ignore[operator]
         arrived: list[Substream] = []
         carrier = Carrier(reads)
-        multiplexer = Multiplexer(
-            carrier,  # type: ignore[arg-type]
-            PeerId("a" * 64),
-            KeepaliveTicker(),
-            LastHeard(),
-            Backlog(),
-            arrived.append,
-            opened_here=False,
-        )
+        multiplexer = multiplexer_on(carrier, arrived.append)
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         running = asyncio.ensure_future(multiplexer.run())
@@ -79,3 +98,43 @@ def test_unread_bytes_of_a_stream_cost_about_their_number(make: object) -> None:
 
     held, unread = asyncio.run(asyncio.wait_for(main(), 60))
     assert held < (1 << 20) + 2 * unread, f"{held} bytes held for {unread} unread ones"
+
+
+def test_who_reads_nothing_loses_its_carrier_by_more_streams_than_an_honest_peer_has_and_not_by_these() -> None:
+    async def main() -> None:
+        serving: set[asyncio.Task[None]] = set()
+
+        async def serve(stream: Substream) -> None:
+            with contextlib.suppress(UnreachableError):
+                while await stream.read(READ_BYTES):
+                    pass
+                await stream.finish()
+
+        def take(stream: Substream) -> None:
+            serving.add(task := asyncio.ensure_future(serve(stream)))
+            task.add_done_callback(serving.discard)
+
+        numbers = range(0, 2 * MAX_STREAMS_PER_PEER, 2)
+        pieces = WINDOW_BYTES // PIECE_BYTES
+        carrier = Carrier(
+            [
+                pack(LAST if piece == pieces - 1 else DATA, number, PIECE_BYTES) + bytes(PIECE_BYTES)
+                for piece in range(pieces)
+                for number in numbers
+            ]
+        )
+        multiplexer = multiplexer_on(carrier, take)
+        running = asyncio.ensure_future(multiplexer.run())
+        while carrier.reads or serving:
+            await asyncio.sleep(0)
+        assert not multiplexer.is_lost
+
+        for first in range(numbers.stop, numbers.stop + 4 * MOST_WAITING_PIECES, 2 * MAX_STREAMS_PER_PEER):
+            ends = (pack(LAST, number) for number in range(first, first + 2 * MAX_STREAMS_PER_PEER, 2))
+            carrier.reads.append(b"".join(ends))
+        while carrier.reads and not running.done():
+            await asyncio.sleep(0)
+        assert running.done()
+        assert multiplexer.is_lost
+
+    asyncio.run(main())

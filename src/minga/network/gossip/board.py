@@ -117,7 +117,7 @@ class Board:
         self._alive: set[PeerId] = set()
         self._last_signed = self.now()
         self._superseded = False
-        self._ttl_s = TTL_S
+        self._ttl_s, self._last_expiry_ms = TTL_S, 0
         self._views: dict[int, dict[PeerId, Payload]] = {}
         self._unsorted: set[int] = set()  # the views to which a peer was added at the end
 
@@ -325,6 +325,7 @@ class Board:
         """Outdo, at the next beat, a record of an earlier life of this peer; retract it if this life has none."""
         own = self.store.own
         own.newest = max(own.newest, record.version)
+        self._last_expiry_ms = max(self._last_expiry_ms, record.expires)
         self._superseded = True
         if record.code == LEFT:
             own.floor = max(own.floor, record.version)
@@ -350,7 +351,10 @@ class Board:
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
         now_ms, own = int(self.run_clock.now() * 1000.0), self.store.own
         version = max(own.newest + 1, now_ms)
-        expires = now_ms + int(self._ttl_s * 1000.0)
+        # An earlier one that outlived this one, because the swarm was larger then, could be replayed. An expiry further
+        # ahead than any may be does not count: the clock was ahead.
+        before = self._last_expiry_ms if self._last_expiry_ms <= now_ms + int(MAX_TTL_S * 1000.0) else 0
+        expires = self._last_expiry_ms = max(now_ms + int(self._ttl_s * 1000.0), before)
         record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         self._last_signed = self.now()
         entry = StoredRecord(record, payload, self._last_signed, own.entries.get(code))

@@ -170,7 +170,8 @@ class Gossip:
         try:
             summary = await stream.receive(Summary)
             self._node.hear_time(peer, summary.run_time)
-            await stream.send(anti_entropy.detail(self._board, summary, peer))
+            async with stream.taken_within(EXCHANGE_TIMEOUT_S):
+                await stream.send(anti_entropy.detail(self._board, summary, peer))
             wanted = await self._receive_pages(stream)
             await self._send_pages(stream, anti_entropy.select(self._board, wanted, self._settled(summary.full)), [])
         finally:

@@ -2,8 +2,9 @@
 
 Theory of operation. The store holds the newest record of every owner and name. It also holds a version of each owner up
 to which no record is accepted any more (its *floor*), so a replay brings back no record that was replaced, retracted or
-forgotten. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
-refused for its date. A record "left" voids all earlier ones of its owner.
+forgotten. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: no record of its owner
+expires sooner than one before it, so from then on a replay is refused for its date. A record "left" voids all earlier
+ones of its owner.
 
 In a run that is not open to every peer (`minga.network.authorizer`) only admitted owners are kept. A record "access"
 holds its owner's credential, so it is checked first.

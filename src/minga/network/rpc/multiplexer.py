@@ -93,6 +93,12 @@ LAZY_S = 0.02
 MOST_WAITING_BYTES = 1 << 16
 """Streams wait before they put more while so many bytes have not left."""
 
+MOST_WAITING_PIECES = 1 << 15
+"""If more headers and bodies than that wait, the other side keeps asking and reads nothing. Streams, which wait for
+room, put half of them at most; the rest are ends and credits, of which an honest peer causes a few for each stream that
+it has open.
+"""
+
 
 class Outbox:
     """Writes to `stream` until that fails."""
@@ -116,6 +122,11 @@ class Outbox:
     def is_idle(self) -> bool:
         """Whether nothing waits and no write is under way."""
         return not (self._waiting or self._is_writing)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether more waits than an honest peer can cause."""
+        return len(self._waiting) > MOST_WAITING_PIECES
 
     def put(self, *frames: Buffer, lazily: bool = False) -> None:
         """Let frames leave. Their bytes must not change any more."""
@@ -512,6 +523,8 @@ class Multiplexer:
             self.heard_tick = self._last_heard.frame_tick = self._clockwork.tick
             for frame in parser.feed(data):
                 self._take(frame)
+            if self.outbox.overflows:
+                raise UnreachableError("the other side does not read what it asks for")
 
     def _take(self, frame: SubstreamFrame) -> None:
         kind, number, size, body = frame
