@@ -86,7 +86,8 @@ class Optimizer(torch.optim.Optimizer):
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
         `model` has beside them, such as an average of the weights or a target network, follows them there, by the same
-        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains.
+        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains. A model with buffers needs
+        `training.buffers = "average"` for it.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
     unit: the word for what `samples` counts, as the target batch size does: "tokens" where the loss is a mean over

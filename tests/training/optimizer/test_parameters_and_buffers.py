@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import minga
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
@@ -158,6 +159,19 @@ def test_local_buffers_come_back_with_a_checkpoint(tmp_path: Path, caplog: pytes
         minga.Optimizer(torch.optim.SGD(after.parameters(), lr=0.1), peer, model=after)
     assert not caplog.records
     assert all(torch.equal(each, before.state_dict()[name]) for name, each in after.state_dict().items())
+
+
+def test_what_follows_the_weights_needs_buffers_that_all_share(host: MakePeer) -> None:
+    """A newcomer, or a peer that was started again, counted its updates anew and overwrote the average."""
+    net = small_model()
+    both = nn.ModuleDict({"net": net, "ema": AveragedModel(net)})
+    with pytest.raises(minga.ConfigurationError, match=r"such as ema\.n_averaged"):
+        minga.Optimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            host(buffers="local"),
+            model=both,
+            after_update=lambda: both["ema"].update_parameters(net),
+        )
 
 
 def test_movements_of_buffers_in_half_precision() -> None:

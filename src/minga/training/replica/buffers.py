@@ -27,7 +27,8 @@ left alone, and what layers with packed weights keep there belongs to the base o
 
 Under "local" no state has buffers, as states are equal on all peers. They are a file beside the state in a checkpoint,
 and come back with it; where peers of one machine share a folder, they are those of the peer that wrote it first. Nobody
-sends them, so a newcomer's are those that its program made.
+sends them, so a newcomer's are those that its program made. What `after_update` changes has to be equal on all peers,
+so it takes a model with buffers under "average" only.
 """
 
 from __future__ import annotations
