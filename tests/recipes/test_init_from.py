@@ -21,6 +21,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import INITIAL_FILE, given_base, initial_file, load_initial, prepared_files
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.running import trained_model
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
@@ -229,6 +230,25 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     assert plain.canonical_bytes() != spec.canonical_bytes()
     with pytest.raises(ConfigurationError, match="loads its parameters itself"):
         prepared_files(RunSpec(name="own", model={"recipe": "custom", "init_from": str(old)}))
+
+
+def test_a_model_that_is_exported_has_the_buffers_of_the_peer_that_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, trained = RunSpec.from_mapping({"name": "norms", "training": {"buffers": "local"}}), nn.BatchNorm1d(3)
+    recipe = SimpleNamespace(
+        context=SimpleNamespace(seed=1), build_model=lambda: nn.BatchNorm1d(3), decayed=lambda *_: False
+    )
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: recipe)
+    optimizer, scheduler = build_optimizer(spec.optimizer, trained, recipe.decayed)
+    replica = Replica(spec, optimizer, model=trained, scheduler=scheduler)
+    trained(torch.arange(12.0).view(4, 3)).sum().backward()
+    replica.collect(4)
+    files = {trained_model.SPEC_FILE: spec.to_toml().encode(), OWN_BUFFERS_FILE: replica.own_buffers()}
+    CheckpointStore(tmp_path / "checkpoints").save(replica.capture(), files=files)
+    found = trained_model.from_run_folder(tmp_path).model
+    assert found.state_dict()["running_mean"].all()
+    assert all(torch.equal(each, found.state_dict()[name]) for name, each in trained.state_dict().items())
 
 
 class Headed(nn.Module):

@@ -33,9 +33,10 @@ from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.checkpoints import Checkpoint, CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
@@ -76,13 +77,13 @@ class Checkpointer:
         checkpoint = self._store.load(self._founding_id)
         return None if checkpoint is None else checkpoint.snapshot
 
-    def resume(self) -> StateSnapshot | None:
-        """The same, for the replica to go on from."""
+    def resume(self) -> Checkpoint | None:
+        """The same with its files, for the replica to go on from."""
         checkpoint = self._store.load(self._founding_id)
         if checkpoint is None:
             return None
         self._kept = self._written = self._latest = checkpoint.snapshot.step
-        return checkpoint.snapshot
+        return checkpoint
 
     def genesis(self, organiser: str) -> Genesis | None:
         """How the run was founded, as the newest checkpoint has it that says so. Raises `StorageError`."""
@@ -141,8 +142,8 @@ class Checkpointer:
         """The replica has taken the state of others: what was kept of its step may have been another one."""
         self._kept, self._written, self._copy, self._judged = None, None, None, (-1, False)
 
-    def save(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
-        """Write a checkpoint beside training, or (`wait`) at once."""
+    def save(self, snapshot: StateSnapshot, own_buffers: bytes, *, wait: bool = False) -> None:
+        """Write a checkpoint with the replica's `own_buffers`, beside training, or (`wait`) at once."""
         own, self._copy = self._copy, None
         if own is not None and own.step != snapshot.step:
             own = None
@@ -150,7 +151,7 @@ class Checkpointer:
         self.wait()
         saving = threading.Thread(
             target=self._write,
-            args=(snapshot, self._files(), own),
+            args=(snapshot, self._files(own_buffers), own),
             kwargs={"tells": wait or self._is_over(snapshot.step)},
             name="minga-checkpoint",
         )
@@ -201,15 +202,17 @@ class Checkpointer:
     def _is_for_good(self, step: int) -> bool:
         return self._archiver is not None and (step % self._archiver.every_steps == 0 or self._is_over(step))
 
-    def _files(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, the organisers' orders that changed it, and the genesis, without
-        which nobody could tell a newcomer that the state is one of the run.
+    def _files(self, own_buffers: bytes) -> dict[str, bytes]:
+        """What lies beside the state: the run spec, the organisers' orders that changed it, the genesis, without which
+        nobody could tell a newcomer that the state is one of the run, and `own_buffers`, if there are any.
         """
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
         files = {"run-spec.toml": self._session.run.spec.to_toml().encode()}
         if (founding := self._session.founding) is not None and founding.genesis is not None:
             files[GENESIS_FILE] = msgspec.msgpack.encode(founding.genesis)
+        if own_buffers:
+            files[OWN_BUFFERS_FILE] = own_buffers
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()

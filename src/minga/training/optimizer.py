@@ -35,7 +35,7 @@ from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import RankReplica
 from minga.training.ranks.sharded_replicas import ShardedReplica, make_replica, trains_shards
-from minga.training.replica.buffers import averaged_buffers
+from minga.training.replica.buffers import OWN_BUFFERS_FILE, averaged_buffers
 from minga.training.replica.schedule import FIXED_PARAMETERS, SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
@@ -86,7 +86,8 @@ class Optimizer(torch.optim.Optimizer):
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
         `model` has beside them, such as an average of the weights or a target network, follows them there, by the same
-        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains.
+        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains. A model with buffers needs
+        `training.buffers = "average"` for it.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
     unit: the word for what `samples` counts, as the target batch size does: "tokens" where the loss is a mean over
@@ -338,7 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.peer is not None or isinstance(self._replica, ShardedReplica):
             snapshot = self._with_all_ranks(self._replica.capture)
             if self.peer is not None and snapshot is not None:
-                self.peer.checkpointer.save(snapshot, wait=True)
+                self.peer.checkpointer.save(snapshot, self._replica.own_buffers(), wait=True)
 
     # ---- inner workings: all on the thread that trains
 
@@ -348,7 +349,9 @@ class Optimizer(torch.optim.Optimizer):
         self._replica.directory = peer.directory
         checkpoint = peer.checkpointer.resume()
         if checkpoint is not None:
-            self._replica.restore(checkpoint)
+            self._replica.restore(checkpoint.snapshot)
+            self._replica.take_buffers(checkpoint.files.get(OWN_BUFFERS_FILE, b""))
+            self._replica.warn_of_new_buffers()
         elif isinstance(self._replica, RankReplica):
             self._replica.share()
         self._seen_step = self._replica.step
@@ -474,6 +477,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._port.finish(work)
                 if work.name == "restore" and self.peer is not None:
                     self.peer.checkpointer.forget()
+                    self._replica.warn_of_new_buffers()
                 elif work.name == FOUNDED and self.peer is not None:  # no other peer could begin the run again
                     self._keep(self.peer)
                 self._after_step()
@@ -501,7 +505,7 @@ class Optimizer(torch.optim.Optimizer):
             self._keep(peer)
 
     def _keep(self, peer: Peer) -> None:
-        peer.checkpointer.save(self._replica.capture())
+        peer.checkpointer.save(self._replica.capture(), self._replica.own_buffers())
 
 
 def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import minga
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
@@ -141,6 +144,34 @@ def test_local_buffers_stay_what_the_program_makes_them(host: MakePeer) -> None:
     train(opt, model, 4, steps=2)
     assert model.calls.item() == model.norm.num_batches_tracked.item() == 2 * BATCH // 4
     assert not any("norm.running" in entry.name for entry in opt._replica.capture().tensors)
+
+
+def test_local_buffers_come_back_with_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = {"target_batch_size": BATCH, "buffers": "local"}
+    spec = minga.RunSpec.from_mapping({"name": "t", "model": {"recipe": "custom"}, "training": training})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    before, after = Normed(), Normed()
+    with minga.host(spec, options) as peer:
+        opt = minga.Optimizer(torch.optim.SGD(before.parameters(), lr=0.1), peer, model=before)
+        train(opt, before, 4, steps=2)
+        opt.save_checkpoint()
+    with minga.host(spec, options, resume=peer.directory) as peer, caplog.at_level(logging.WARNING, "minga"):
+        minga.Optimizer(torch.optim.SGD(after.parameters(), lr=0.1), peer, model=after)
+    assert not caplog.records
+    assert all(torch.equal(each, before.state_dict()[name]) for name, each in after.state_dict().items())
+
+
+def test_what_follows_the_weights_needs_buffers_that_all_share(host: MakePeer) -> None:
+    """A newcomer, or a peer that was started again, counted its updates anew and overwrote the average."""
+    net = small_model()
+    both = nn.ModuleDict({"net": net, "ema": AveragedModel(net)})
+    with pytest.raises(minga.ConfigurationError, match=r"such as ema\.n_averaged"):
+        minga.Optimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            host(buffers="local"),
+            model=both,
+            after_update=lambda: both["ema"].update_parameters(net),
+        )
 
 
 def test_movements_of_buffers_in_half_precision() -> None:

@@ -17,6 +17,7 @@ from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe
 from minga.recipes.registry import load_recipe
 from minga.training.lineage import UNFOUNDED, Lineage
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
@@ -55,6 +56,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, run=spec)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler, base=base, reads=True)
     replica.restore(state(replica))
+    replica.warn_of_new_buffers()
     return TrainedModel(recipe, model, files, replica.step, replica.lineage)
 
 
@@ -76,5 +78,9 @@ def from_run_folder(directory: Path) -> TrainedModel:
         raise ConfigurationError(f"{checkpoint.path}: no {SPEC_FILE} in it, so the model is not known")
     spec = RunSpec.from_toml(checkpoint.files[SPEC_FILE].decode("utf-8"), str(checkpoint.path / SPEC_FILE))
     files = {name: directory / "files" / name for name in spec.files}
-    snapshot = checkpoint.snapshot
-    return with_state(spec, files, lambda _: snapshot)
+
+    def state(replica: Replica) -> StateSnapshot:
+        replica.take_buffers(checkpoint.files.get(OWN_BUFFERS_FILE, b""))
+        return checkpoint.snapshot
+
+    return with_state(spec, files, state)

@@ -171,6 +171,11 @@ class RankReplica(Replica):
         if self.leads:
             self._send(snapshot)
 
+    def take_buffers(self, written: bytes = b"") -> None:
+        """Go on with the buffers that rank 0 wrote, in all ranks."""
+        self.tell("take_buffers")
+        super().take_buffers(self._ranks.share_bytes(written))
+
     def take_state(self, head: bytes) -> None:
         """In other ranks: become what rank 0 sends."""
         found = decode_json(head, _StateHead)
@@ -227,6 +232,7 @@ class RankReplica(Replica):
             self.add_to_sum,
             self.step_there,
             self.take_state,
+            self.take_buffers,
         )
 
     # ---- rank 0 alone

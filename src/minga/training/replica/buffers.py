@@ -1,4 +1,5 @@
-"""A model's persistent buffers under the policy "average": the same on all peers after every step.
+"""A model's persistent buffers: under the policy "average" the same on all peers after every step, under "local" each
+peer's own.
 
 Theory of operation. What is averaged is how far each floating-point buffer (BatchNorm's running mean and variance, say)
 has moved since the last step, not its value: constants such as masks and position tables thus contribute exact zeros,
@@ -23,6 +24,11 @@ What is NaN or infinite after a step cannot move: it contributes 0 and goes back
 numbers cannot be averaged either: BatchNorm's `num_batches_tracked` counts global steps, as it would with one large
 batch, and any other buffer goes back as well. Buffers that are not persistent are rebuilt by each peer's own code and
 left alone, and what layers with packed weights keep there belongs to the base of the run (`training/state/base.py`).
+
+Under "local" no state has buffers, as states are equal on all peers. They are a file beside the state in a checkpoint,
+and come back with it; where peers of one machine share a folder, they are those of the peer that wrote it first. Nobody
+sends them, so a newcomer's are those that its program made. What `after_update` changes has to be equal on all peers,
+so it takes a model with buffers under "average" only.
 """
 
 from __future__ import annotations
@@ -32,16 +38,21 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import torch
+from safetensors.torch import load, save
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT
 from minga.core.errors import ConfigurationError
+from minga.core.units import and_others
 from minga.training.replica.accelerator import WriteMarks
 from minga.training.state.base import packed_tensors
 from minga.training.state.model_names import ModelNames
+from minga.training.state.snapshot import DTYPE_NAMES
 
 logger = logging.getLogger("minga.training")
 
 COUNTER = "num_batches_tracked"
+OWN_BUFFERS_FILE = "buffers.safetensors"
+"""What a checkpoint calls the file of `OwnBuffers`."""
 
 
 class SharedBuffers:
@@ -201,6 +212,64 @@ class SharedBuffers:
             index for index, buffer in enumerate(self.averaged) if not bool(_wide(buffer).isfinite().all())
         ]
         self.move(None)
+
+
+class OwnBuffers:
+    """The persistent buffers of `model` (of nothing, if None) under the policy "local", wherever they are by now."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._model = model
+        # those that only the program has set, and neither this peer's micro-batches nor an earlier process
+        self._new = {name for name, buffer in self.named().items() if buffer.is_floating_point()}
+        self._is_told = False
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """All of them by name."""
+        return {} if self._model is None else _persistent(self._model)
+
+    def note_micro_batch(self) -> None:
+        """They have seen data."""
+        self._new.clear()
+
+    def written(self) -> bytes:
+        """Those that are not new, as a safetensors file; empty if there are none."""
+        kept = {
+            name: buffer.detach().to("cpu", copy=True).contiguous()
+            for name, buffer in self._storable().items()
+            if name not in self._new
+        }
+        return save(kept) if kept else b""
+
+    @torch.no_grad()
+    def take(self, written: bytes) -> None:
+        """Give them the values in such a file, as far as it has any that fit."""
+        found = load(written) if written else {}
+        for name, buffer in self._storable().items():
+            if name in found and (found[name].shape, found[name].dtype) == (buffer.shape, buffer.dtype):
+                buffer.copy_(found[name])
+                self._new.discard(name)
+
+    def warn_of_new(self) -> None:
+        """The state here was trained before: say, once, which were not."""
+        if self._new and not self._is_told:
+            self._is_told = True
+            logger.warning(
+                'the buffer %s%s begins as the program made it: with training.buffers = "local" no peer sends its own. '
+                "Running statistics, as those of BatchNorm, are wrong until they have seen some hundred micro-batches, "
+                "or are estimated anew: do not evaluate or export the model before",
+                min(self._new),
+                and_others(self._new),
+            )
+
+    def _storable(self) -> dict[str, torch.Tensor]:
+        """Those that a file can have, and that can be filled."""
+        found: dict[str, torch.Tensor] = {}
+        for name, buffer in self.named().items():
+            with contextlib.suppress(ConfigurationError):
+                _check(name, buffer)
+                if buffer.dtype in DTYPE_NAMES:
+                    found[name] = buffer
+        return found
 
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:

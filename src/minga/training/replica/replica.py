@@ -25,7 +25,7 @@ from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
 from minga.training.replica.accelerator import Accelerator, DeviceAccess, LateVerdict, WriteMarks
-from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.buffers import OwnBuffers, SharedBuffers
 from minga.training.replica.build_optimizer import (
     check_model,
     check_optimizer,
@@ -111,6 +111,13 @@ class Replica:
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
+        self._own_buffers = OwnBuffers(None if averaged else model)
+        if after_update is not None and (own := self._own_buffers.named()):
+            raise ConfigurationError(
+                f'the model has buffers, such as {next(iter(own))}, and with training.buffers = "local" no state has '
+                "them: what after_update= makes with them would differ between peers, and after a restart. Set "
+                'training.buffers = "average"; a Byzantine-tolerant run also needs norms without running statistics'
+            )
         self.vector = self._new_vector(optimizer, spec, model)
         accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
         self.vector.accelerator = accelerator if self._adds_on(accelerator) else None
@@ -211,6 +218,7 @@ class Replica:
                 "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
                 "where they are evaluated. Call optimizer.train() before the next forward pass"
             )
+        self._own_buffers.note_micro_batch()
         self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
@@ -502,6 +510,19 @@ class Replica:
         self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule.note()
         self.loop_rates.begin_anew()
+
+    def own_buffers(self) -> bytes:
+        """What `training.buffers = "local"` leaves to this peer alone, for `take_buffers`; empty if that is nothing."""
+        return self._own_buffers.written()
+
+    def take_buffers(self, written: bytes) -> None:
+        """Go on with the `own_buffers` that were written with the state that is here."""
+        self._own_buffers.take(written)
+
+    def warn_of_new_buffers(self) -> None:
+        """Say, once, if the state that is here was trained, and this peer's own buffers were not."""
+        if self.step > 0:
+            self._own_buffers.warn_of_new()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Have the optimizer load what its `state_dict` returned, where it keeps its state."""

@@ -115,7 +115,7 @@ def write_tensors(
 #     optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
 #     sketch.safetensors        the basis of the run's sketch, if it has one
 #     strategy.safetensors      what the run's strategy keeps beside them, if it keeps anything
-#     …                         further files given by the caller, such as the run spec and the genesis
+#     …                         further files given by the caller, such as run spec, genesis and a peer's own buffers
 #
 # Everything is verified on reading: the state against the chunk hashes, those and the lineage against the manifest's.
 
