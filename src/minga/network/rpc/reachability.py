@@ -28,6 +28,8 @@ from minga.network.rpc.stream import MessageStream
 DIAL_ME = "node.dial_me"
 MAX_ASKED = 3
 MAX_DIALS_AT_ONCE = 4
+MAX_ELSEWHERE = 4
+"""How many public endpoints are tried for a peer at other IP addresses than the one from which it talks."""
 DIALLED_S = 6.0
 
 
@@ -111,10 +113,22 @@ class Reachability:
         self._dialling += 1
         try:
             # Through its relay everybody gets to a peer: that need not be tried.
-            reached = await self._node.network.can_dial(Address(peer, request.address.direct))
+            reached = await self._node.network.can_dial(Address(peer, self._worth_trying(request.address)))
         finally:
             self._dialling -= 1
         await stream.send(Dialled(reached))
+
+    def _worth_trying(self, address: Address) -> tuple[Endpoint, ...]:
+        """The endpoints of a peer without those that may be anybody's, but for the first few: public ones at another IP
+        address than that from which the peer talks. A dial sends a hundred times as many bytes as the request for it.
+        """
+        own_ip = _ip_of(self._node.seen_at(address.peer_id) or "")
+        elsewhere = [endpoint for endpoint in address.direct if is_public(endpoint) and _ip_of(endpoint) != own_ip]
+        return tuple(endpoint for endpoint in address.direct if endpoint not in elsewhere[MAX_ELSEWHERE:])
+
+
+def _ip_of(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
 
 
 # ---- The own address as others see it: asked of connected peers, tried by a dial-back, and offered from then on.
