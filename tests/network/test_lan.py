@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from zeroconf import InterfaceChoice, ServiceInfo, Zeroconf
@@ -85,6 +88,25 @@ def test_what_is_no_announcement_of_a_run_is_left_out() -> None:
         {"name": "sound", "link0": link[:50], "link1": link[50:]},
     ):
         assert found(NearbyRun("sound", LINK))
+
+
+def test_names_that_dns_forbids_or_behind_which_nobody_answers_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a\x01b", "nobody", "nobody either", LINK.run_id[:32]]
+    together, look_up = threading.Barrier(len(names), timeout=20), Zeroconf.get_service_info
+
+    def hear(*_: object, handlers: list[Callable[..., None]]) -> Any:
+        for name in names:
+            handlers[0](name=f"{name}.{SERVICE}")
+        return SimpleNamespace(cancel=lambda: None)
+
+    def ask(*question: Any) -> ServiceInfo | None:
+        together.wait()
+        return look_up(*question)
+
+    monkeypatch.setattr(lan, "ServiceBrowser", hear)
+    monkeypatch.setattr(Zeroconf, "get_service_info", ask)
+    with announced("x", LINK):
+        assert found(NearbyRun("x", LINK))
 
 
 def test_a_look_takes_in_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+from zeroconf import Error, InterfaceChoice, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 
 from minga.core.errors import ConfigurationError, LinkError
 from minga.core.printable import is_printable
@@ -82,12 +83,21 @@ def find_runs(host: str | None, seconds: float = LOOK_S) -> list[NearbyRun]:
         browser = ServiceBrowser(asking, SERVICE, handlers=[hear])
         time.sleep(seconds)
         browser.cancel()
-        infos = [asking.get_service_info(SERVICE, name, ANSWER_MS) for name in names]
+        with ThreadPoolExecutor(MOST_RUNS) as pool:  # together, since a name may have nobody who answers
+            runs = [run for run in pool.map(lambda name: _look_up(name, asking), names) if run is not None]
     finally:
         asking.close()
-    runs = [run for info in infos if info is not None and (run := _run_of(info)) is not None]
     by_link = {str(run.link): run for run in runs}
     return sorted(by_link.values(), key=lambda run: (run.name, run.link.run_id))
+
+
+def _look_up(name: str, asking: Zeroconf) -> NearbyRun | None:
+    """The run that is announced by this name, which may be none that DNS permits; None if there is none."""
+    try:
+        info = asking.get_service_info(SERVICE, name, ANSWER_MS)
+    except Error:
+        return None
+    return None if info is None else _run_of(info)
 
 
 def _open(host: str | None) -> Zeroconf:

@@ -209,6 +209,27 @@ def test_announced_addresses_come_first_and_take_the_bound_port_where_they_name_
     run(main)
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_port_holds_for_both_ip_versions_and_an_announced_address_takes_that_of_its_own(is_given: bool) -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:  # of both versions
+        probe.bind(("::", 0))
+        free = probe.getsockname()[1]
+
+    async def main() -> None:
+        settings = NetworkSettings(port=free if is_given else 0, announce=("2001:db8::7", "203.0.113.7"))
+        network = await IrohNetwork.open(os.urandom(32), settings)
+        try:
+            bound = dict(text.rsplit(":", 1) for text in network._endpoint.bound_sockets())
+            if is_given:
+                assert set(bound.values()) == {str(free)}
+            assert network.address.direct[:2] == (f"[2001:db8::7]:{bound['[::]']}", f"203.0.113.7:{bound['0.0.0.0']}")
+        finally:
+            await network.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize("text", ["", "example.org", "203.0.113.7:0", "203.0.113.7:99999", "0.0.0.0:1", "[::]:1"])
 def test_an_announced_address_has_to_be_one(text: str) -> None:
     with pytest.raises(ConfigurationError, match="announce"):

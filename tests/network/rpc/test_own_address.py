@@ -130,6 +130,23 @@ async def test_an_address_that_failed_is_tried_again() -> None:
 
 
 @virtually
+async def test_a_new_outer_address_is_learned_though_all_connections_outlive_the_change() -> None:
+    peer, met = await world(Nat.FULL_CONE, 3)
+    peer.node.introduce(other.network.address for other in met)
+    peer.own_address.start(peer.publish)
+    await asyncio.sleep(3 * reachability.PROOF_S)
+    assert len(peer.network.ends) == 3, "nobody is dialled anew while the address holds"
+    internet, state = peer.network._internet, peer.network.state
+    internet._endpoints[ELSEWHERE] = internet._endpoints.pop(state.public)
+    state.public = ELSEWHERE
+    await asyncio.sleep(2 * reachability.PROOF_S)
+    assert ELSEWHERE in peer.network.address.direct
+    assert peer.published == 2
+    assert len(peer.network.ends) == 4
+    assert await met[0].network.can_dial(peer.network.address)
+
+
+@virtually
 async def test_liars_who_agree_are_found_out_by_a_peer_that_tries() -> None:
     peer, met = await world(Nat.NONE, 3)
     met[0].lie(ELSEWHERE, reached=True)

@@ -101,20 +101,22 @@ def relay_mode(settings: NetworkSettings) -> Any:
     return iroh_ffi.RelayMode.custom_from_urls(list(settings.relay))
 
 
-def announced_addresses(settings: NetworkSettings, bound_port: int) -> tuple[str, ...]:
+def announced_addresses(settings: NetworkSettings, endpoint: Any) -> tuple[str, ...]:
     """The announced addresses as others dial them; those without a port get the one that is bound."""
     found = (parse_announced(text) for text in settings.announce)
-    return tuple(f"{f'[{ip}]' if ':' in ip else ip}:{port or bound_port}" for ip, port in found)
+    return tuple(
+        f"{f'[{ip}]' if ':' in ip else ip}:{port or _bound_port(endpoint, settings.host or ip)}" for ip, port in found
+    )
 
 
 def bind_addresses(settings: NetworkSettings) -> tuple[str, ...]:
     """The socket addresses to bind as iroh takes them; none for any port on all interfaces.
 
-    iroh opens a socket for IPv4 and one for IPv6, and the one that it is not told of on all interfaces. So beside a
-    `host` the other one is told to be on this machine alone.
+    iroh opens a socket for IPv4 and one for IPv6, and the one that it is not told of on all interfaces, at any port. So
+    a port is told for both, and beside a `host` the other one is told to be on this machine alone.
     """
     if settings.host is None:
-        return (f"0.0.0.0:{settings.port}",) if settings.port else ()
+        return (f"0.0.0.0:{settings.port}", f"[::]:{settings.port}") if settings.port else ()
     if ":" in settings.host:
         return f"[{settings.host}]:{settings.port}", "127.0.0.1:0"
     return f"{settings.host}:{settings.port}", "[::1]:0"
@@ -145,7 +147,7 @@ class IrohNetwork(Network):
     def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
         self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
-        self._announced = announced_addresses(settings, _bound_port(endpoint, settings))
+        self._announced = announced_addresses(settings, endpoint)
         self._learned: deque[str] = deque()
         self._address, self._address_s = Address(self._peer_id), -math.inf
         self._on_address = Observers[[]]()
@@ -180,13 +182,12 @@ class IrohNetwork(Network):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):
                     await endpoint.online()
-        port = _bound_port(endpoint, settings)
-        for announced in announced_addresses(settings, port):
+        for announced in announced_addresses(settings, endpoint):
             await endpoint.add_external_addr(announced)  # so that hole punching offers it, too
         # TCP is dialled at the address that iroh found to answer, which may be any of those that it is bound to.
         bound = endpoint.bound_sockets() if settings.dialable else []
         hosts = [place.rpartition(":")[0].strip("[]") for place in bound]
-        owner = PeerId(str(endpoint.id()))
+        owner, port = PeerId(str(endpoint.id())), _bound_port(endpoint, settings.host or "0.0.0.0")  # noqa: S104
         return cls(endpoint, settings, await TcpListener.make(owner, hosts, port) if settings.tcp else None)
 
     @property
@@ -403,7 +404,9 @@ class IrohNetwork(Network):
 
 
 async def _bind(secret_key: bytes, settings: NetworkSettings) -> Any:
-    """An endpoint at the addresses of the settings; on a machine without the other IP version at the first alone."""
+    """An endpoint at the addresses of the settings; where the second cannot be bound, as on a machine without that IP
+    version, at the first alone.
+    """
     addresses = bind_addresses(settings)
     try:
         return await _builder(secret_key, settings, addresses).bind()
@@ -427,11 +430,10 @@ def _builder(secret_key: bytes, settings: NetworkSettings, addresses: Sequence[s
     return builder
 
 
-def _bound_port(endpoint: Any, settings: NetworkSettings) -> int:
-    """The port at the host of the settings; that of IPv4 without one."""
+def _bound_port(endpoint: Any, ip: str) -> int:
+    """The port that is bound for the IP version of this address; on a machine without it that of the other one."""
     sockets: list[str] = endpoint.bound_sockets()
-    wants_ipv6 = settings.host is not None and _is_ipv6(settings.host)
-    return int(next(each for each in sockets if _is_ipv6(each) == wants_ipv6).rpartition(":")[2])
+    return int(min(sockets, key=lambda each: _is_ipv6(each) != _is_ipv6(ip)).rpartition(":")[2])
 
 
 def _is_ipv6(text: str) -> bool:

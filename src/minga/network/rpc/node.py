@@ -282,13 +282,15 @@ class Node:
         """A live connection to `peer`, an existing one or a new one. Raises `UnreachableError`."""
         if self._closed:
             raise ClosedError("this peer was closed")
-        if live := self._connections.live(peer):
-            return live
+        return self._connections.live(peer) or await self.redial(peer)
+
+    async def redial(self, peer: PeerId) -> Connection:
+        """A new connection to `peer`, also beside one that there is. Raises as `dial` does."""
         address = self._lookup(peer)
         if address is None or not address.dialable:
             address = self._introduced.get(peer)
         if address is None or not address.dialable:
-            raise UnreachableError("not connected, and no address to dial is known", peer=peer)
+            raise UnreachableError("no address to dial is known", peer=peer)
         return await self.dial(address)
 
     def introduce(self, addresses: Iterable[Address]) -> None:

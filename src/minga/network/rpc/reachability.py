@@ -8,13 +8,16 @@ through it, so such a peer need not ask.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from minga.core.aio import Backoff
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.network import AddressChanged, AddressSeen
 from minga.core.refusal_code import RefusalCode
@@ -28,6 +31,8 @@ from minga.network.rpc.stream import MessageStream
 DIAL_ME = "node.dial_me"
 MAX_ASKED = 3
 MAX_DIALS_AT_ONCE = 4
+MAX_ELSEWHERE = 4
+"""How many public endpoints are tried for a peer at other IP addresses than the one from which it talks."""
 DIALLED_S = 6.0
 
 
@@ -56,7 +61,7 @@ class Reachability:
         address = self._node.network.address
         if not address.dialable or address.relay is not None:
             return address.dialable
-        return await self._any(address)
+        return await self._any(address, self._node.connected())
 
     async def check_public(self) -> bool | None:
         """Ask them whether they can dial this peer at its public addresses: True, False, or None if unknown.
@@ -65,15 +70,11 @@ class Reachability:
         """
         address = self._node.network.address
         public = tuple(filter(is_public, address.direct))
-        return await self._any(Address(address.peer_id, public)) if public else None
+        return await self._any(Address(address.peer_id, public), self._node.connected()) if public else None
 
-    async def check_at(self, endpoint: str, first: Collection[PeerId] = ()) -> bool | None:
-        """Ask them whether they can dial this peer at one endpoint: True, False, or None if unknown.
-
-        The peers in `first` named the endpoint; they are asked only where no other is connected.
-        """
-        others = [peer for peer in self._node.connected() if peer not in first]
-        return await self._any(Address(self._node.peer_id, (endpoint,)), others or None)
+    async def check_at(self, endpoint: str, peers: Sequence[PeerId]) -> bool | None:
+        """Ask the first of `peers` whether they can dial this peer at one endpoint: True, False, or None if unknown."""
+        return await self._any(Address(self._node.peer_id, (endpoint,)), peers)
 
     async def check_relay(self) -> bool | None:
         """Whether a stranger gets to this peer through its relay, tried from here; None without one."""
@@ -81,9 +82,8 @@ class Reachability:
         relay = network.address.relay
         return None if relay is None else await network.can_dial(Address(network.peer_id, (), relay))
 
-    async def _any(self, address: Address, peers: Sequence[PeerId] | None = None) -> bool | None:
-        chosen = (self._node.connected() if peers is None else peers)[:MAX_ASKED]
-        asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in chosen]
+    async def _any(self, address: Address, peers: Sequence[PeerId]) -> bool | None:
+        asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in peers[:MAX_ASKED]]
         try:
             answers: list[bool | None] = []
             for answer in asyncio.as_completed(asked):
@@ -111,10 +111,22 @@ class Reachability:
         self._dialling += 1
         try:
             # Through its relay everybody gets to a peer: that need not be tried.
-            reached = await self._node.network.can_dial(Address(peer, request.address.direct))
+            reached = await self._node.network.can_dial(Address(peer, self._worth_trying(request.address)))
         finally:
             self._dialling -= 1
         await stream.send(Dialled(reached))
+
+    def _worth_trying(self, address: Address) -> tuple[Endpoint, ...]:
+        """The endpoints of a peer without those that may be anybody's, but for the first few: public ones at another IP
+        address than that from which the peer talks. A dial sends a hundred times as many bytes as the request for it.
+        """
+        own_ip = _ip_of(self._node.seen_at(address.peer_id) or "")
+        elsewhere = [endpoint for endpoint in address.direct if is_public(endpoint) and _ip_of(endpoint) != own_ip]
+        return tuple(endpoint for endpoint in address.direct if endpoint not in elsewhere[MAX_ELSEWHERE:])
+
+
+def _ip_of(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
 
 
 # ---- The own address as others see it: asked of connected peers, tried by a dial-back, and offered from then on.
@@ -126,13 +138,17 @@ class Reachability:
 # the user alone: it shows what to do.
 #
 # Each new connection is asked until a few peers answered, then at most one a minute: outer addresses change, and an
-# address that failed is tried again, since its user may have opened the port.
+# address that failed is tried again, since its user may have opened the port. Connections outlive such a change, and
+# their other ends go on to name the old address. So what was learned is tried now and then, and when nobody gets
+# through any more, one peer is dialled anew. An address of no use stays until newer ones take its place.
 
 
 WHERE_AM_I = "node.where_am_i"
 SEEN_AT_S = 3.0
 MAX_CLAIMS = 8
 PERIOD_S = 60.0
+PROOF_S, LONGEST_PROOF_S = 300.0, 4800.0
+"""Seconds until what was learned is tried again: at first, and at most after doubling while all of it fails."""
 AGREEING = 2
 
 
@@ -154,7 +170,7 @@ class OwnAddress:
         self._node, self._reachability = node, reachability
         self._claims: BoundedDict[PeerId, str] = BoundedDict(MAX_CLAIMS)
         self._tried: BoundedDict[str, bool | None] = BoundedDict(MAX_CLAIMS)
-        self._asked_s = -math.inf
+        self._asked_s, self._generator = -math.inf, random.Random(node.peer_id)
         node.serve(WHERE_AM_I, self._serve)
 
     def start(self, publish: Callable[[], None]) -> None:
@@ -170,6 +186,7 @@ class OwnAddress:
             self._node.network.on_address.add(tell)
             self._node.on_connected.add(self._meet)
             self._node.spawn(self.learn())
+            self._node.spawn(self._prove_forever())
 
     async def is_dialable(self) -> bool | None:
         """Whether others can dial this peer, also at addresses that it learns now; None if unknown."""
@@ -190,8 +207,9 @@ class OwnAddress:
                 await self._weigh(endpoint, count)
 
     async def _weigh(self, endpoint: str, count: int) -> None:
-        claimants = [peer for peer, claim in self._claims.items() if claim == endpoint]
-        reached = await self._reachability.check_at(endpoint, claimants)
+        connected = self._node.connected()
+        others = [peer for peer in connected if self._claims.get(peer) != endpoint]
+        reached = await self._reachability.check_at(endpoint, others or connected)
         if reached is None:
             reached = self._tried.get(endpoint)
         is_news = endpoint not in self._tried or self._tried[endpoint] != reached
@@ -205,6 +223,35 @@ class OwnAddress:
         rested = asyncio.get_running_loop().time() - self._asked_s >= PERIOD_S
         if rested or len(self._claims) <= AGREEING:
             self._node.spawn(self.learn([peer]))
+
+    async def _prove_forever(self) -> None:
+        """Try what was learned, and let a new connection show the present address when all that fails."""
+        pauses = Backoff(PROOF_S, LONGEST_PROOF_S)
+        while True:
+            await asyncio.sleep(pauses.next_s())
+            known = self._node.network.address.direct
+            learned = [endpoint for endpoint in reversed(self._tried) if endpoint in known]
+            if not learned or await self._holds(learned):
+                pauses.overcome()
+            else:
+                await self._meet_anew(learned)
+
+    async def _holds(self, learned: Iterable[str]) -> bool:
+        """Whether others get through at one of these addresses, as far as is known."""
+        for endpoint in learned:
+            some = self._node.draw_connected(MAX_ASKED, self._generator, lambda _: True)
+            if await self._reachability.check_at(endpoint, some) is not False:
+                return True
+        return False
+
+    async def _meet_anew(self, learned: Collection[str]) -> None:
+        """Dial one peer once more, first of all those that saw this one at an address that it `learned`."""
+        outside = [peer for peer, claim in self._claims.items() if claim in learned]
+        self._claims.clear()
+        for peer in dict.fromkeys([*outside, *self._node.connected()]):
+            with contextlib.suppress(RemoteError):
+                await self._node.redial(peer)
+                return
 
     async def _ask(self, peer: PeerId) -> None:
         try:
