@@ -326,14 +326,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def digest(self) -> str:
         """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones. Of a
-        sharded model all ranks have to call this.
+        sharded model all ranks have to call this. Raises as `save_checkpoint` does.
         """
         digest = self._with_all_ranks(self._replica.digest)
         return self._replica.known_digest if isinstance(self._replica, ShardedReplica) else digest or ""
 
     def save_checkpoint(self) -> None:
         """Write the present state to this peer's folder of the run, and wait until it is there. Rank 0 writes; of a
-        sharded model all ranks have to call this.
+        sharded model all ranks have to call this. Raises what ended this peer if that broke off an update, as Ctrl-C
+        may, and `ConfigurationError` amid one, as in a signal handler: such a state is that of no step.
         """
         if self.peer is not None or isinstance(self._replica, ShardedReplica):
             snapshot = self._with_all_ranks(self._replica.capture)
@@ -420,15 +421,21 @@ class Optimizer(torch.optim.Optimizer):
     def _with_all_ranks(self, read: Callable[[], T]) -> T | None:
         """What `read` returns. If each rank holds a shard, all take part, and those other than 0 return None."""
         if not isinstance(self._replica, ShardedReplica):
+            self._check_whole()
             return read()
         self._replica.settle()
         if not self._replica.leads:
             self._replica.obey()
             return None
         with self._failing_together():
+            self._check_whole()
             result = read()
         self._replica.release(finished=self.finished)
         return result
+
+    def _check_whole(self) -> None:
+        if self._port is not None:
+            self._port.check_whole()
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
