@@ -19,6 +19,7 @@ from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.optim.arithmetic import forbid_rounded_products
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.together import Together, members_of
@@ -81,7 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         run spec. What it has frozen, as below adapters, is the run's base: peers compare it, and the state that they
         share, download and keep in checkpoints is without it. Without a model none of that can be.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
-        or with recipe "custom" does not clip.
+        or with recipe "custom" does not clip, whatever that says.
     max_grad_value: clip each element of the averaged gradient, before its norm, by the same number on all peers.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
@@ -552,9 +553,20 @@ def _of_one(
 
 
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
-    if max_grad_norm is None:  # a custom loop's optimizer is not the run spec's
-        return None if spec.model.recipe == "custom" else spec.optimizer.max_grad_norm
-    return _positive(max_grad_norm, "max_grad_norm")
+    if max_grad_norm is not None:
+        return _positive(max_grad_norm, "max_grad_norm")
+    said = spec.optimizer.max_grad_norm
+    if spec.model.recipe != "custom":
+        return said
+    # A custom loop's optimizer is not the run spec's, and of a spec nobody can tell whether its default was meant.
+    if said not in (None, OptimizerSection().max_grad_norm):
+        logger.warning(
+            "the averaged gradient is not clipped: optimizer.max_grad_norm = %g of the run spec is for recipes and "
+            "frameworks, and a loop of your own passes it as minga.Optimizer(..., max_grad_norm=%g), on all peers",
+            said,
+            said,
+        )
+    return None
 
 
 def _positive(number: float, name: str) -> float:
