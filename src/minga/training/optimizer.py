@@ -19,6 +19,7 @@ from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import OptimizerSection
 from minga.optim.arithmetic import forbid_rounded_products
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.together import Together, members_of
@@ -81,7 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         run spec. What it has frozen, as below adapters, is the run's base: peers compare it, and the state that they
         share, download and keep in checkpoints is without it. Without a model none of that can be.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
-        or with recipe "custom" does not clip.
+        or with recipe "custom" does not clip, whatever that says.
     max_grad_value: clip each element of the averaged gradient, before its norm, by the same number on all peers.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
@@ -327,14 +328,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def digest(self) -> str:
         """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones. Of a
-        sharded model all ranks have to call this.
+        sharded model all ranks have to call this. Raises as `save_checkpoint` does.
         """
         digest = self._with_all_ranks(self._replica.digest)
         return self._replica.known_digest if isinstance(self._replica, ShardedReplica) else digest or ""
 
     def save_checkpoint(self) -> None:
         """Write the present state to this peer's folder of the run, and wait until it is there. Rank 0 writes; of a
-        sharded model all ranks have to call this.
+        sharded model all ranks have to call this. Raises what ended this peer if that broke off an update, as Ctrl-C
+        may, and `ConfigurationError` amid one, as in a signal handler: such a state is that of no step.
         """
         if self.peer is not None or isinstance(self._replica, ShardedReplica):
             snapshot = self._with_all_ranks(self._replica.capture)
@@ -423,15 +425,21 @@ class Optimizer(torch.optim.Optimizer):
     def _with_all_ranks(self, read: Callable[[], T]) -> T | None:
         """What `read` returns. If each rank holds a shard, all take part, and those other than 0 return None."""
         if not isinstance(self._replica, ShardedReplica):
+            self._check_whole()
             return read()
         self._replica.settle()
         if not self._replica.leads:
             self._replica.obey()
             return None
         with self._failing_together():
+            self._check_whole()
             result = read()
         self._replica.release(finished=self.finished)
         return result
+
+    def _check_whole(self) -> None:
+        if self._port is not None:
+            self._port.check_whole()
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -549,9 +557,20 @@ def _of_one(
 
 
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
-    if max_grad_norm is None:  # a custom loop's optimizer is not the run spec's
-        return None if spec.model.recipe == "custom" else spec.optimizer.max_grad_norm
-    return _positive(max_grad_norm, "max_grad_norm")
+    if max_grad_norm is not None:
+        return _positive(max_grad_norm, "max_grad_norm")
+    said = spec.optimizer.max_grad_norm
+    if spec.model.recipe != "custom":
+        return said
+    # A custom loop's optimizer is not the run spec's, and of a spec nobody can tell whether its default was meant.
+    if said not in (None, OptimizerSection().max_grad_norm):
+        logger.warning(
+            "the averaged gradient is not clipped: optimizer.max_grad_norm = %g of the run spec is for recipes and "
+            "frameworks, and a loop of your own passes it as minga.Optimizer(..., max_grad_norm=%g), on all peers",
+            said,
+            said,
+        )
+    return None
 
 
 def _positive(number: float, name: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minga.core.errors import ClosedError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.assigned_port import AssignedPort, GradientTask
 from minga.training.bridge.thread_bridge import ThreadTask
 from tests.worlds.ones_replica import OnesReplica
@@ -74,9 +74,12 @@ async def test_a_micro_batch_that_failed_leaves_the_model_at_its_present_step_an
         assert port.poll() is None
         assert model == ["present"]
         numbers.append(port.next_batch().number)
+        with pytest.raises(ConfigurationError, match="an earlier step"):
+            port.check_whole()
         if not fails:
             assert port.add(4)
         assert port.take_back() is fails
+        port.check_whole()
     assert model == ["present"]
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3] == numbers[4]
     assert (await done).tolist() == [1.0, 1.0]

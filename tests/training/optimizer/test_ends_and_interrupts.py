@@ -6,7 +6,7 @@ import _thread
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,39 @@ class Interrupted(torch.optim.SGD):
         if self.calls == 2:
             raise KeyboardInterrupt
         return super().step(closure)
+
+
+class Halved(torch.optim.SGD):
+    """Its second step ends half-way, and so does what a handler of signals does there."""
+
+    calls = 0
+    handler: Callable[[], None]
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        super().step(closure)
+        if self.calls == 2:
+            with pytest.raises(minga.ConfigurationError, match="signal handler"):
+                self.handler()
+            raise KeyboardInterrupt
+
+
+def test_no_checkpoint_is_written_of_a_state_that_is_half_way_between_two_steps(host: MakePeer) -> None:
+    model, peer = small_model(), host()
+    inner = Halved(model.parameters(), lr=0.1)
+    opt = minga.Optimizer(inner, peer, model=model)
+    inner.handler = opt.save_checkpoint
+    train(opt, model, steps=1)
+    opt.save_checkpoint()
+    with pytest.raises(KeyboardInterrupt):
+        train(opt, model)
+    for _ in range(2):
+        for read in (opt.save_checkpoint, opt.digest):
+            with pytest.raises(minga.ClosedError, match="could not apply"):
+                read()
+        with pytest.raises(minga.ClosedError, match="could not apply"):
+            train(opt, model)
+    assert left_by(peer).step == 1
 
 
 def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -> None:

@@ -131,6 +131,37 @@ def test_what_cannot_be_trained_together_is_refused(host: MakePeer, what: str) -
         minga.Optimizer(peer=host(), **make(small_model()))
 
 
+class Around(torch.optim.Optimizer):
+    """Wraps another one, as Lookahead of timm does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self._inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self._inner.step(closure)
+
+
+def test_an_optimizer_whose_state_newcomers_would_lack_is_refused(host: MakePeer) -> None:
+    model, peer = small_model(), host()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    around = Around(inner)
+    with pytest.raises(minga.ConfigurationError, match="Around has the state of its AdamW in another place"):
+        minga.Optimizer([around], peer, model=model)
+    around.state = inner.state
+    opt = minga.Optimizer(around, peer, model=model)
+    train(opt, model, steps=1)
+    digest = opt.digest()
+    next(iter(inner.state.values()))["exp_avg"].zero_()
+    assert opt.digest() != digest
+    around.state["count"] = torch.tensor([0])
+    with pytest.raises(minga.ConfigurationError, match="Around keeps state under 'count'"):
+        opt.digest()
+    del around.state["count"]
+    with pytest.raises(minga.ConfigurationError, match="Around has the state of its AdamW in another place"):
+        opt.load_state_dict(opt.state_dict())
+
+
 def test_no_peer_and_no_ranks() -> None:
     with pytest.raises(minga.ConfigurationError, match="peer=None is for ranks other than 0"):
         minga.Optimizer(torch.optim.SGD(small_model().parameters(), lr=0.1), None)

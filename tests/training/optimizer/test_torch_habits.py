@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,19 @@ def test_the_averaged_gradient_is_clipped(host: MakePeer) -> None:
     assert [each.grad is not None and not each.grad.any() for each in ours.parameters()] == [True] * 4
     opt.zero_grad()
     assert [each.grad for each in ours.parameters()] == [None] * 4
+
+
+@pytest.mark.parametrize(("norm", "is_told"), [(0.5, True), (1.0, False), ("off", False)])
+def test_a_loop_that_does_not_clip_as_the_run_spec_says_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, norm: float | str, is_told: bool
+) -> None:
+    """1.0 is the default, of which no peer knows whether it was said."""
+    sections = {"model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH}}
+    spec = minga.RunSpec.from_mapping({"name": "t", **sections, "optimizer": {"max_grad_norm": norm}})
+    model = small_model()
+    with minga.host(spec, minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:
+        minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+    assert ("max_grad_norm=0.5), on all peers" in caplog.text) == is_told
 
 
 def test_state_dict_and_back(host: MakePeer) -> None:

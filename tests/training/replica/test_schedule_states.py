@@ -15,6 +15,7 @@ from transformers import get_scheduler
 
 from minga.core.errors import ConfigurationError
 from minga.optim.together import Together
+from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
 from minga.training.replica.schedule import Schedule, SchedulesTogether, can_be_stretched, length_of, stretch
 from minga.training.state.manifest import build_manifest
@@ -290,6 +291,26 @@ def test_what_a_program_adds_to_the_groups_is_its_own() -> None:
     plain.restore(run.capture())
     assert run.optimizer.param_groups[0]["max_lr"] == 0.1
     assert "max_lr" not in plain.optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(0.01, True), (0.19, False)], ids=["from the start", "by global steps"])
+def test_a_loop_of_the_organiser_that_begins_its_schedule_again_is_told(
+    caplog: pytest.LogCaptureFixture, rate: float, is_told: bool
+) -> None:
+    """As one that counts its own iterations does when its program is started again."""
+    model = network()
+    run = Replica(spec_of(4, None), torch.optim.SGD(model.parameters(), lr=0.2), model=model)
+    (group,), mean = run.optimizer.param_groups, torch.zeros(run.vector.numel)
+    run.loop_rates.is_heard = True
+    run.apply(mean, 1)
+    run.restore(run.capture())
+    for step, each in enumerate((rate, 0.05), 2):
+        group["lr"] = each
+        run.look_at_loop()
+        assert run.loop.rates == (each,)
+        run.amend({LOOP_RATES: [each]})
+        run.apply(mean, step)
+    assert caplog.text.count("takes the run back to the beginning of the schedule") == is_told
 
 
 def test_numbers_that_an_optimizer_adds_cannot_go_with_steps_of_each_peer_alone() -> None:

@@ -130,9 +130,20 @@ class AssignedPort(TrainingThread):
         current = self._current
         if current is None or not self._is_given:
             return False
-        self._is_given = False
         current.task.after()
+        self._is_given = False
         return True
+
+    def check_whole(self) -> None:
+        """See `TrainingThread`; raises `ConfigurationError` also with a micro-batch in hand, which may be of the
+        parameters of an earlier step.
+        """
+        super().check_whole()
+        if self._is_given:
+            raise ConfigurationError(
+                "the parameters may be those of an earlier step while a micro-batch of batches() is in hand: read the "
+                "state after its step()"
+            )
 
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""

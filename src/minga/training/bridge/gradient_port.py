@@ -113,7 +113,7 @@ class GradientPort(TrainingThread):
         self._next_limit: int | None = None
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
         self._reopened_s: float | None = None  # loop time at which a step began, until the thread comes by again
-        self._paused = self._resting = self._held = False
+        self._paused = self._resting = self._held = self._is_adding = False
         self._last_samples = 0
         self._broken_in_row = 0  # micro-batches that were not finite since the last one that was
         self._uncertain = deque[_MicroBatch]()  # of the open step; only an accelerator leaves some here
@@ -166,14 +166,14 @@ class GradientPort(TrainingThread):
             if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
-                self._is_at_work = True  # until one ends well, if this one is interrupted
+                self._is_adding = True  # until one ends well, if this one is interrupted
                 try:
                     taken = self._strategy.micro_batch(samples)
                 except BaseException:
                     with self.lock:  # the step began anew
                         self._uncertain.clear()
                     raise
-                self._is_at_work = False
+                self._is_adding = False
             ended = _MicroBatch(samples, loss, taken, self._loop.time(), is_timed=is_timed, in_time=in_time)
             with self.lock:
                 self._last_samples = samples
@@ -242,7 +242,7 @@ class GradientPort(TrainingThread):
         nothing is half done, as after work that failed and in a signal handler amid work or a micro-batch. Where it
         is so once the port is closed, it stays so.
         """
-        if self._is_at_work or self._strategy.arithmetic.locked():
+        if self._unfinished or self._is_adding or self._strategy.arithmetic.locked():
             return False
         return self._thread is threading.current_thread() or not self._thread.is_alive()
 

@@ -120,13 +120,13 @@ class TrainingThread:
         """
         self._work: deque[ThreadTask] = deque()
         self._held_s, self._stands_since_s = 0.0, math.inf
-        self._is_at_work = False  # or what it did last failed
+        self._unfinished = ""  # the name of the work that the thread does, or that failed
 
     # ---- the training thread
 
     def finish(self, work: ThreadTask) -> None:
         """Do a piece of work and report its result to the loop."""
-        self._is_at_work = True
+        self._unfinished = work.name
         try:
             result = work.run()
         except BaseException as error:  # an interrupt too: the model may be half-way between two steps
@@ -135,8 +135,20 @@ class TrainingThread:
             self._notifier.call(work.settle, None, failure)
             self._end(failure)
             raise
-        self._is_at_work = False
+        self._unfinished = ""
         self._notifier.call(work.settle, result, None)
+
+    def check_whole(self) -> None:
+        """Raise where the model may be half-way between two steps: what failed amid work for the loop, and
+        `ConfigurationError` in a signal handler amid such work.
+        """
+        if not self._unfinished:
+            return
+        self._check_open()
+        raise ConfigurationError(
+            f"the state is not whole amid step(), which was interrupted in its work {self._unfinished}: let the signal "
+            "handler only note the wish, and read the state after the call"
+        )
 
     # ---- the loop
 
@@ -184,11 +196,14 @@ class TrainingThread:
 
     def _next_work(self) -> ThreadTask | None:
         """Under the condition: the work that lies there. Raises what closed the port."""
+        self._check_open()
+        return self._work.popleft() if self._work else None
+
+    def _check_open(self) -> None:
         if isinstance(self.closed, ConfigurationError):
             raise self.closed.with_traceback(None)  # its cause is this program: the way to here says nothing
         if self.closed is not None:
             raise self.closed
-        return self._work.popleft() if self._work else None
 
     def _stand(self, stands: bool) -> None:
         """Under the condition: from now on the thread stands for others, or goes on."""

@@ -238,7 +238,7 @@ _OPTIONAL: Final = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
+    """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone, and has its state itself."""
     for each in members_of(optimizer):
         name = type(each).__name__
         if isinstance(each, torch.optim.SparseAdam):
@@ -246,6 +246,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         if inspect.signature(each.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
             raise ConfigurationError(
                 f"{name} evaluates the loss several times per step, which peers cannot do together"
+            )
+        values = (value if isinstance(value, list | tuple) else [value] for value in vars(each).values())
+        inner = next(
+            (one for one in chain(*values) if isinstance(one, Optimizer) and one.state is not each.state), None
+        )
+        if inner is not None:
+            raise ConfigurationError(
+                f"{name} has the state of its {type(inner).__name__} in another place than its own: newcomers and "
+                "checkpoints would lack it. Pass the inner optimizer (several as a list), or make the `state` of both "
+                "one dictionary"
             )
 
 

@@ -528,6 +528,7 @@ class Replica:
         """Have the optimizer load what its `state_dict` returned, where it keeps its state."""
         with self._reading():
             self.optimizer.load_state_dict(state)
+        check_optimizer(self.optimizer)  # it may have made a state of its own
         self.loop_rates.keep()
 
     def check(self, state: Manifest | StateSnapshot) -> None:

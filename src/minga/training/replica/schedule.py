@@ -383,6 +383,9 @@ IDLE: Final = 10
 """Updates in a row by a rate of 0 after which the program is told that nothing is learned."""
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
+JUMP: Final = 0.1
+"""Relative difference by which a rate jumps; from step to step that of a schedule changes by less, but for its first
+steps."""
 FIXED_PARAMETERS: Final = "parameters cannot be added to a run: all peers average the same vector"
 _REMEDY: Final = (
     "Give minga.Optimizer the schedule, which it then follows by global steps on all peers: "
@@ -412,6 +415,7 @@ class LoopRates:
         self._times, self._refusal = 0, ""
         self._is_ordered = self._is_told_of_order = False
         self._idle = 0  # updates in a row by a rate of 0
+        self._is_taken_over = False  # the state, since the loop was looked at last
         self._sizes = _sizes(optimizer)
         self.keep()
 
@@ -429,6 +433,7 @@ class LoopRates:
         """The state was replaced: the groups have its numbers."""
         self.wanted, self._said, self._before = (), None, None
         self._used.clear()
+        self._is_taken_over = True
         self.keep()
 
     def changed(self) -> set[str]:
@@ -462,6 +467,7 @@ class LoopRates:
                 self._object(f"the loop sets {others[0]} of the optimizer at global step {step}, which all peers share")
             else:
                 self._note(step, rates)
+        self._is_taken_over = False
         if self._refusal:
             raise ConfigurationError(self._refusal)
 
@@ -537,6 +543,16 @@ class LoopRates:
         self._said = step, rates
         if self.is_heard and not self._has_schedule:
             self.wanted = rates
+            if self._is_taken_over and step and not _are_near(rates, self._rates(), JUMP):
+                logger.warning(
+                    "the loop sets the learning rate to %g at global step %d, to which the run came with %g, and all "
+                    "peers follow it. If it counts its own iterations, which began again, it takes the run back to the "
+                    "beginning of the schedule. %s",
+                    rates[0],
+                    step,
+                    self._rates()[0],
+                    _REMEDY,
+                )
 
     def _object(self, what: str) -> None:
         self._times += 1
@@ -576,6 +592,8 @@ def _put(group: dict[str, Any], numbers: dict[str, Any]) -> None:
             group[key] = float(value) if isinstance(value, torch.Tensor) else value
 
 
-def _are_near(one: Iterable[float], other: Iterable[float]) -> bool:
+def _are_near(one: Iterable[float], other: Iterable[float], difference: float = NEAR) -> bool:
     one, other = tuple(one), tuple(other)
-    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=difference) for a, b in zip(one, other, strict=True)
+    )

@@ -33,6 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
+from minga.optim.together import members_of
 from minga.training.state.base import Base, base_of, check_base, hashed, packed_tensors
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.model_names import ModelNames, by_name, given_names
@@ -323,6 +324,7 @@ class TrainingState:
                     yield _entry(f"{OPTIMIZER}{name}/{_plain_key(key)}", value), value.detach()
 
     def _scalars(self) -> dict[str, Json]:
+        self._check_keys()
         state: dict[str, Json] = {}
         for name, parameter in self._optimized() if self._shares_optimizer else ():
             values = self._optimizer.state.get(parameter, {}).items()
@@ -338,6 +340,18 @@ class TrainingState:
             "scheduler": numbers_of(self._scheduler),
             "state": state,
         }
+
+    def _check_keys(self) -> None:
+        """Raise `ConfigurationError` if the optimizer keeps something that belongs to no parameter of its groups."""
+        trained = {id(each) for group in self._optimizer.param_groups for each in group["params"]}
+        for each in members_of(self._optimizer):
+            kept = [key for key, values in each.state.items() if not isinstance(values, dict) or values]
+            if odd := [key for key in kept if id(key) not in trained]:
+                where = "a tensor that it does not train" if isinstance(odd[0], torch.Tensor) else f"{odd[0]!r:.80}"
+                raise ConfigurationError(
+                    f"{type(each).__name__} keeps state under {where}: newcomers and checkpoints would lack it. Let it "
+                    "keep that with a parameter, or as a number of its parameter groups"
+                )
 
     def _groups(self) -> list[Json]:
         """The numbers of the parameter groups; whatever else the program put there later is its own."""
