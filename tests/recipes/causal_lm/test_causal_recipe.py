@@ -120,7 +120,9 @@ def test_every_document_is_joined_by_an_end(recipe: Recipe[Any], files: dict[str
 
 
 def test_texts_are_begun_from_an_end_however_they_are_packed(tmp_path: Path) -> None:
-    """Samples and held-out figures begin texts so; where no row held two documents, no row did."""
+    """Samples and held-out figures begin texts so; where no row held two documents, no row did. Then rows did, and the
+    tokenizer of the export did not.
+    """
     words = GENESIS.read_text("utf-8").split()[:2700]
     documents = [" ".join(words[start : start + 9]) for start in range(0, len(words), 9)]
     (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in documents))
@@ -133,8 +135,11 @@ def test_texts_are_begun_from_an_end_however_they_are_packed(tmp_path: Path) -> 
         public = recipe.public_batch(files, PublicBatch(b"1" * 32, 64))
         assert begun.sum() > 20, packing
         assert ((public["input_ids"] == 0) & (public["label_weights"] > 0)).any()
+        stored, target = StoredTokens(files[TOKENS_FILE], 400), tmp_path / packing / "exported"
+        recipe.export(new_model(recipe), files, target, recipe.provenance(1))
+        read = PreTrainedTokenizerFast.from_pretrained(target)(documents).input_ids
+        assert all(each[:-1].tolist() in read for each in stored.documents()), packing
         if packing == "document":
-            stored = StoredTokens(files[TOKENS_FILE], 400)
             assert all(each[0] == each[-1] == 0 and 0 not in each[1:-1] for each in stored.documents())
             assert begun.max() == 1
             _, own = recipe.own_data(files, data["files"], tmp_path / "own")
