@@ -29,7 +29,7 @@ from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import TOKENS_FILE, StoredTokens, pack_rows
 from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, parsed, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
-from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
+from tests.worlds.language_models import SMALL, case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS
 from tests.worlds.seeds import soaked
 
@@ -92,8 +92,10 @@ def test_compiling_reaches_the_layers_below_the_head(recipe: Recipe[Any], monkey
 
 
 def test_no_earlier_token_depends_on_a_later_one() -> None:
-    for architecture in ("gpt2", "llama", "qwen3"):
-        recipe: Any = language_recipe(architecture)
+    seeing = {**SMALL, "num_attention_heads": 4, "head_dim": 8, "use_bidirectional_attention": True}
+    gemma = {"architecture": "gemma3_text", "overrides": seeing}  # as the hub has a Gemma that makes embeddings
+    for architecture, settings in (("gpt2", {}), ("llama", {}), ("qwen3", {}), ("gpt2", gemma)):
+        recipe: Any = language_recipe(architecture, **settings)
         model, ids = new_model(recipe).eval(), recipe.synthetic_batch(1)["input_ids"]
         changed = ids.clone()
         changed[0, 20] = (changed[0, 20] + 1) % 400
@@ -298,7 +300,12 @@ def test_the_tokenizer_of_an_export_begins_texts_as_training_did(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "words"), [("bart", "an encoder and a decoder"), ("roberta", "numbers positions from the padding")]
+    ("architecture", "words"),
+    [
+        ("bart", "an encoder and a decoder"),
+        ("roberta", "numbers positions from the padding"),
+        ("cpmant", "sees the tokens that it is to guess"),
+    ],
 )
 def test_architectures_that_are_no_causal_models(architecture: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
