@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.files import Content
@@ -161,6 +162,23 @@ def test_a_tensor_by_another_name_is_refused_instead_of_drawn_anew(tmp_path: Pat
     model = nn.Sequential(OrderedDict(first=nn.Linear(3, 3), norm=nn.LayerNorm(3)))
     with pytest.raises(ConfigurationError, match=r"they have norm\.gamma, and the model norm\.weight in its place"):
         load_initial(model, {INITIAL_FILE: file})
+
+
+def test_files_of_a_model_without_its_head_fill_what_is_below_one(tmp_path: Path) -> None:
+    """As the hub has GPT-2: transformers loaded it, and a run refused it."""
+    shape = GPT2Config(vocab_size=64, n_embd=8, n_layer=1, n_head=1, n_positions=8)
+    own, short, full = GPT2LMHeadModel(shape), tmp_path / "short.safetensors", tmp_path / "full.safetensors"
+    given = GPT2LMHeadModel(shape).transformer.state_dict()
+    save_file(given, short)
+    save_file({f"transformer.{name}": each for name, each in given.items()}, full)
+    load_initial(own, {INITIAL_FILE: short})
+    assert all(torch.equal(each, given[name]) for name, each in own.transformer.state_dict().items())
+    compiled = nn.Sequential(OrderedDict(_orig_mod=own.requires_grad_(False)))
+    short_base, full_base = (given_base(compiled, {"base/model.safetensors": path}) for path in (short, full))
+    assert short_base == full_base
+    save_file({"h.0.other": torch.zeros(1)}, short)
+    with pytest.raises(ConfigurationError, match=r"none of these 1 tensors, such as h\.0\.other"):
+        load_initial(own, {INITIAL_FILE: short})
 
 
 @pytest.mark.parametrize(

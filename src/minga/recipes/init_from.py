@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from minga.recipes.model_files import KEY, downloaded, names_of_hub
 from minga.recipes.registry import CUSTOM, load_recipe
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
-from minga.training.state.model_names import ModelNames
+from minga.training.state.model_names import ModelNames, unwrapped
 from minga.training.state.state_dict import MODEL
 from minga.training.state.tensor_access import TensorAccess
 
@@ -110,9 +110,9 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
         return {}
-    given = _read(paths, _GIVEN)
     tensors = model.state_dict(keep_vars=True)
     own = {_place(name): each for name, each in tensors.items()}
+    given = _read_for(model, own, paths)
     matching = {name: tensor for name, tensor in own.items() if name in given}
     if not matching:
         raise ConfigurationError(
@@ -159,9 +159,9 @@ def given_base(model: nn.Module, files: Files) -> Base | None:
     paths = [path for name, path in files.items() if name.startswith(BASE_FOLDER)]
     if not paths:
         return None
-    given = _read(paths, _GIVEN)
     names = ModelNames(model)
     own = {_place(names.clean(name)): each for name, each in model.named_parameters(remove_duplicate=False)}
+    given = _read_for(model, own, paths)
     matching = {place: each for place, each in own.items() if place in given}
     _check_tied(matching, given)
     places = {id(each): place for place, each in matching.items()}  # files may have a tied one by any of its names
@@ -172,6 +172,16 @@ def given_base(model: nn.Module, files: Files) -> Base | None:
             f"files in {BASE_FOLDER} are of, and freeze nothing else"
         )
     return hashed({name: given[places[each]] for name, each in frozen.items()}, TensorAccess())
+
+
+def _read_for(model: nn.Module, own: Collection[str], paths: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """What the files hold for a model whose tensors have the names `own`. Files of a model without its head, such as
+    those of GPT-2 on the hub, leave out what the names of all below a head begin with.
+    """
+    given = _read(paths, _GIVEN)
+    prefix = getattr(unwrapped(model), "base_model_prefix", "")
+    below = {f"{prefix}.{name}": each for name, each in given.items()}
+    return below if given.keys().isdisjoint(own) and not below.keys().isdisjoint(own) else given
 
 
 def _check_tied(matching: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

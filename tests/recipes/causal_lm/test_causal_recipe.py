@@ -29,7 +29,7 @@ from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import TOKENS_FILE, StoredTokens, pack_rows
 from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, parsed, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
-from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
+from tests.worlds.language_models import SMALL, case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS
 from tests.worlds.seeds import soaked
 
@@ -92,8 +92,10 @@ def test_compiling_reaches_the_layers_below_the_head(recipe: Recipe[Any], monkey
 
 
 def test_no_earlier_token_depends_on_a_later_one() -> None:
-    for architecture in ("gpt2", "llama", "qwen3"):
-        recipe: Any = language_recipe(architecture)
+    seeing = {**SMALL, "num_attention_heads": 4, "head_dim": 8, "use_bidirectional_attention": True}
+    gemma = {"architecture": "gemma3_text", "overrides": seeing}  # as the hub has a Gemma that makes embeddings
+    for architecture, settings in (("gpt2", {}), ("llama", {}), ("qwen3", {}), ("gpt2", gemma)):
+        recipe: Any = language_recipe(architecture, **settings)
         model, ids = new_model(recipe).eval(), recipe.synthetic_batch(1)["input_ids"]
         changed = ids.clone()
         changed[0, 20] = (changed[0, 20] + 1) % 400
@@ -120,7 +122,9 @@ def test_every_document_is_joined_by_an_end(recipe: Recipe[Any], files: dict[str
 
 
 def test_texts_are_begun_from_an_end_however_they_are_packed(tmp_path: Path) -> None:
-    """Samples and held-out figures begin texts so; where no row held two documents, no row did."""
+    """Samples and held-out figures begin texts so; where no row held two documents, no row did. Then rows did, and the
+    tokenizer of the export did not.
+    """
     words = GENESIS.read_text("utf-8").split()[:2700]
     documents = [" ".join(words[start : start + 9]) for start in range(0, len(words), 9)]
     (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in documents))
@@ -133,8 +137,11 @@ def test_texts_are_begun_from_an_end_however_they_are_packed(tmp_path: Path) -> 
         public = recipe.public_batch(files, PublicBatch(b"1" * 32, 64))
         assert begun.sum() > 20, packing
         assert ((public["input_ids"] == 0) & (public["label_weights"] > 0)).any()
+        stored, target = StoredTokens(files[TOKENS_FILE], 400), tmp_path / packing / "exported"
+        recipe.export(new_model(recipe), files, target, recipe.provenance(1))
+        read = PreTrainedTokenizerFast.from_pretrained(target)(documents).input_ids
+        assert all(each[:-1].tolist() in read for each in stored.documents()), packing
         if packing == "document":
-            stored = StoredTokens(files[TOKENS_FILE], 400)
             assert all(each[0] == each[-1] == 0 and 0 not in each[1:-1] for each in stored.documents())
             assert begun.max() == 1
             _, own = recipe.own_data(files, data["files"], tmp_path / "own")
@@ -293,7 +300,12 @@ def test_the_tokenizer_of_an_export_begins_texts_as_training_did(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "words"), [("bart", "an encoder and a decoder"), ("roberta", "numbers positions from the padding")]
+    ("architecture", "words"),
+    [
+        ("bart", "an encoder and a decoder"),
+        ("roberta", "numbers positions from the padding"),
+        ("cpmant", "sees the tokens that it is to guess"),
+    ],
 )
 def test_architectures_that_are_no_causal_models(architecture: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):

@@ -183,6 +183,16 @@ def test_what_never_gave_a_row_is_not_tried_again(broken: Callable[[int], Line])
     assert line.pauses == []
 
 
+def test_an_order_in_two_stretches_goes_on_after_a_break_between_them(
+    broken: Callable[[int], Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(2)
+    files = [datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"names": [name]}) for name in (0, 3)]
+    monkeypatch.setattr(hub, "in_order_of", lambda *_: [files[0], files[1].skip(2)])
+    monkeypatch.setattr(hub, "FIRST_PAUSE_S", 0.0)
+    assert [row["number"] for row in rows_of(None, "x", 1)] == [0, 1, 2, 3, 14, 15]
+
+
 def test_what_is_set_up_wrongly_is_not_tried_again() -> None:
     class Wrong:
         def __iter__(self) -> Iterator[int]:

@@ -72,6 +72,27 @@ def test_a_token_that_ends_a_sentence_and_the_turn_is_learned(tokenizer: Tokeniz
     assert learned(ChatWriter(tokenizer, form), tokenizer, document) == "at the hill.\n\nthe barn.\n\n<|endoftext|>"
 
 
+@pytest.mark.parametrize(
+    ("closing", "expected"),
+    [
+        (
+            "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
+            "at the hill<|end|>the barn<|end|><|endoftext|>",
+        ),
+        ("{{ eos_token }}{% endfor %}<|assistant|>", "at the hill<|endoftext|>the barn<|endoftext|>"),
+    ],
+    ids=["as of Phi 3", "as of the first Llama 3"],
+)
+def test_answers_are_learned_whatever_is_behind_the_last_alone(
+    closing: str, expected: str, tokenizer: Tokenizer
+) -> None:
+    """Only the last one was learned, with the opening of another answer that says nothing."""
+    tokenizer.add_special_tokens([AddedToken("<|end|>")])
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + closing
+    writer = ChatWriter(tokenizer, ChatFormat.of_template(template, "<|endoftext|>", "<|endoftext|>", tokenizer))
+    assert learned(writer, tokenizer, {"messages": MESSAGES}) == expected
+
+
 @pytest.mark.parametrize("begun", [("<unk>",), ("<unk>", "<|endoftext|>")], ids=["one", "two"])
 def test_texts_begin_with_the_tokens_that_the_base_saw_first(
     begun: tuple[str, ...], base: Path, tokenizer: Tokenizer
@@ -140,7 +161,9 @@ def test_half_a_surrogate_pair_is_left_out(tmp_path: Path, tokenizer: Tokenizer)
     assert learned(writer, tokenizer, json.loads(document)) == " at the hill<|endoftext|>"
 
 
-def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenizer: Tokenizer) -> None:
+def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     thinks = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and loop.last %}thought: {% endif %}"
         "{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -148,6 +171,7 @@ def test_a_turn_that_is_written_otherwise_later_is_read_and_not_learned(tokenize
     form = ChatFormat.of_template(thinks, "<|endoftext|>", "<|endoftext|>", tokenizer)
     found = learned(ChatWriter(tokenizer, form), tokenizer, {"messages": MESSAGES})
     assert found == "thought: the barn<|endoftext|>"
+    assert "writes them otherwise once more is said: 1" in caplog.text
     with pytest.raises(ConfigurationError, match=r"chat template of the base fails.*where is the cow"):
         ChatWriter(tokenizer, ChatFormat("{{ 1 / 0 }}", "<unk>", "<unk>", "", "")).written(MESSAGES)
     with pytest.raises(ConfigurationError, match="writes what a user asks 2 times"):

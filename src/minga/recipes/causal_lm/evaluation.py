@@ -20,7 +20,7 @@ from minga.recipes.data.hold_out import by_rank
 from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.interface import Sample, SampleOptions
 from minga.recipes.text.samples import DOCUMENTS_AT_A_TIME
-from minga.recipes.text.tokenizer import encoded_texts, first_tokens
+from minga.recipes.text.tokenizer import encoded_texts, first_tokens, tokens_before
 from minga.training.replica.draws import keeping_draws
 
 EVALUATION_BATCH_SIZE = 16
@@ -55,9 +55,8 @@ def heldout_rows(
         for document, encoding in zip(some, encoded_texts(tokenizer, some, with_places=True), strict=True):
             sizes = _bytes_of(document, (stop for _, stop in encoding.offsets))
             texts.append([*zip(encoding.ids, sizes, strict=True), (end, 0)])
-    first = first_tokens(tokenizer, end)
-    if apart or first != [end]:
-        texts = [[*((token, 0) for token in first), *text] for text in texts]
+    before = tokens_before(tokenizer, end, apart=apart)
+    texts = [[*((token, 0) for token in before), *text] for text in texts]
     if not apart:
         texts = [list(chain.from_iterable(texts))]
     rows = [text[start : start + size] for text in texts for start in range(0, len(text), size)][:MAX_EVALUATION_ROWS]
@@ -66,7 +65,7 @@ def heldout_rows(
         found[:, place, : len(row)] = np.transpose(row)
     ids, bytes_of = found
     counts = np.arange(size) < np.array([len(row) for row in rows]).reshape(-1, 1)
-    is_text = counts & ~np.isin(ids, [end, *first])
+    is_text = counts & ~np.isin(ids, [end, *before])
     return HeldOutRows(ids, counts[:, 1:], is_text[:, 1:], bytes_of[:, 1:])
 
 

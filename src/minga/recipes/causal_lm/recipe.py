@@ -37,7 +37,7 @@ from minga.recipes.language.export import CAUSAL
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import Packing, Tokens
-from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens, first_tokens
+from minga.recipes.text.tokenizer import CAUSAL_TOKENS, find_special_tokens, tokens_before
 from minga.security.randomness.public_batch import PublicBatch
 
 # ---- From rows of tokens to batches: each row one token longer than a sample, which is guessed from the ones before.
@@ -107,12 +107,10 @@ class CausalLmRecipe(LanguageRecipe[CausalLmSettings]):
             self.check_rows(documents, tokenizer, what, self.packing)
 
     def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
-        """With what texts are begun from before them, unless that is the end of the document before."""
+        """With what stands before each."""
         found, end = super().encoded(documents, tokenizer), find_special_tokens(tokenizer)["end"]
-        first = first_tokens(tokenizer, end)
-        if self.packing != "document" and first == [end]:
-            return found
-        return (np.concatenate([np.array(first, dtype=np.int32), each]) for each in found)
+        before = np.array(tokens_before(tokenizer, end, apart=self.packing == "document"), dtype=np.int32)
+        return (np.concatenate([before, each]) for each in found)
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
         """Batches as `make_batch` describes them."""

@@ -62,17 +62,21 @@ def rows_of(dataset: Any, source: str, order: int | None = None) -> Iterator[Map
     breaks off again and again.
     """
     stretches = [dataset] if order is None else in_order_of(order, dataset, source)
-    for row in chain.from_iterable(resumed_rows(stretch, source) for stretch in stretches):
+    found = (resumed_rows(stretch, source, is_known=number > 0) for number, stretch in enumerate(stretches))
+    for row in chain.from_iterable(found):
         if not isinstance(row, Mapping):
             raise ConfigurationError(f"{source}: a row has no columns")
         yield row
 
 
-def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.sleep) -> Iterator[Any]:
+def resumed_rows(
+    rows: Any, source: str, pause: Callable[[float], None] = time.sleep, *, is_known: bool = False
+) -> Iterator[Any]:
     """The rows of a `datasets.IterableDataset` that pass through no shuffle buffer. After a failure, and a pause, it is
     opened again behind the last row: files that were read are not read again, and of the one under way only what its
     format cannot skip. Pauses take 1, 2, 4, 8 and 16 seconds; the next row that arrives makes them short again. A
-    stream of which nothing ever came is given up at once: it is more likely named wrongly than broken.
+    stream of which nothing ever came is given up at once, unless it `is_known` that its source can be read: it is more
+    likely named wrongly than broken.
 
     Raises the `LocalError` of the last attempt, which names the `source`, and at once a `ConfigurationError`.
     """
@@ -90,7 +94,7 @@ def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.s
             raise
         except Exception as error:  # each of the formats and transports underneath has errors of its own
             failures += 1
-            if state is None or failures > ATTEMPTS:
+            if (state is None and not is_known) or failures > ATTEMPTS:
                 raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
         pause(FIRST_PAUSE_S * 2 ** (failures - 1))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -167,7 +168,10 @@ USUAL_TEMPLATE: Final = (
 )
 """Of a base that has none. The assistant says the blank: tokenizers make one token of it and the word after it."""
 _QUESTION: Final = "mingaquestion5f0c2b9e"
-"""Stands for what a user asks, while the organiser finds out what a template writes around it."""
+_ANSWER: Final = "mingaanswer5f0c2b9e"
+"""These stand for what a user asks and the assistant says, while the organiser finds out what a template writes around
+them.
+"""
 
 
 class ChatFormat(msgspec.Struct, frozen=True):
@@ -302,7 +306,7 @@ class ChatWriter:
 
         Raises `ConfigurationError` for a template that fails.
         """
-        rest, unfound = iter(documents), 0
+        rest, unfound, unlearned = iter(documents), 0, 0
         while some := [json.loads(each) for each in islice(rest, DOCUMENTS_AT_A_TIME)]:
             written = [self._spans(each) for each in some]
             encodings = encoded_texts(self._tokenizer, [text for text, _ in written], with_places=True)
@@ -321,10 +325,18 @@ class ChatWriter:
                 begun = self._beginning
                 if "text" in document and ids[: len(begun)] != begun:  # a template writes what begins conversations
                     ids, carries = [*begun, *ids], [False] * len(begun) + carries
+                if "messages" in document:
+                    answers = sum(each["role"] == "assistant" for each in document["messages"][1:])
+                    unlearned += answers - len(spans)
                 yield Chat(np.array(ids, dtype=np.int32), np.array(carries, dtype=np.uint8))
         if unfound:
             logger.warning(
                 "%d conversations are left out: they hold no answer of the assistant as the template writes it", unfound
+            )
+        if unlearned:
+            logger.warning(
+                "answers that are read and not learned, as the template writes them otherwise once more is said: %d",
+                unlearned,
             )
 
     def written(self, messages: Messages, *, opens: bool = False) -> str:
@@ -350,10 +362,30 @@ class ChatWriter:
         if "text" in document:
             return document["text"], [(0, len(document["text"]))]
         messages, spans = document["messages"], list[tuple[int, int]]()
-        text = self.written(messages)
+        text = self.written(messages).removesuffix(self._closing)
         for place, message in enumerate(messages):
             if place and message["role"] == "assistant":
-                before, after = self.written(messages[:place], opens=True), self.written(messages[: place + 1])
-                if after.startswith(before) and text.startswith(after.rstrip()):
-                    spans.append((len(before), len(after.rstrip())))
+                before = self.written(messages[:place], opens=True)
+                after = self.written(messages[: place + 1]).removesuffix(self._closing).rstrip()
+                if after.startswith(before) and text.startswith(after):
+                    spans.append((len(before), len(after)))
         return text, spans
+
+    @cached_property
+    def _closing(self) -> str:
+        """What the template writes behind the last answer and behind no other: an end of the whole text, as Phi-3 has
+        it, or the opening of what the assistant says next, which the first Llama 3 has though nobody asks for it.
+        """
+        asked, said = {"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}
+        try:
+            conversations = self.written([asked, said]), self.written([asked, said, asked])
+        except ConfigurationError:  # it takes no conversation of this form
+            return ""
+        last, inner = (each.partition(_ANSWER)[2] for each in conversations)
+        common = next(last[:size] for size in range(len(last), -1, -1) if inner.startswith(last[:size]))
+        end = self._writer.eos_token
+        if end in common:  # what follows may begin alike, too
+            common = common[: common.index(end) + len(end)]
+        elif end in last:
+            common = common[: last.index(end)]
+        return last.removeprefix(common).lstrip()

@@ -50,6 +50,7 @@ def export_model(
     text: str,
     auto: str,
     length: int | None = None,
+    apart: bool = False,
     special: Mapping[str, str] | None = None,
     chat_template: str | None = None,
 ) -> None:
@@ -57,9 +58,9 @@ def export_model(
 
     `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
     the model; one that generates gets a generation configuration, too. `length` is that of the longest text it was
-    trained on, in tokens; None for as many as it has positions. `special` names its special tokens, such as
-    `eos_token`, where these are not the usual ones, and `chat_template` how it is talked to. All or nothing; see
-    `Exported.to` for what is raised.
+    trained on, in tokens; None for as many as it has positions. `apart`: whether no row of the training held two texts,
+    so that each began behind an end. `special` names its special tokens, such as `eos_token`, where these are not the
+    usual ones, and `chat_template` how it is talked to. All or nothing; see `Exported.to` for what is raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
@@ -68,7 +69,9 @@ def export_model(
         with without_progress_bars():
             model.save_pretrained(exported.folder)
         longest = length or getattr(config, "max_position_embeddings", None)
-        wrapped = wrap_tokenizer(tokenizer, model, longest, generates=auto == CAUSAL, special=special or {})
+        wrapped = wrap_tokenizer(
+            tokenizer, model, longest, generates=auto == CAUSAL, apart=apart, special=special or {}
+        )
         if auto == CAUSAL:
             ends = {f"{name}_id": getattr(wrapped, f"{name}_id") for name in _ENDS}
             GenerationConfig(**ends, do_sample=True).save_pretrained(exported.folder)
@@ -95,6 +98,7 @@ def wrap_tokenizer(
     longest: int | None,
     *,
     generates: bool,
+    apart: bool = False,
     special: Mapping[str, str] = MappingProxyType({}),
 ) -> PreTrainedTokenizerFast:
     """The tokenizer as `transformers` uses it, which cuts texts at `longest` tokens, with its special tokens named;
@@ -104,6 +108,8 @@ def wrap_tokenizer(
     names = find_special_tokens(tokenizer).names
     if generates:
         before, after = [*beginning_of(tokenizer)], list[str]()
+        if apart and not before:
+            before = [names["end"]]
         roles = dict.fromkeys(_ENDS, special.get("eos_token") or names["end"])
         if before:
             roles["bos_token"] = before[0]

@@ -373,6 +373,7 @@ class LanguageRecipe(TransformersRecipe[T]):
             text=self.settings.data.in_words(),
             auto=self.auto_class,
             length=self.resolved.max_length,  # of positions a shape may have more, which nothing was learned of
+            apart=self.packing == "document",
         )
 
     @classmethod

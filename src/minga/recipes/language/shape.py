@@ -46,6 +46,7 @@ from minga.recipes.text.tokenizer import (
 
 CONFIG_FILE: Final = "config.json"
 MAX_FOREIGN_BYTES: Final = 1 << 20
+_SEES_ALL: Final = ("cpmant", "xlm", "xlnet")
 _NUMBERED_FROM_PADDING: Final = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet")
 
 logger = logging.getLogger("minga.recipes")
@@ -215,8 +216,8 @@ def build(text: str, family: ModelFamily, frozen: torch.dtype | None = None) -> 
 
 def check_type(architecture: str, family: ModelFamily, key: str) -> None:
     """Raise `ConfigurationError` if transformers has no model of this type, which `key` names, and kind, or only one
-    that cannot be used: with an encoder beside the decoder (sizes of a run name the layers of one stack), or with
-    positions of its own.
+    that cannot be used: with an encoder beside the decoder (sizes of a run name the layers of one stack), with
+    positions of its own, or with each token in sight of all others where it is to guess the next one.
     """
     where = f"{key} = {architecture[:64]!r}"
     if architecture not in family.types or architecture not in CONFIG_MAPPING:
@@ -228,6 +229,8 @@ def check_type(architecture: str, family: ModelFamily, key: str) -> None:
         raise ConfigurationError(
             f"{where}: numbers positions from the padding on, and generates with others than it is trained with"
         )
+    if family.always.get("is_decoder") and architecture in _SEES_ALL:
+        raise ConfigurationError(f"{where}: sees the tokens that it is to guess")
     if CONFIG_MAPPING[architecture]().is_encoder_decoder:
         raise ConfigurationError(f"{where}: is an encoder and a decoder; {family.recipe} trains models of one stack")
 

@@ -239,6 +239,14 @@ def first_tokens(tokenizer: Tokenizer, end: int) -> list[int]:
     return [*beginning_of(tokenizer).values()] or [end]
 
 
+def tokens_before(tokenizer: Tokenizer, end: int, *, apart: bool) -> list[int]:
+    """What stands before each text in the rows that a causal model is trained on: the same, unless the `end` of the
+    text before it does that, or no row holds two texts: they are `apart`.
+    """
+    first = first_tokens(tokenizer, end)
+    return first if apart or first != [end] else []
+
+
 def frame_texts(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
     """Let the tokenizer set these special tokens before and after a text, and no others."""
     if _frame_of(tokenizer) == ([*before], [*after]):
