@@ -16,7 +16,7 @@ from rich.text import Text
 from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.link import HostLink, relay_line
-from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host
+from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host, on_disk
 from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.declaring import refuse
@@ -300,7 +300,7 @@ class _Hosting:
 
         run = RecipeRun(self.peer, self.work.work())
         self._keep()
-        done_so_far.append(lambda: {"step": run.step, **last_words.on_disk()})
+        done_so_far.append(lambda: {"step": run.step, **on_disk(self.peer.directory)})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
