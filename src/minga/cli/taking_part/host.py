@@ -23,9 +23,10 @@ from minga.cli.terminal.declaring import refuse
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import MODEL_IS_CUT, OF_WHOLE_MODELS, own_run
 from minga.cli.terminal.output import Display, Output, Ticker
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, IdentityError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
+from minga.identity.keys.keys import Identity
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.keeping.rejoin import SPEC_FILE
@@ -100,7 +101,7 @@ def run_host(options: HostCommand, context: Context) -> None:
         hosting = host(None, peer, resume=path, gives_state=True)
     else:
         output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
-        _name_earlier_run(spec.name, peer, output)
+        _name_earlier_run(spec.name, peer.runs_directory, options.identity, output)
         spec = pinned(spec)
         whole = spelled_out(spec)  # which says what cannot be used, before files are prepared
         hosting = host(whole, peer, files=prepared_files(spec), gives_state=True)
@@ -217,15 +218,16 @@ def _lan(peer: Peer, options: HostCommand) -> Iterator[LanAnnouncement | None]:
         yield lan
 
 
-def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
-    """Tell people who meant to go on with a run that they begin another one."""
-    for run in known_runs(peer.runs_directory):
-        if run.spec.name == name:
-            output.say(
-                f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
-                f"type: minga host {run.directory}"
-            )
-            return
+def _name_earlier_run(name: str, runs: Path, identity: Path | None, output: Output) -> None:
+    """Tell people who meant to go on with a run of theirs that they begin another one."""
+    for run in known_runs(runs):
+        with contextlib.suppress(IdentityError):  # without its key nobody can host it
+            if run.spec.name == name and Identity.stored(identity, {run.signed.organiser}):
+                output.say(
+                    f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
+                    f"type: minga host {run.directory}"
+                )
+                return
 
 
 class _Hosting:
