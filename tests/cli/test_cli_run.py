@@ -287,7 +287,7 @@ def test_an_interrupted_command_says_what_it_had_done(
 def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = {"step": 26, "steps_contributed": 20, "samples": 7072}
+    done = {"step": 26, "steps_contributed": 20, "samples": 7072, "checkpoint": 26}
     monkeypatch.setattr(exit_codes, "done_so_far", [lambda: done])
     monkeypatch.setattr(exit_codes, "interrupts_told", [])
     monkeypatch.setattr(exit_codes, "farewells", [farewell_of_volunteer])
@@ -297,6 +297,9 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
     assert told.out == (
         "Stopped at step 26. This machine took part in 20 steps with 7,072 samples. Thank you! To come back, type the "
         "same command again.\n"
+    )
+    assert "Thank you! The newest checkpoint here is of step 20. To come" in farewell_of_volunteer(
+        {**done, "checkpoint": 20}
     )
 
 

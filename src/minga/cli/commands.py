@@ -206,7 +206,7 @@ USUAL_REPEAT = 3
 class EvaluateCommand(OutputOptions, ThreadsOptions):
     """Try a trained model on a task, beside an untrained one.
 
-    Where its recipe has no task, name the folder of the run: it is measured on held-out data.
+    Named by the folder of its run it is measured on held-out data instead.
     """
 
     model: str = argument("MODEL", "A folder of `minga export`, OWNER/NAME on the hub, or a run's folder or id.")
@@ -545,7 +545,10 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         ways = {"--peers": self.peers, "--memory": self.memory, "--measure": self.measure or None}
         chosen = [name for name, value in ways.items() if value is not None]
         if self.source is not None and (self.model or chosen):
-            raise ConfigurationError("give a SCENARIO, a LINK or --model with --peers, --memory or --measure, not both")
+            raise ConfigurationError(
+                "give a SCENARIO, a LINK or --model with --peers, --memory or --measure, not both; a run spec goes "
+                "behind --model"
+            )
         if self.source is None and (len(chosen) != 1 or (self.model is None and not self.measure)):
             raise ConfigurationError("give a SCENARIO, a LINK or --model with one of --peers, --memory and --measure")
         way = chosen[0] if chosen else "a SCENARIO or LINK, which says what its run does"

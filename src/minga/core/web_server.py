@@ -37,7 +37,7 @@ def listen(host: str, port: int, failure: str) -> socket.socket:
         listening = socket.create_server((host, port), family=family, backlog=128)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of its connections, too
     except OSError as error:
-        raise ConfigurationError(f"{failure}: {reason_of(error)}") from error
+        raise ConfigurationError(f"{failure}: {reason_of(error)}; choose another port, or 0 for any") from error
     return listening
 
 

@@ -115,7 +115,7 @@ def _tasks(division: Division, foreseen: Prediction, rates: CleanRates, step_s: 
 
 
 def _reason(peer: int, tasks: float, busy_s: float, rates: CleanRates, foreseen: Prediction) -> str:
-    full = busy_s >= BUSY * foreseen.seconds > 0.0
+    full = busy_s >= BUSY * foreseen.busy_s > 0.0
     binding = foreseen.binding
     if tasks > 0.0:
         if binding is not None and binding.kind == "path" and peer in (binding.peer, binding.other) and not full:
@@ -125,7 +125,7 @@ def _reason(peer: int, tasks: float, busy_s: float, rates: CleanRates, foreseen:
         return "not all can reach it" + ("; sending its own gradient sets the time" if full else "")
     if full:
         return "sending its own gradient takes all the time"
-    return "its link has no room for more" if busy_s > 0.5 * foreseen.seconds else "others have more room"
+    return "its link has no room for more" if busy_s > 0.5 * foreseen.busy_s else "others have more room"
 
 
 # ---- An explained plan in sentences for people and as values for programs.

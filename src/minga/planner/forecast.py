@@ -245,9 +245,9 @@ def _predicted(division: Division, rates: SwarmRates, up_bytes: float, down_byte
     busiest = int(np.argmax(seconds))
     binding: Binding | None = Binding("upload" if busiest < len(sent) else "download", busiest % len(sent))
     longest = float(seconds[busiest])
-    slower = max(one, other, key=lambda each: each.seconds)
-    if slower.seconds > longest:  # a path of its own is what it waits for
-        longest, binding = slower.seconds, slower.binding
+    slower = max(one, other, key=lambda each: each.busy_s)
+    if slower.busy_s > longest:  # a path of its own is what it waits for
+        longest, binding = slower.busy_s, slower.binding
     return Prediction(longest, tuple(sent.tolist()), tuple(received.tolist()), binding if longest > 0.0 else None)
 
 

@@ -16,6 +16,7 @@ from minga.averaging.matchmaking.attempt import Suspects
 from minga.averaging.messages import MAX_CHUNKS, MAX_PLAN_BYTES, GroupMember, Part, Plan, SignedPlan
 from minga.averaging.planning.signed_plan import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging.solver.flat import predict
 from minga.averaging.solver.planner import divide
 from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity
@@ -195,10 +196,13 @@ def test_small_parts_go_in_smaller_chunks() -> None:
 @pytest.mark.parametrize(("peers", "times_as_long"), [(64, 1.0), (65, 1.5)])
 def test_the_last_chunk_of_a_large_group_has_three_more_lines_to_pass(peers: int, times_as_long: float) -> None:
     """Else each of its rounds would be late, and all members would measure their lines again, with 15 MB each time."""
-    division = divide(SwarmRates((PeerRates(4e6, 4e6),) * peers), 1e8)
+    rates = SwarmRates((PeerRates(4e6, 4e6),) * peers)
+    division = divide(rates, 1e8)
     members = tuple(GroupMember(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(peers))
     plan = make_plan("a name", PlanNeeds(5, 25_000_000, 100_000_000), members, division)
-    assert plan.predicted_s == pytest.approx(times_as_long * (division.predicted_s or 0.0))
+    foreseen = predict(division, rates, 1e8)
+    assert foreseen.seconds == pytest.approx(times_as_long * foreseen.busy_s)
+    assert plan.predicted_s == division.predicted_s == pytest.approx(foreseen.seconds), "and planners say the same"
 
 
 @pytest.mark.parametrize("count", [17, 1000, 4096])

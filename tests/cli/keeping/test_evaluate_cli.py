@@ -51,16 +51,21 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("albert", "the folder of a run, and no model yet; type minga export"),
+        ("albert", "no folder named checkpoints in it"),
+        (
+            "albert --task ner",
+            "which is measured on its held-out data without them; they are for a model, so type minga export",
+        ),
         ("text-to-image", "no folder named checkpoints in it"),
         ("custom", "the program that trains it has to evaluate it"),
     ],
 )
 def test_the_folder_of_a_run_says_what_to_type(recipe: str, words: str, tmp_path: Path) -> None:
+    recipe, *options = recipe.split()
     identity = Identity.from_seed(bytes(32))
     spec = RunSpec.from_mapping({"name": "a run", "model": {"recipe": recipe}}).published({}).begin(identity.peer_id)
     (tmp_path / SPEC_FILE).write_bytes(SignedRunSpec.sign(spec, identity).encode())
-    done = run("evaluate", str(tmp_path))
+    done = run("evaluate", str(tmp_path), *options)
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -1,9 +1,11 @@
-"""What a host does with the second that Ctrl-C takes."""
+"""What a host, or a volunteer, does with the second that Ctrl-C takes."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +13,10 @@ from typing import Any, cast
 import pytest
 
 from minga.cli.taking_part import session
-from minga.cli.taking_part.session import LastCheckpoint
+from minga.cli.taking_part.join import _Joining
+from minga.cli.taking_part.session import LastCheckpoint, on_disk
 from minga.cli.terminal.context import Context
+from minga.keeping.complete_checkpoints import folder_name
 from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
 from minga.training.state.checkpoints import CheckpointStore
@@ -20,22 +24,19 @@ from tests.worlds import forked
 
 
 class World:
-    """A host whose run is at a step, and what happens at its Ctrl-C."""
+    """A command whose run is at a step, and what happens at its Ctrl-C."""
 
     def __init__(self, step: int, role: str = "auxiliary", verification: str = "none") -> None:
         self.log: list[str] = []
         self.triggered = threading.Event()
         self.ask: Any = None
         security = SimpleNamespace(verification=verification)
-        self.peer = SimpleNamespace(
-            role=role,
-            spec=SimpleNamespace(security=security),
-            checkpointer=SimpleNamespace(newest_step=lambda: None),
-        )
+        self.peer = SimpleNamespace(role=role, spec=SimpleNamespace(security=security))
         optimizer = SimpleNamespace(save_checkpoint=lambda: self.log.append("saved"))
         self.run = cast(RecipeRun, SimpleNamespace(step=step, optimizer=optimizer))
-        context = SimpleNamespace(interruption=SimpleNamespace(defer=self._defer, trigger=self._trigger))
-        self.last = LastCheckpoint(cast(Peer, self.peer), cast(Context, context))
+        interruption = SimpleNamespace(defer=self._defer, trigger=self._trigger)
+        self.context = cast(Context, SimpleNamespace(interruption=interruption))
+        self.last = LastCheckpoint(cast(Peer, self.peer), self.context)
 
     def _defer(self, ask: Any, *, ends: bool) -> None:
         assert ends
@@ -71,11 +72,30 @@ def test_a_host_without_a_state_of_its_own_or_that_owes_gradients_is_left_alone(
     assert World(7, role, verification).ask is None
 
 
-def test_the_step_on_disk_is_told_if_there_is_one() -> None:
-    world = World(7)
-    assert world.last.on_disk() == {}
-    world.peer.checkpointer.newest_step = lambda: 5
-    assert world.last.on_disk() == {"checkpoint": 5}
+def test_the_step_on_disk_is_told_if_there_is_one(tmp_path: Path) -> None:
+    assert on_disk(tmp_path) == {}
+    (tmp_path / "checkpoints" / folder_name(5, "ab" * 32)).mkdir(parents=True)
+    assert on_disk(tmp_path) == {"checkpoint": 5}
+
+
+@pytest.mark.parametrize("leaves", ["by Ctrl-C", "for a pause"])
+def test_a_volunteer_keeps_the_newest_step_too(leaves: str) -> None:
+    """It may be the last one that has it: the host may have gone before, and nobody else have come."""
+    world = World(7, "trainer")
+    volunteer = cast(Any, object.__new__(_Joining))
+    volunteer.peer, volunteer.context = world.peer, world.context
+    volunteer.options = SimpleNamespace(evaluate=False)
+    volunteer._is_over = lambda _: leaves == "for a pause"
+
+    def train(is_over: Callable[[int], bool], _: object) -> None:
+        if leaves == "by Ctrl-C":
+            world.ask()
+        assert is_over(7)
+
+    run = SimpleNamespace(step=7, finished=False, optimizer=world.run.optimizer, train=train)
+    with contextlib.suppress(KeyboardInterrupt):
+        volunteer._take_part(run, SimpleNamespace(check=lambda: None))
+    assert world.log == (["saved", "interrupted"] if leaves == "by Ctrl-C" else ["saved"])
 
 
 TOLD_TO_END = """

@@ -244,7 +244,7 @@ def test_a_pause_gives_the_memory_of_the_session_back(tmp_path: Path, monkeypatc
 
     @contextmanager
     def join(*_: object, **__: object) -> Iterator[object]:
-        peer = MagicMock(role="trainer", peer_id="ab" * 32)
+        peer = MagicMock(role="trainer", peer_id="ab" * 32, directory=tmp_path)
         peer.spec.name, peer.spec.split.is_on = "x", False
         peer.on_loop = lambda function: (0, 0) if function is peer.session.node.traffic else True
         yield peer

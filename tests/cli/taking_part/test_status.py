@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -11,8 +12,12 @@ from benchmarks._dashboard_swarm import MadeUpRun
 from minga.cli.taking_part import status as status_module
 from minga.cli.taking_part.status import _glance, _how_few, _show_history, last_figures
 from minga.cli.terminal.output import Output
+from minga.core.errors import UnreachableError
 from minga.dashboard.model.documents import peer_row
+from minga.identity.links.links import EntryPoint, Link
+from minga.keeping.known_runs import FOLDER_DIGITS
 from minga.monitor.history import FILE_NAME, Entry, History
+from tests.worlds import cli_run
 
 TOLD: list[Entry] = [
     {"t": 1000.0, "event": "joined", "peer": "aa"},
@@ -78,3 +83,17 @@ def test_a_history_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "seconds: 33 min 20 s" in lines
     assert "total samples: 24,704" in lines
     assert "evaluation: heldout_loss 4.75, of step 380" in lines
+
+
+def test_where_a_run_is_gone_it_is_said_what_this_machine_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),))
+
+    def gone(*_: object, **__: object) -> NoReturn:
+        raise UnreachableError("nobody answers")
+
+    monkeypatch.setattr("minga.training.join.join", gone)
+    arguments = ("status", str(link), "--directory", str(tmp_path))
+    assert "checkpoints" not in cli_run.run(*arguments).stdout
+    folder = tmp_path / ("ab" * 32)[:FOLDER_DIGITS]
+    (folder / "checkpoints").mkdir(parents=True)
+    assert f"This machine has checkpoints of the run: {folder}" in cli_run.run(*arguments).stdout

@@ -24,7 +24,7 @@ from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, MAX_PLAN_BYTES, Grou
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.division import Division, PartShare
 from minga.averaging.solver.flat import equal_parts, predict
-from minga.averaging.solver.two_level import LARGE, most_ways
+from minga.averaging.solver.two_level import CHUNKS_IF_LARGE, LARGE, most_ways
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity, verify
@@ -34,22 +34,16 @@ from minga.network.interface import PeerId
 CONTEXT = b"minga plan"
 PLANNED_ENDPOINTS = 8
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 2 << 20
-CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK, CHUNKS_IF_LARGE = 16, 8, 6
+CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 """A vector goes in so many chunks for each member, or of two levels for each half part if these are fewer: until the
 first is reduced everywhere nothing comes back, and that takes one chunk to each of the others, so about one 16th of the
 way there is lost to it. In a quick round, or one of which nothing is known, what is done for each chunk costs more than
-that. So it does in a large group, whose parts go in the least of these numbers: with eight a step of 150 home peers has
-a quarter more messages, and is no shorter.
+that. So it does in a large group, whose parts go in the least number, `CHUNKS_IF_LARGE`: with eight a step of 150 home
+peers has a quarter more messages, and is no shorter.
 
 A part goes in at least this number of chunks itself, none of which gets smaller than `MIN_CHUNK_BYTES` for that. A root
 sends each result to everybody at once; with chunks as large as those of large parts that would fill its line for so
 long that its own chunks would come late everywhere else."""
-
-LINKS_IF_LARGE = 4
-"""To a relay, to the root, to another relay, and to its site: when the busiest line of a large group has carried its
-last chunk, which is a sixth of a part, that chunk still has as long a way over three more of them. Rounds of 70 to 150
-home peers take 1.4 to 1.8 times as long as that line (`minga sim home-150 --json`: `round_s` beside `predicted_s`); a
-flat one is hardly longer than its busiest line."""
 
 QUICK_S = 2.0
 """A round is quick if it is predicted to take less."""
@@ -85,9 +79,6 @@ def make_plan(
     is_large = len(members) > LARGE
     is_quick = division.predicted_s is None or division.predicted_s < QUICK_S
     chunks = CHUNKS_IF_LARGE if is_large else CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
-    seconds = division.predicted_s
-    if seconds is not None and is_large:
-        seconds *= 1.0 + (LINKS_IF_LARGE - 1) / chunks
     parts: list[Part] = []
     for stop, share in zip(_stops(needs, division), division.parts, strict=True):
         if stop > (parts[-1].stop if parts else 0):
@@ -101,7 +92,7 @@ def make_plan(
         part_chunks=max(1, min(chunks, LONGEST_CHUNKS // (2 * len(parts)))),
         sites=division.sites,
         resting=tuple(resting),
-        predicted_s=None if seconds is None else min(seconds, LONGEST_S),
+        predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
 
 

@@ -33,6 +33,7 @@ from minga.averaging.solver.division import (
     usable,
 )
 from minga.averaging.solver.loads import AggregationTree, Indices, loads
+from minga.averaging.solver.two_level import CHUNKS_IF_LARGE, LARGE, LINKS_IF_LARGE
 
 LARGEST_PROGRAMME: Final = 128
 """Groups with more members do not pay for a linear programme: slow paths limit both their ends instead."""
@@ -126,22 +127,28 @@ def _per(amount: FloatArray, each: FloatArray) -> FloatArray:
 # Sending, reducing and receiving overlap, so a round takes as long as its busiest link: with the bytes that each peer
 # sends and receives and that each path carries,
 #
-#     seconds = max( sent_i / upload_i,  received_i / download_i,  carried_ij / limit_ij ).
+#     busy_s = max( sent_i / upload_i,  received_i / download_i,  carried_ij / limit_ij ).
 #
-# Round trips and arithmetic are left out: a vector that is worth planning for takes longer than either.
+# In a large group the way of the last chunk comes on top (`LINKS_IF_LARGE`). Round trips and arithmetic are left out: a
+# vector that is worth planning for takes longer than either.
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A round as predicted: seconds (infinite if it needs a path that does not exist) and bytes of each peer.
-
-    `binding` is None where nothing is sent.
+    """A round as predicted: bytes of each peer, and seconds for which its busiest link, `binding`, is busy (infinite if
+    it needs a path that does not exist). `binding` is None where nothing is sent.
     """
 
-    seconds: float
+    busy_s: float
     upload_bytes: tuple[float, ...]
     download_bytes: tuple[float, ...]
     binding: Binding | None
+
+    @property
+    def seconds(self) -> float:
+        """How long the round takes."""
+        is_large = len(self.upload_bytes) > LARGE
+        return self.busy_s * (1.0 + (LINKS_IF_LARGE - 1) / CHUNKS_IF_LARGE if is_large else 1.0)
 
 
 def predict(division: Division, rates: SwarmRates, vector_bytes: float) -> Prediction:
@@ -165,7 +172,7 @@ def predict_usable(division: Division, rates: CleanRates, vector_bytes: float) -
     seconds = np.concatenate((sent / rates.upload, received / rates.download, _over(carried, rates.limits, paths)))
     busiest = int(np.argmax(seconds)) if len(seconds) else 0
     return Prediction(
-        seconds=float(seconds.max(initial=0.0)),
+        busy_s=float(seconds.max(initial=0.0)),
         upload_bytes=tuple(sent.tolist()),
         download_bytes=tuple(received.tolist()),
         binding=_binding(busiest, rates.count, paths.tolist()) if seconds.max(initial=0.0) > 0.0 else None,

@@ -144,6 +144,15 @@ def _ways(rates: CleanRates, sites: Partition) -> list[AggregationTree]:
 LARGE: Final = 64
 """Groups with more members are divided so."""
 
+CHUNKS_IF_LARGE: Final = 6
+"""In so many chunks each part of them goes, at least."""
+
+LINKS_IF_LARGE: Final = 4
+"""To a relay, to the root, to another relay, and to its site: when the busiest line of a large group has carried its
+last chunk, which is a sixth of a part, that chunk still has as long a way over three more of them. Rounds of 70 to 150
+home peers take 1.4 to 1.8 times as long as that line (`minga sim home-150 --json`: `round_s` beside `predicted_s`); a
+flat one is hardly longer than its busiest line."""
+
 RELAYS: Final = (0.33, 0.5, 1.0)
 """Which shares of a site's members to try as relays: more of them cost more streams."""
 

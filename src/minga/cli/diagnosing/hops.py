@@ -220,7 +220,8 @@ def probe(endpoint: str) -> tuple[str, str]:
             sock.recv(16)
     except ConnectionError:
         return "the machine is there, but nothing listens at this port", (
-            "the peer has stopped or uses another port now: ask the organiser for a fresh link"
+            "the peer has stopped or uses another port now: ask the organiser to start the host again, or for a fresh "
+            "link"
         )
     except TimeoutError:
         return "packets vanish on the way", (

@@ -166,8 +166,8 @@ def _write_sheet(samples: Sequence[Sample], options: SampleOptions, path: Path) 
 
 
 def run_evaluate(options: EvaluateCommand, context: Context) -> None:
-    """Do the task; the table has a model from scratch beside this one. Of a run whose recipe has no tasks it has the
-    figures on held-out data. Raises `ConfigurationError`.
+    """Do the task; the table has a model from scratch beside this one. Of a run it has the figures on held-out data.
+    Raises `ConfigurationError`.
     """
     apply_threads(options.threads)
     model, task = own_run(options.model), options.task
@@ -182,11 +182,12 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     of_run, trained = _recipe_of_run(folder)
     name = of_run or (FROM_ELSEWHERE if provenance is None else provenance.recipe)
     recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
-    if of_run is not None and recipe is not None and not recipe.tasks:
+    if of_run is not None and recipe is not None:
         if task or options.data or options.examples or options.repeat != USUAL_REPEAT:
+            typed = f"they are for a model, so type minga export {model} --out MODEL, and then minga evaluate MODEL"
             raise ConfigurationError(
-                f"--task, --data, --repeat and --examples: the recipe {name} has no tasks; without them this measures "
-                "the run on its held-out data"
+                f"--task, --data, --repeat and --examples: {model} is the folder of a run, which is measured on its "
+                f"held-out data without them; {typed if recipe.tasks else f'the recipe {name} has no tasks'}"
             )
         _show_figures(from_run_folder(folder) if trained is None else trained, context)
         return
@@ -194,9 +195,6 @@ def run_evaluate(options: EvaluateCommand, context: Context) -> None:
         raise ConfigurationError(
             f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
         )
-    if of_run is not None:
-        typed = f"minga export {model} --out MODEL, and then minga evaluate MODEL"
-        raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
     if chosen not in recipe.tasks:
         raise ConfigurationError(f"--task {task}: a model of the recipe {name} has {' and '.join(recipe.tasks)}")
@@ -228,6 +226,8 @@ def _show_figures(trained: TrainedModel, context: Context) -> None:
     """The figures of the newest checkpoint of a run on its held-out data."""
     context.output.say(f"Measuring the model after step {trained.step} on held-out data …")
     figures = trained.recipe.evaluate(trained.model, trained.files)
+    if not figures:
+        raise ConfigurationError("the run spec holds no data out, so there is nothing to measure the model on")
     table = plain_table("figure", "value", left=["figure"])
     for name, value in figures.items():
         table.add_row(name, f"{value:.4f}")

@@ -21,7 +21,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY, OptimizerSection
 from minga.core.units import counted, format_duration, format_number, format_size
 from minga.planner.advice import never, warnings
-from minga.planner.comparison import BatchLimits, Compared, advised_batch, best_of, compare, frugal_of
+from minga.planner.comparison import GOOD_ENOUGH, BatchLimits, Compared, advised_batch, best_of, compare, frugal_of
 from minga.planner.device_memory import DeviceMemory, device_memory, estimated_passes
 from minga.planner.devices import THIS, Precision, read_measurements
 from minga.planner.explanation import binding_text, seconds_json
@@ -257,7 +257,8 @@ def _sentences(found: _Found) -> Iterator[str]:
         yield (
             "Gap: how much higher the loss is after equally many samples than with synchronous float16, in so many "
             "runs of the benchmark of small models; * is from the literature. To a loss: the time, relative to the way "
-            "that comes first to it; never: it did not come there in the benchmark."
+            "that comes first to it; never: it did not come there in the benchmark. Best: the first in the table that "
+            f"is at most {GOOD_ENOUGH:.0%} later."
         )
     yield (
         f"{format_number(best.steps_per_hour)} steps an hour of {best.batch:,} samples: a step takes "
@@ -330,7 +331,7 @@ def _settings_text(chosen: Compared) -> str:
 def names(volunteers: Sequence[Volunteers]) -> list[str]:
     """A name for each single peer."""
     return [
-        each.name if each.peers.count == 1 else f"{each.name} {number}"
+        each.name if each.peers.count == 1 else f"peer {number} ({each.name})"
         for each in volunteers
         for number in range(1, each.peers.count + 1)
     ]

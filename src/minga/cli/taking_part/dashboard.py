@@ -88,7 +88,8 @@ def _announce(dashboard: Dashboard, output: Output, *, show_qr: bool) -> None:
     for url in dashboard.urls[1:]:
         output.say(f"           or: {url}")
     if settings.is_local:
-        output.say(f"Only this machine reaches it. For others, let it listen at 0.0.0.0:{DEFAULT_PORT}.")
+        option = f"--listen 0.0.0.0:{DEFAULT_PORT} (of minga host: --dashboard-listen)"
+        output.say(f"Only this machine reaches it. For others, add {option}.")
     elif settings.public:
         output.say("Every person who reaches this address may look.")
     else:

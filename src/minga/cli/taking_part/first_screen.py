@@ -230,7 +230,7 @@ def lines(costs: Costs) -> list[str]:
         )
     if costs.disk_bytes is not None and costs.disk_bytes > costs.disk_free:
         told.append(
-            "That disk has too little room: files of the run may not come, and checkpoints will fail. Free some, or "
+            "The disk has too little room: files of the run may not come, and checkpoints will fail. Free some, or "
             "name a folder on another disk with --directory"
         )
     line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"

@@ -16,16 +16,17 @@ from rich.text import Text
 from minga.averaging.strategy_choice import phases_in_words
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.link import HostLink, relay_line
-from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host
+from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_host, on_disk
 from minga.cli.taking_part.status import CompletionNotice, run_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.declaring import refuse
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.options import MODEL_IS_CUT, OF_WHOLE_MODELS, own_run
 from minga.cli.terminal.output import Display, Output, Ticker
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, IdentityError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
+from minga.identity.keys.keys import Identity
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.keeping.rejoin import SPEC_FILE
@@ -100,7 +101,7 @@ def run_host(options: HostCommand, context: Context) -> None:
         hosting = host(None, peer, resume=path, gives_state=True)
     else:
         output.say(Text.assemble("Preparing ", (spec.name, "bold"), " …"))
-        _name_earlier_run(spec.name, peer, output)
+        _name_earlier_run(spec.name, peer.runs_directory, options.identity, output)
         spec = pinned(spec)
         whole = spelled_out(spec)  # which says what cannot be used, before files are prepared
         hosting = host(whole, peer, files=prepared_files(spec), gives_state=True)
@@ -217,15 +218,16 @@ def _lan(peer: Peer, options: HostCommand) -> Iterator[LanAnnouncement | None]:
         yield lan
 
 
-def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
-    """Tell people who meant to go on with a run that they begin another one."""
-    for run in known_runs(peer.runs_directory):
-        if run.spec.name == name:
-            output.say(
-                f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
-                f"type: minga host {run.directory}"
-            )
-            return
+def _name_earlier_run(name: str, runs: Path, identity: Path | None, output: Output) -> None:
+    """Tell people who meant to go on with a run of theirs that they begin another one."""
+    for run in known_runs(runs):
+        with contextlib.suppress(IdentityError):  # without its key nobody can host it
+            if run.spec.name == name and Identity.stored(identity, {run.signed.organiser}):
+                output.say(
+                    f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
+                    f"type: minga host {run.directory}"
+                )
+                return
 
 
 class _Hosting:
@@ -300,7 +302,7 @@ class _Hosting:
 
         run = RecipeRun(self.peer, self.work.work())
         self._keep()
-        done_so_far.append(lambda: {"step": run.step, **last_words.on_disk()})
+        done_so_far.append(lambda: {"step": run.step, **on_disk(self.peer.directory)})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()

@@ -19,7 +19,7 @@ from minga.cli.taking_part.availability import POLL_S, present, rules_of, wait_u
 from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
 from minga.cli.taking_part.link import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
-from minga.cli.taking_part.session import GracefulLeave, HeldOut, farewell_of_volunteer, thanks
+from minga.cli.taking_part.session import GracefulLeave, HeldOut, LastCheckpoint, farewell_of_volunteer, on_disk, thanks
 from minga.cli.taking_part.status import OwnPart, run_view, shown_phase, volunteer_view
 from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.declaring import refuse
@@ -162,6 +162,8 @@ class SessionsDone:
     steps: int = 0
     """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
+    directory: Path | None = None
+    """Where its checkpoints are."""
     parts: Path | None = None
     """Where this client keeps its own, if the model is cut; its steps are batches."""
 
@@ -169,7 +171,8 @@ class SessionsDone:
         """What of it is said of a command that is interrupted."""
         if self.parts is not None:
             return {"batches": self.steps, "samples": self.samples}
-        return {"step": self.step, "steps_contributed": self.contributed, "samples": self.samples}
+        kept = {} if self.directory is None else on_disk(self.directory)
+        return {"step": self.step, "steps_contributed": self.contributed, "samples": self.samples, **kept}
 
     def thanks(self, ended: str) -> str:
         """The last words to a volunteer."""
@@ -313,6 +316,7 @@ class _Joining:
                 return True
             collect_again()
             self._done.step, self._phase, self._run = run.step, "training", run
+            self._done.directory = self.peer.directory
             self.output.say(f"This machine takes part with {machine(run, self._devices)}.")
             self.output.event(
                 "ready",
@@ -351,10 +355,11 @@ class _Joining:
 
     def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.options.evaluate else None
+        last_words = LastCheckpoint(self.peer, self.context)
 
         def is_over(step: int) -> bool:
             ticker.check()
-            return self._is_over(step)
+            return last_words.is_wanted or self._is_over(step)
 
         def between() -> None:
             if held_out is not None:
@@ -370,6 +375,9 @@ class _Joining:
             run.follow(is_over, between)
         else:
             run.train(is_over, on_batch)
+        last_words.write(run)
+        if run.step and not run.finished:  # after the last step it is written already
+            run.optimizer.save_checkpoint()
         if held_out is not None:
             held_out.now()
 

@@ -4,7 +4,8 @@ In a run whose members check each other, to leave well is to leave between two s
 costs the key its place for a while. So the first Ctrl-C only asks to leave when the step is taken; the second one
 leaves at once.
 
-A host writes a checkpoint of the newest step, if there is time for it within the second that an end takes:
+Whoever leaves may be the last one that has the newest step. So a host or a volunteer writes a checkpoint of it, if
+there is time for it within the second that an end takes:
 
     Ctrl-C, SIGTERM, SIGHUP ─▶ noted ─▶ the next moment at which the model is at rest ─▶ checkpoint ─▶ the command ends
                                  └── `PATIENCE_S` later, whatever it does, it is interrupted as usual
@@ -21,12 +22,14 @@ import shlex
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output
 from minga.core.errors import MingaError
 from minga.core.units import counted
+from minga.keeping.complete_checkpoints import complete_checkpoints
 from minga.monitor.history import History
 from minga.recipes.running.background_evaluation import Evaluator
 from minga.recipes.running.run import RecipeRun
@@ -35,7 +38,7 @@ from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 
 PATIENCE_S: Final = 0.4
-"""Seconds after which a host is interrupted as usual, whatever it does."""
+"""Seconds after which the command is interrupted as usual, whatever it does."""
 
 ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may suspend this key for some steps."
 
@@ -49,8 +52,11 @@ def thanks(ended: str, contributed: int, samples: int) -> str:
 
 
 def farewell_of_volunteer(done: Mapping[str, int]) -> str:
-    """What a volunteer reads who left by Ctrl-C."""
+    """What a volunteer reads who left by Ctrl-C, with which steps are lost if no other peer has them."""
     said = thanks(f"Stopped at step {done['step']}", done["steps_contributed"], done["samples"])
+    newest = done.get("checkpoint", 0)
+    if done["step"] > newest:
+        said += f" The newest checkpoint here is of step {newest}." if newest else " No checkpoint is kept here."
     return f"{said} To come back, type the same command again."
 
 
@@ -69,6 +75,13 @@ def farewell_of_host(peer: Peer, options: PeerOptions, done: Mapping[str, int], 
         return f"{said}."
     key = "" if options.identity is None else f" --identity {shlex.quote(str(options.identity))}"
     return f"{said}. To go on with it:\nminga host {shlex.quote(str(folder))}{key}"
+
+
+def on_disk(directory: Path) -> dict[str, int]:
+    """The step of the newest checkpoint in the folder of a run, by the name `checkpoint`; empty if there is none."""
+    checkpoints = directory / "checkpoints"
+    found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+    return {"checkpoint": found[-1][0]} if found else {}
 
 
 class GracefulLeave:
@@ -100,10 +113,10 @@ class GracefulLeave:
 
 
 class LastCheckpoint:
-    """That of one `minga host`. Runs whose members owe each other gradients are left in another way."""
+    """That of one command. Runs whose members owe each other gradients are left in another way."""
 
     def __init__(self, peer: Peer, context: Context) -> None:
-        self._peer, self._interruption = peer, context.interruption
+        self._interruption = context.interruption
         self._timer: threading.Timer | None = None
         if peer.role != "monitor" and peer.spec.security.verification != "byzantine":
             context.interruption.defer(self._ask, ends=True)
@@ -122,11 +135,6 @@ class LastCheckpoint:
         self._timer.cancel()
         self._interruption.trigger()
         raise KeyboardInterrupt  # the handler of the signal is as a rule faster
-
-    def on_disk(self) -> dict[str, int]:
-        """The step of the newest checkpoint, by the name `checkpoint`; empty if there is none."""
-        step = self._peer.checkpointer.newest_step()
-        return {} if step is None else {"checkpoint": step}
 
     def _ask(self) -> bool:
         self._timer = threading.Timer(PATIENCE_S, self._interruption.trigger)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from minga.cli.terminal.declaring import argument, option
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, UnreachableError
 from minga.identity.links.links import PREFIX, Link
 
 if TYPE_CHECKING:
@@ -127,13 +127,20 @@ class LookingOptions(NetworkOptions):
     def looking_into(
         self, link: str, context: Context, *, with_files: bool = True, consider: Consider | None = None
     ) -> Iterator[Peer]:
-        """Such a monitor in the run of a link."""
+        """Such a monitor in the run of a link. Where that is gone, it is said what this machine kept of it."""
+        from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
         from minga.training.join import join
 
         context.output.say("Looking for the run …")
-        with join(link, self.peer_options(), with_files=with_files, consider=consider) as joined:
-            context.wire(joined)
-            yield joined
+        try:
+            with join(link, self.peer_options(), with_files=with_files, consider=consider) as joined:
+                context.wire(joined)
+                yield joined
+        except UnreachableError:
+            folder = runs_folder(self.directory) / Link.parse(link).run_id[:FOLDER_DIGITS]
+            if (folder / "checkpoints").is_dir():
+                context.output.say(f"This machine has checkpoints of the run: {folder}")
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -339,7 +339,8 @@ class RunSpec(Section):
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{source}: not valid TOML: {str(error)[:200]}") from error
+            hint = "; words need quotes" if "Invalid value" in str(error) else ""
+            raise ConfigurationError(f"{source}: not valid TOML: {str(error)[:200]}{hint}") from error
         return cls.from_mapping(values, source)
 
     @classmethod

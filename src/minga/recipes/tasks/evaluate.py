@@ -219,7 +219,9 @@ def evaluate_model(
     """
     if options.data is None:
         raise ConfigurationError(
-            "--data: name the examples of the task: a file or folder, or hub:OWNER/NAME[:CONFIG] for a data set"
+            "--data: name the examples of the task: for ner a file with a word, a tab and its tag a line; for ncc a "
+            "folder with a folder of .txt files for each class, or a .jsonl file with text and label; or for either a "
+            "data set of the hub, hub:OWNER/NAME[:CONFIG]"
         )
     work = _Work.load(str(model), options, options.data, how)
     trained, scratch = [], []
