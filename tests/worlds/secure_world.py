@@ -108,12 +108,12 @@ class NoNumber(Attack):
 
 
 class Helpless(Attack):
-    """Says that it could not get an aggregate that all others have."""
+    """Says that it could not get the aggregates, which all others have."""
 
     def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
         if not self.is_on or not claims.claims:
             return claims
-        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
+        return msgspec.structs.replace(claims, claims=(None,) * len(claims.claims), missing=record.terms.division.parts)
 
 
 def hide_parts(peer: SecurePeer) -> None:

@@ -153,7 +153,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "hidden parts": ({"p2": Attack, "p3": WrongAggregate}, {("p2", "UNDELIVERED"), ("p3", "UNDELIVERED")}),
     "sign flip": ({"p3": SignFlip}, {("p3", "WRONG_GRADIENT")}),
     "false accusation": ({"p3": Accuser}, {("p3", "FALSE_ACCUSATION")}),
-    "helpless": ({"p3": Helpless}, {("p3", None)}),
+    "helpless": ({"p3": Helpless}, {("p3", "UNDELIVERED")}),
     "astray": ({"p3": Astray}, {("p3", None)}),
     "death": ({}, {("p3", "SILENT")}),
     "death before it said anything": ({}, {("p3", None)}),

@@ -8,7 +8,7 @@ import pytest
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import records
 from minga.security.accountability import evidence
-from minga.security.accountability.rulings import hidden_parts, who_is_behind
+from minga.security.accountability.rulings import hidden_parts
 from minga.security.messaging.spread import MAX_ANSWER_BYTES, StatementGossip
 from minga.security.protocol import members, protocol_state, rules, statements
 from minga.security.protocol.members import MAX_CHARGES
@@ -76,13 +76,6 @@ def test_of_any_number_of_parts_that_most_lack_all_are_counted() -> None:
     lacking = {peer: EVERY_PAIR if rank < 3 else EVERY_PAIR[:7] for rank, peer in enumerate(members)}
     confirms = {peer: Confirm.of(DIGEST, pairs) for peer, pairs in lacking.items()}
     assert hidden_parts(members, confirms) == EVERY_PAIR  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("speakers", "is_behind"), [(3, False), (4, True), (5, True)])
-def test_nobody_is_behind_while_those_that_are_silent_could_make_most(speakers: int, *, is_behind: bool) -> None:
-    """Of five, one lacks an aggregate: with two of whom nothing is known, most may lack it."""
-    claims = {peer: Claims((), DIGEST, (1,) if rank == 0 else ()) for rank, peer in enumerate(PEERS[:speakers])}
-    assert who_is_behind(PEERS[:5], claims) == ([PEERS[0]] if is_behind else [])  # type: ignore[arg-type]
 
 
 @virtually

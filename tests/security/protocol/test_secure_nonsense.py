@@ -15,7 +15,7 @@ from minga.security.messaging.voting import OutvotedError
 from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.security.protocol.statements import Body, Claims, Phase, Result, Slot, state
+from minga.security.protocol.statements import MAX_MEMBERS, Body, Claims, Phase, Result, Slot, state
 from minga.security.step.member import ExcludedError
 from minga.security.verification.claims import PartClaim
 from minga.simulation.attacks.gradient_attacks import Attack
@@ -60,7 +60,7 @@ class TooFar(Attack):
     [
         (Huge, {"p3": "UNDELIVERED"}),
         (NoRadius, {"p3": "SILENT"}),
-        (Helpless, {}),
+        (Helpless, {"p3": "UNDELIVERED"}),
         (TooFar, {"p3": "FALSE_CLAIMS"}),
     ],
 )
@@ -76,6 +76,20 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
             assert len(peer.member.membership.members) == 5
 
     run()
+
+
+@virtually
+async def test_a_validator_that_lacks_what_nobody_owes_is_not_heard() -> None:
+    class Lacking(Attack):
+        """Says, as a validator, that it could not get the aggregate of a rank that no member has."""
+
+        def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
+            return claims if claims.claims else msgspec.structs.replace(claims, missing=(MAX_MEMBERS - 1,))
+
+    swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": Lacking.begin(0)})
+    ends = await swarm.run(12)
+    assert isinstance(ends["p3"], ExcludedError)
+    assert all(ends[peer.name] is None and swarm.bans(peer) == {"p3": "SILENT"} for peer in swarm.honest)
 
 
 @virtually

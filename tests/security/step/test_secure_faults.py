@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.rulings import open_complaints, who_withheld
-from minga.security.messaging.spread import ASK, FETCH
+from minga.security.messaging.spread import ASK, BRING, FETCH
 from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
@@ -244,6 +246,40 @@ def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_mos
         assert list(bans.values()) == ["UNDELIVERED"] * 2
 
     run()
+
+
+def keep_aggregate_from(peer: SecurePeer, let_wait: Mapping[PeerId, float]) -> None:
+    """At step 2 a peer hands these members its aggregate so many seconds late."""
+
+    class Late:
+        """A stream on which bytes are sent late."""
+
+        def __init__(self, stream: MessageStream) -> None:
+            self._stream = stream
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        async def send_bulk(self, data: Bytes) -> None:
+            await asyncio.sleep(let_wait.get(self._stream.peer, 0.0) * (peer.member.step == 2))
+            await self._stream.send_bulk(data)
+
+    serve = peer.member._deliveries._serve_bring
+    peer.node.serve(BRING, lambda owner, stream: serve(owner, Late(stream)))  # type: ignore[arg-type]
+
+
+@virtually
+async def test_an_aggregator_that_keeps_its_aggregate_from_some_goes_with_one_of_them_at_most() -> None:
+    """Those that have it are most: the aggregator, its allies, and a member that gets it in the last moment."""
+    hostile = ("p0", "p1", "p2")
+    swarm = SecureSwarm(7, lambda: Quadratic(60), dict.fromkeys(hostile, Attack.begin(2)))
+    for name in hostile:
+        stall_fetches(swarm.peers[name])
+    keep_aggregate_from(swarm.peers["p0"], {peer.peer_id: 2.0 if peer.name == "p3" else 60.0 for peer in swarm.honest})
+    bans = await bans_of(swarm)
+    assert list(bans.values()) == ["UNDELIVERED"] * 2
+    assert "p0" in bans
+    assert len(swarm.honest[0].member.membership.members) == 5
 
 
 def complaints_of(count: int, complaints: Collection[tuple[int, int]], could: Collection[tuple[int, int]]) -> set[int]:

@@ -36,7 +36,8 @@ from minga.security.protocol.statements import (
 Members = Sequence[PeerId]
 Place = tuple[bytes, bytes, bytes]
 Complaint = tuple[int, int]
-"""(aggregator, owner): the ranks of an aggregator and of the member whose part it could not get."""
+"""The ranks of a member that could not get something, and of the one that owes it: the owner of a part to its
+aggregator, or the aggregator of a part to any member."""
 Ruling = dict[PeerId, Reason | None]
 """Who has to go, and why; None if it was away, which is no offence."""
 
@@ -90,10 +91,8 @@ def _by_words(record: AttemptRecord, phase: Phase) -> Ruling:
         withheld_by = sorted(who_withheld(members, record.results, record.reveals))
         return {members[rank]: Reason.UNDELIVERED for rank in withheld_by}
     if phase is Phase.CLAIMS:
-        if parts := unobtainable_parts(members, record.claims):
-            return {members[part]: Reason.UNDELIVERED for part in parts}
-        # they cannot go on, and without their claims nothing can be checked
-        return dict.fromkeys(who_is_behind(members, record.claims))
+        withheld_by = sorted(who_withheld_aggregates(members, record.claims))
+        return {members[rank]: Reason.UNDELIVERED for rank in withheld_by}
     if phase is Phase.CONFIRM:
         hiding = sorted({owner for _, owner in hidden_parts(members, record.confirms)})
         return {members[owner]: Reason.UNDELIVERED for owner in hiding if owner in terms.contributors}
@@ -141,7 +140,7 @@ def open_complaints(members: Members, results: Mapping[PeerId, Result]) -> list[
     to each of them. What is left out comes again in the next attempt, if its aggregator and its owner do: each
     complaint that is looked into makes somebody go.
     """
-    return _weighed(members, results)[1]
+    return _weighed(members, {peer: body.silent for peer, body in results.items()})[1]
 
 
 def who_withheld(members: Members, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]) -> set[int]:
@@ -155,7 +154,7 @@ def who_withheld(members: Members, results: Mapping[PeerId, Result], reveals: Ma
     either the owner was late with it, and with few others, or the aggregator lies, and nobody can tell: both go. So a
     cheater costs one honest member its place, and itself its own (BTARD section 4.7).
     """
-    gone, looked_into = _weighed(members, results)
+    gone, looked_into = _weighed(members, {peer: body.silent for peer, body in results.items()})
     could = Counter(one for body in reveals.values() for one in set(body.delivered))
     for part, owner in looked_into:
         gone.add(owner)
@@ -167,16 +166,17 @@ def who_withheld(members: Members, results: Mapping[PeerId, Result], reveals: Ma
 # ---- CLAIMS and CONFIRM
 
 
-def unobtainable_parts(members: Members, claims: Mapping[PeerId, Claims]) -> list[int]:
-    """The parts whose aggregates most could not get: their aggregators go."""
-    return [part for part, count in _missing(claims).items() if is_majority(count, members)]
+def who_withheld_aggregates(members: Members, claims: Mapping[PeerId, Claims]) -> set[int]:
+    """The ranks of `members` who go because aggregates did not come: without the claims about them nothing can be
+    checked.
 
-
-def who_is_behind(members: Members, claims: Mapping[PeerId, Claims]) -> list[PeerId]:
-    """Members that lack an aggregate that most have, whatever those say whose claims are not there."""
-    missing, absent = _missing(claims), len(members) - len(claims)
-    had = {part for part, count in missing.items() if not is_majority(count + absent, members)}
-    return [peer for peer, body in claims.items() if had.intersection(body.missing)]
+    What most lack, its aggregator owed to all. Who lacks, beside that, the aggregates of more than half of the members
+    is cut off, or lies. Of the others either the aggregator handed it to some only, or who says that it lacks it lies,
+    since it dislikes the coin, and nobody can tell: both go, as in a dispute about a part. So no aggregator can take
+    several members' places, and nobody tosses the coin again for nothing.
+    """
+    gone, disputes = _weighed(members, {peer: body.missing for peer, body in claims.items()})
+    return gone.union(*disputes)
 
 
 def hidden_parts(members: Members, confirms: Mapping[PeerId, Confirm]) -> list[tuple[int, int]]:
@@ -226,21 +226,22 @@ def withheld(
 # ---- inner workings
 
 
-def _weighed(members: Members, results: Mapping[PeerId, Result]) -> tuple[set[int], list[Complaint]]:
-    """Who goes by the complaints alone, whoever can get a part; and of the other complaints those that are looked
-    into.
+def _weighed(members: Members, lacked: Mapping[PeerId, Iterable[int]]) -> tuple[set[int], list[Complaint]]:
+    """Who goes by the complaints alone, whoever can get it; and of the other complaints those that are looked into.
+
+    `lacked` are the ranks of those that owe a member what it could not get.
     """
-    said = sorted((members.index(peer), sorted(set(result.silent))) for peer, result in results.items())
-    lacked = Counter(owner for _, owners in said for owner in owners)
-    late = {owner for owner, count in lacked.items() if is_majority(count, members)}
-    others = [(part, [owner for owner in owners if owner not in late]) for part, owners in said]
-    gone = late | {part for part, owners in others if is_majority(len(owners), members)}
+    said = sorted((members.index(peer), sorted(set(owing))) for peer, owing in lacked.items())
+    counts = Counter(owner for _, owing in said for owner in owing)
+    late = {owner for owner, count in counts.items() if is_majority(count, members)}
+    others = [(rank, [owner for owner in owing if owner not in late]) for rank, owing in said]
+    gone = late | {rank for rank, owing in others if is_majority(len(owing), members)}
     taken, found = set(gone), list[Complaint]()
-    for part, owners in others:
-        owner = next((owner for owner in owners if owner not in taken), None)
-        if owner is not None and part not in taken:
-            taken.update((part, owner))
-            found.append((part, owner))
+    for rank, owing in others:
+        owner = next((owner for owner in owing if owner not in taken), None)
+        if owner is not None and rank not in taken:
+            taken.update((rank, owner))
+            found.append((rank, owner))
     return gone, found
 
 
@@ -248,10 +249,6 @@ def _named_by_most(members: Members, named: Iterable[Iterable[str]]) -> frozense
     """The peers that more than half of the members name; `named` is what each of them says."""
     counts = Counter(peer for names in named for peer in set(names))
     return frozenset(PeerId(peer) for peer, count in counts.items() if is_majority(count, members))
-
-
-def _missing(claims: Mapping[PeerId, Claims]) -> Counter[int]:
-    return Counter(part for body in claims.values() for part in set(body.missing))
 
 
 def _most_judge(

@@ -95,11 +95,14 @@ class Terms:
 
     def _has_all(self, peer: PeerId, body: Claims) -> bool:
         """A claim about each part whose aggregate the author could get, nothing from a validator."""
+        parts, count = set(self.division.parts), self.rules.directions
+        if not parts.issuperset(body.missing):
+            return False
         if peer in self.validators:
             return not body.claims
-        if len(body.claims) != len(self.members) or any(part >= len(self.members) for part in body.missing):
+        due = parts.difference(body.missing)
+        if len(body.claims) != len(self.members):
             return False
-        due, count = set(self.division.parts).difference(body.missing), self.rules.directions
         return all(
             (claim is not None and len(claim.projections) == count) if part in due else claim is None
             for part, claim in enumerate(body.claims)

@@ -3,8 +3,8 @@
 Each member first publishes a commitment to a secret, and only when all commitments are there the secret itself (Blum's
 coin for many, BTARD section 4.2). The random string is a hash of all secrets: one honest member is enough to make it
 unpredictable before the first secret is out. What an attacker can still do is to dislike the string, which it knows
-first if it reveals last, and keep its secret; its author is banned then and the others toss again (the next
-`attempt`), so that each new toss costs an identity.
+first if it reveals last, and keep its secret; it is suspended then and the others toss again (the next `attempt`), so
+that each new toss costs a seat, for twice as long each time. So does whatever else undoes a toss that is known.
 
 A commitment hashes the run, the step, the attempt and its author along with the secret. So nobody can publish the
 commitment of another member, or one of another toss, and open it with the secret that is revealed for that: the same
