@@ -42,6 +42,19 @@ def test_what_was_kept_comes_back_and_goes_on(tmp_path: Path) -> None:
     assert len(read_book(file.path)) == 4
 
 
+def test_doubts_of_a_member_that_signs_a_count_again_are_kept(tmp_path: Path) -> None:
+    """Who comes back must not count a claim that most doubted."""
+    count = make_count(10, [CLAIM] * 2)
+    receipts = [sign(KEYS[0], count), sign(KEYS[1], count), sign(KEYS[1], count, doubts=[0])]
+    file = BookFile(tmp_path, IDS[0], DiskWrites())
+    file.book.add_count(judged := JudgedCount(count, b"", is_witness=True))
+    file.add_count(judged)
+    for attestation in receipts:
+        if file.book.add(attestation):
+            file.add(attestation)
+    assert file.book.totals()[IDS[0]].counted == read_book(file.path).totals()[IDS[0]].counted == 0
+
+
 def test_an_entry_that_was_cut_off_is_dropped_wherever_the_kill_came(tmp_path: Path) -> None:
     file = fill(tmp_path, 1)
     whole = file.path.read_bytes()

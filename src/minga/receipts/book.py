@@ -246,8 +246,8 @@ class ReceiptBook:
             if known is None or self._digests[place] != entry.digest or peer not in known.count.ids:
                 continue
             attested = self._attested.setdefault(place, {})
-            is_new = is_new or peer not in attested
-            attested[peer] = merged(attested.get(peer), entry)
+            before, attested[peer] = attested.get(peer), merged(attested.get(peer), entry)
+            is_new = is_new or attested[peer] != before
             self._decided.pop(place, None)
         if is_new:
             self._attestations.append(attestation)
