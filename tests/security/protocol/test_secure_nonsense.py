@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.security.messaging.spread import PartCollector
@@ -186,5 +187,22 @@ def test_a_step_in_which_no_gradient_is_finite_does_not_stop_those_after_it() ->
             assert isinstance(peer.work, Quadratic)
             assert peer.work.loss < 0.4
             assert not swarm.bans(peer)
+
+    run()
+
+
+def test_a_step_in_which_all_gradients_are_as_large_as_can_be_does_not_stop_those_after_it() -> None:
+    class Diverging(Quadratic):
+        """All numbers of one step are close to the largest that averaging accepts."""
+
+        async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+            return (await super().gradient(step, seed)).clamp(-1, 1) * (CONTRIBUTION_LIMIT / 2 if step == 1 else 1.0)
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(4, lambda: Diverging(20_000, noise=1.0, rate=0.0))
+        ends = await swarm.run(4)
+        assert set(ends.values()) == {None}
+        assert not any(swarm.bans(peer) for peer in swarm.honest)
 
     run()

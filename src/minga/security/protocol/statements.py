@@ -22,7 +22,7 @@ from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity, verify
 from minga.network.interface import PeerId
 from minga.security.randomness.coin import Reveal
-from minga.security.verification.claims import PartClaim
+from minga.security.verification.claims import CLAIM_LIMIT, PartClaim
 
 MAX_MEMBERS = 256
 """Everybody hears from everybody in each phase."""
@@ -213,7 +213,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     """
 
     value: Digest | None
-    clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]
+    clip: Annotated[float, msgspec.Meta(ge=0.0, le=CLAIM_LIMIT)]
     coin: Digest
     seen: Digest
     silent: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
