@@ -2,8 +2,8 @@
 
 The log lies in a file or, without one, in memory. The file is a sequence of records, each with a header before it: its
 length (8 bytes, little-endian) and a checksum of that. It is only ever appended to; if a machine stops in the middle of
-that, the next start finds an incomplete last record and cuts it off. Thanks to the checksum, a length that was damaged
-later does not look like that.
+that, the next start finds an incomplete last record, or zeros where a file system had made room for one, and cuts it
+off. Thanks to the checksum, a length that was damaged later does not look like that.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def _records(file: BinaryIO) -> Iterator[tuple[int, int]]:
         header = _read(file, at, _HEADER_BYTES)
         start, length = at + _HEADER_BYTES, int.from_bytes(header[:_LENGTH_BYTES], "little")
         if header != _header(length):
+            if not _read(file, at, size - at).strip(b"\0"):
+                return
             raise EvidenceError(f"malformed evidence: at byte {at} of the file there is no length of a record")
         if start + length > size:
             return
