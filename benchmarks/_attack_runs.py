@@ -98,7 +98,7 @@ async def _run_swarm(digits: Digits, setup: type[Attack] | None, extent: Extent)
             raise RuntimeError(f"{name} ended before its time") from end
     witness = next(peer for peer in swarm.honest if ends[peer.name] is None)
     states = {
-        (await peer.work.digest(), peer.member.membership.digest) if ends[peer.name] is None else None
+        (await peer.work.digest(), peer.member._progress.standing.digest) if ends[peer.name] is None else None
         for peer in (*swarm.honest, *(swarm.peers[name] for name in comers if name not in hostile))
     }
     bans = {swarm.names[peer]: (ban.step, ban.reason.name) for peer, ban in witness.member.membership.bans.items()}

@@ -64,7 +64,7 @@ async def fight(
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
     assert all(ends[peer.name] is None for peer in swarm.honest)
     assert len({await peer.work.digest() for peer in swarm.honest}) == 1
-    assert len({peer.member.membership.digest for peer in swarm.honest}) == 1
+    assert len({peer.member._progress.standing.digest for peer in swarm.honest}) == 1
     assert swarm.bans(swarm.honest[0]).keys() <= set(hostile)
     return swarm
 

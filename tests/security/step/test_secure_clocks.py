@@ -46,4 +46,4 @@ async def test_members_and_newcomers_with_wrong_clocks_come_to_the_same_end() ->
         assert isinstance(peer.work, Quadratic)
         assert isinstance(first.work, Quadratic)
         assert torch.equal(peer.work.parameters[STEPS], first.work.parameters[STEPS])
-        assert peer.member.membership.digest == first.member.membership.digest
+        assert peer.member._progress.standing.digest == first.member._progress.standing.digest

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Final, Self
 
 import msgspec
-from blake3 import blake3
 
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
@@ -40,7 +39,6 @@ from minga.security.randomness.coin import derive
 MAX_BANS = 2048
 """The oldest are forgotten then: a peer that comes back so late is on probation like everybody."""
 MAX_FORMER = 256
-_LABEL = b"minga secure ledger 2"
 
 
 class Reason(enum.IntEnum):
@@ -180,13 +178,6 @@ class Members:
         self.candidates.pop(peer, None)
         if peer in self:
             self._members.remove(peer)
-
-    @property
-    def digest(self) -> bytes:
-        """32 bytes that are equal for equal lists."""
-        candidates = sorted(self.candidates.values(), key=lambda candidate: candidate.peer)
-        lists = (self._members, candidates, sorted(self.bans), sorted(self.former.items()))
-        return blake3(_LABEL + msgspec.msgpack.encode(lists)).digest()
 
 
 # ---- Candidates: how a peer that was not there from the start becomes a member (BTARD section 8).
