@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from minga.recipes.running.micro_batch import MadeUpPasses
 from minga.recipes.running.precision import choose_precision
 from minga.recipes.running.run import RecipeRun, Work
 from minga.security.protocol.rules import HONEST_ERROR
-from minga.security.verification.gradient_match import gradient_error
+from minga.security.verification.claims import relative
+from minga.security.verification.count_sketch import distance, norm
+from minga.security.verification.gradient_match import _scales
 from tests.worlds.extension_world import hosted
 from tests.worlds.recipe_text import prepared_genesis, small_spec
 from tests.worlds.swav_world import SMALL
@@ -60,6 +63,14 @@ def gradients_on(device: torch.device, recipe_name: str, settings: dict[str, Any
         loss = recipe.total_loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     return [each.grad.cpu().numpy().ravel() for each in model.parameters() if each.grad is not None]
+
+
+def gradient_error(sent: list[Any], recomputed: list[Any]) -> float:
+    """The largest relative error of a gradient given in parts, over the parts and the whole."""
+    errors = [distance(theirs, own) for theirs, own in zip(sent, recomputed, strict=True)]
+    norms, numels = [norm(own) for own in recomputed], [len(own) for own in recomputed]
+    whole = relative(math.hypot(*errors), math.hypot(*norms))
+    return max(whole, *map(relative, errors, _scales(norms, numels)))
 
 
 @pytest.mark.parametrize(("recipe", "settings"), VERIFIABLE)

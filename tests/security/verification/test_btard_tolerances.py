@@ -10,7 +10,7 @@ import pytest
 from minga.core.errors import ConfigurationError
 from minga.security.verification.claims import KAPPA, PartClaim, ResultAccuracy, claim_deviation, claims
 from minga.security.verification.count_sketch import Directions, norm
-from minga.security.verification.gradient_match import GradientTolerance, claimed_errors, gradient_error
+from minga.security.verification.gradient_match import GradientTolerance, claimed_errors
 from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound
 
 
@@ -85,23 +85,6 @@ def test_whoever_is_accused_rightly_is_convicted_by_all() -> None:
         errors = [abs(sent - each) / each for each in honest]
         if any(map(thresholds.accuses, errors)):
             assert all(thresholds.convicts(error) for error in errors)
-
-
-def test_errors_of_gradients() -> None:
-    rng = np.random.default_rng(3)
-    parts = [rng.normal(size=size) for size in (100, 0, 50)]
-    assert gradient_error(parts, parts) == 0.0
-    noisy = [part + 0.01 * np.linalg.norm(part) / math.sqrt(max(1, len(part))) for part in parts]
-    assert gradient_error(noisy, parts) == pytest.approx(0.01, rel=1e-3)
-    # Of a part that is rounding noise only, noise is expected.
-    nothing = [*parts, 1e-9 * rng.normal(size=10)]
-    assert gradient_error([*parts, 1e-9 * rng.normal(size=10)], nothing) < 1e-6
-    assert gradient_error([*parts, 0.01 * rng.normal(size=10)], nothing) > 0.1
-    zeros = [np.zeros(3)]
-    assert gradient_error(zeros, zeros) == 0.0
-    assert gradient_error([np.ones(3)], zeros) == math.inf
-    with pytest.raises(ValueError, match="no difference"):
-        gradient_error([np.zeros(2)], zeros)
 
 
 def test_claims_tell_the_error_of_a_gradient_that_nobody_has() -> None:

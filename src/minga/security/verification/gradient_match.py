@@ -93,17 +93,6 @@ def sampled_error(sent: Vector, recomputed: Vector, whole_norm: float, numel: in
     return relative(distance(sent, recomputed), max(norm(recomputed), even))
 
 
-def gradient_error(sent: Sequence[Vector], recomputed: Sequence[Vector]) -> float:
-    """Return the largest relative error of a gradient given in parts, over the parts and the whole.
-
-    Raises `ValueError` unless the parts have the same lengths.
-    """
-    errors = [distance(theirs, own) for theirs, own in zip(sent, recomputed, strict=True)]
-    norms, numels = [norm(own) for own in recomputed], [len(own) for own in recomputed]
-    whole = relative(math.hypot(*errors), math.hypot(*norms))
-    return max(whole, *map(relative, errors, _scales(norms, numels)))
-
-
 def claimed_errors(
     claimed: Sequence[PartClaim | None],
     true: Sequence[PartClaim | None],
