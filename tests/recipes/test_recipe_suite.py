@@ -17,6 +17,7 @@ import torch
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import recipe_spec
 from minga.recipes import RECIPES, load_recipe
 from minga.testing import RECIPE_CHECKS, RecipeCase, Violation
 from minga.testing.recipe_suite import (
@@ -47,18 +48,21 @@ class BlobsSettings(Settings):
     \"\"\"Points around the corners of a square.\"\"\"
     hidden: int = whole(8, 1, 4096, "width of the hidden layer")
     noise: float = real(0.3, 0.0, 10.0, "standard deviation around a corner")
+    corners: int = whole(0, 0, 4, "corners to tell apart", special="; 0: as many as the data have")
 
 class Blobs(Recipe[BlobsSettings]):
     Settings, headline = BlobsSettings, Metric("heldout_accuracy", better="higher")
+
+    def published_settings(self):
+        return self.settings.model_copy(update={"corners": self.settings.corners or 4})
 
     def prepare(self):
         y = np.arange(200, dtype=np.int64) % 4
         return {"y.bin": y.tobytes()}
 
     def build_model(self):
-        return torch.nn.Sequential(
-            torch.nn.Linear(2, self.settings.hidden), torch.nn.ReLU(), torch.nn.Linear(self.settings.hidden, 4)
-        )
+        hidden, corners = self.settings.hidden, self.settings.corners
+        return torch.nn.Sequential(torch.nn.Linear(2, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, corners))
 
     def batch(self, files, rows, chance):
         if "y.bin" not in files:
@@ -202,11 +206,12 @@ def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path
 
 
 @pytest.mark.usefixtures("blobs")
-def test_a_recipe_of_another_package_is_named_with_its_origin() -> None:
+def test_a_recipe_of_another_package_is_named_with_its_origin(tmp_path: Path) -> None:
     spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "blobs"}, "recipe": {"blobs": {"hidden": 16}}})
     assert load_recipe(spec).settings.hidden == 16
     assert str(RECIPES.origin("blobs")) == "tiny-blobs 1.2"
-    facts = load_recipe(spec).facts()
+    (tmp_path / "run.toml").write_text(spec.to_toml())
+    facts = load_recipe(recipe_spec(str(tmp_path / "run.toml"))).facts()  # of the settings as they are published
     assert facts.tensors == (32, 16, 64, 4)
     assert facts.operations == 2 * (2 * 16 * 2) + 2 * (16 * 4 * 3)  # the first layer's input needs no gradient
     with pytest.raises(ConfigurationError, match="files of one's own"):
@@ -252,5 +257,5 @@ class Long:
 
 def test_a_pass_over_the_data_is_not_kept_in_memory(tmp_path: Path) -> None:
     recipe = Long()
-    check_batches(SimpleNamespace(recipe=lambda: recipe, files=lambda _: {}), tmp_path)  # type: ignore[arg-type]
+    check_batches(SimpleNamespace(published=lambda: recipe, files=lambda _: {}), tmp_path)  # type: ignore[arg-type]
     assert recipe.most <= 1000
