@@ -23,6 +23,7 @@ from minga.testing import RECIPE_CHECKS, RecipeCase, Violation
 from minga.testing.recipe_suite import (
     check_batches,
     check_damaged_files,
+    check_demo,
     check_equal_models,
     check_evaluation,
     check_loss,
@@ -42,7 +43,7 @@ ALBERT = {
 BLOBS = """
 import numpy as np, torch
 from torch.nn import functional
-from minga.recipes import Metric, Recipe, Settings, real, shuffled, whole
+from minga.recipes import Exhibit, Metric, Recipe, Settings, Showing, Shown, real, shuffled, whole
 
 class BlobsSettings(Settings):
     \"\"\"Points around the corners of a square.\"\"\"
@@ -132,13 +133,29 @@ class Careless(Blobs):
     def evaluate(self, model, files):
         return {"accuracy": 1.0}
 
+class Large(Blobs):
+    sizes = ("large",)
+
+    @classmethod
+    def size_settings(cls, size, tokens):
+        return {"hiden": 16}
+
+class Proud(Blobs):
+    @classmethod
+    def demo_spec(cls):
+        return {"optimizer": {"name": "nonsense"}}
+
+class Showy(Blobs):
+    def show(self, models, files):
+        return Showing("corners", [Shown(Exhibit("a point"), (Exhibit("a corner"),))])
+
 class Once(Blobs):
     def batches(self, files, position, micro_batch_size):
         order = super().batches(files, position, micro_batch_size)
         return (next(order) for _ in range(150 // micro_batch_size))
 """
 
-BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping", "once")
+BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping", "once", "large", "proud", "showy")
 
 
 @pytest.fixture
@@ -196,6 +213,9 @@ def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path]
         ("trusting", check_damaged_files, r"y\.bin is missing, the recipe raises KeyError"),
         ("dropping", check_loss, "the model draws, as by dropout"),
         ("dropping", check_evaluation, "leaves the model in evaluation mode"),
+        ("large", check_demo, "the settings of the size large are refused: .*hiden"),
+        ("proud", check_demo, "the settings of demo_spec are refused: .*nonsense"),
+        ("showy", check_demo, "does not hold what each of two models made"),
     ],
 )
 def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path: Path) -> None:

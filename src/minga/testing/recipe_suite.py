@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -282,16 +283,41 @@ def check_evaluation(case: RecipeCase, folder: Path) -> None:
     """Figures repeat themselves, hold the headline, and leave the model and torch's generator as they were."""
     recipe, files = case.published(), case.files(folder)
     model = new_model(recipe)
-    before, generator = digest(model.state_dict()), torch.random.get_rng_state()
-    figures = recipe.evaluate(model, files)
-    _require(figures == recipe.evaluate(model, files), "the same model has two figures")
-    _require(figures == case.published().evaluate(model, files), "another recipe object finds other figures")
+    with _leaving_as_it_was(model, "to evaluate"):
+        figures = recipe.evaluate(model, files)
+        _require(figures == recipe.evaluate(model, files), "the same model has two figures")
+        _require(figures == case.published().evaluate(model, files), "another recipe object finds other figures")
     _require(recipe.headline.name in figures, f"there is no figure {recipe.headline.name}")
     _require(all(isinstance(each, float) for each in figures.values()), "a figure is no float")
-    _require(digest(model.state_dict()) == before, "to evaluate changes the model")
-    _require(model.training, "to evaluate leaves the model in evaluation mode; minga.recipes.evaluating puts it back")
-    _require(torch.equal(generator, torch.random.get_rng_state()), "to evaluate changes torch's generator")
-    _require(all(each.grad is None for each in model.parameters()), "to evaluate leaves gradients")
+
+
+@contextmanager
+def _leaving_as_it_was(model: nn.Module, what: str) -> Iterator[None]:
+    before, generator = digest(model.state_dict()), torch.random.get_rng_state()
+    yield
+    _require(digest(model.state_dict()) == before, f"{what} changes the model")
+    _require(model.training, f"{what} leaves the model in evaluation mode; minga.recipes.evaluating puts it back")
+    _require(torch.equal(generator, torch.random.get_rng_state()), f"{what} changes torch's generator")
+    _require(all(each.grad is None for each in model.parameters()), f"{what} leaves gradients")
+
+
+def check_demo(case: RecipeCase, folder: Path) -> None:
+    """The settings of the demo and of each size are valid; `show` has each model make something in each row, and leaves
+    models and torch's generator as they were.
+    """
+    found = RECIPES.get(case.name)
+    runs = {"demo_spec": found.demo_spec()}
+    runs |= {f"the size {size}": {"recipe": {case.name: found.size_settings(size, None)}} for size in found.sizes}
+    for what, tables in runs.items():
+        try:
+            load_recipe(RunSpec.from_mapping({"name": "conformance", "model": {"recipe": case.name}, **tables}))
+        except ConfigurationError as error:
+            raise Violation(f"the settings of {what} are refused: {error}") from error
+    recipe = case.published()
+    model = new_model(recipe)
+    with _leaving_as_it_was(model, "to show models"):
+        showing = recipe.show([model, model], case.files(folder))
+    _require(all(len(row.made) == 2 for row in showing.rows), "a row does not hold what each of two models made")
 
 
 def check_export(case: RecipeCase, folder: Path) -> None:
@@ -356,6 +382,7 @@ RECIPE_CHECKS: Final[tuple[Callable[[RecipeCase, Path], None], ...]] = (
     check_loss,
     check_updates,
     check_evaluation,
+    check_demo,
     check_export,
     check_damaged_files,
 )
