@@ -100,6 +100,7 @@ RECIPE_NAMES = [
     "Loss",
     "Metric",
     "Provenance",
+    "PublicBatch",
     "Recipe",
     "RecipeContext",
     "RecipeFacts",

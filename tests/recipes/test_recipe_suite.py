@@ -17,11 +17,13 @@ import torch
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import recipe_spec
 from minga.recipes import RECIPES, load_recipe
 from minga.testing import RECIPE_CHECKS, RecipeCase, Violation
 from minga.testing.recipe_suite import (
     check_batches,
     check_damaged_files,
+    check_demo,
     check_equal_models,
     check_evaluation,
     check_loss,
@@ -41,24 +43,27 @@ ALBERT = {
 BLOBS = """
 import numpy as np, torch
 from torch.nn import functional
-from minga.recipes import Metric, Recipe, Settings, real, shuffled, whole
+from minga.recipes import Exhibit, Metric, Recipe, Settings, Showing, Shown, real, shuffled, whole
 
 class BlobsSettings(Settings):
     \"\"\"Points around the corners of a square.\"\"\"
     hidden: int = whole(8, 1, 4096, "width of the hidden layer")
     noise: float = real(0.3, 0.0, 10.0, "standard deviation around a corner")
+    corners: int = whole(0, 0, 4, "corners to tell apart", special="; 0: as many as the data have")
 
 class Blobs(Recipe[BlobsSettings]):
     Settings, headline = BlobsSettings, Metric("heldout_accuracy", better="higher")
+
+    def published_settings(self):
+        return self.settings.model_copy(update={"corners": self.settings.corners or 4})
 
     def prepare(self):
         y = np.arange(200, dtype=np.int64) % 4
         return {"y.bin": y.tobytes()}
 
     def build_model(self):
-        return torch.nn.Sequential(
-            torch.nn.Linear(2, self.settings.hidden), torch.nn.ReLU(), torch.nn.Linear(self.settings.hidden, 4)
-        )
+        hidden, corners = self.settings.hidden, self.settings.corners
+        return torch.nn.Sequential(torch.nn.Linear(2, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, corners))
 
     def batch(self, files, rows, chance):
         if "y.bin" not in files:
@@ -128,13 +133,29 @@ class Careless(Blobs):
     def evaluate(self, model, files):
         return {"accuracy": 1.0}
 
+class Large(Blobs):
+    sizes = ("large",)
+
+    @classmethod
+    def size_settings(cls, size, tokens):
+        return {"hiden": 16}
+
+class Proud(Blobs):
+    @classmethod
+    def demo_spec(cls):
+        return {"optimizer": {"name": "nonsense"}}
+
+class Showy(Blobs):
+    def show(self, models, files):
+        return Showing("corners", [Shown(Exhibit("a point"), (Exhibit("a corner"),))])
+
 class Once(Blobs):
     def batches(self, files, position, micro_batch_size):
         order = super().batches(files, position, micro_batch_size)
         return (next(order) for _ in range(150 // micro_batch_size))
 """
 
-BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping", "once")
+BLOB_RECIPES = ("blobs", "moody", "drawing", "careless", "trusting", "dropping", "once", "large", "proud", "showy")
 
 
 @pytest.fixture
@@ -192,6 +213,9 @@ def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path]
         ("trusting", check_damaged_files, r"y\.bin is missing, the recipe raises KeyError"),
         ("dropping", check_loss, "the model draws, as by dropout"),
         ("dropping", check_evaluation, "leaves the model in evaluation mode"),
+        ("large", check_demo, "the settings of the size large are refused: .*hiden"),
+        ("proud", check_demo, "the settings of demo_spec are refused: .*nonsense"),
+        ("showy", check_demo, "does not hold what each of two models made"),
     ],
 )
 def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path: Path) -> None:
@@ -202,11 +226,12 @@ def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path
 
 
 @pytest.mark.usefixtures("blobs")
-def test_a_recipe_of_another_package_is_named_with_its_origin() -> None:
+def test_a_recipe_of_another_package_is_named_with_its_origin(tmp_path: Path) -> None:
     spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "blobs"}, "recipe": {"blobs": {"hidden": 16}}})
     assert load_recipe(spec).settings.hidden == 16
     assert str(RECIPES.origin("blobs")) == "tiny-blobs 1.2"
-    facts = load_recipe(spec).facts()
+    (tmp_path / "run.toml").write_text(spec.to_toml())
+    facts = load_recipe(recipe_spec(str(tmp_path / "run.toml"))).facts()  # of the settings as they are published
     assert facts.tensors == (32, 16, 64, 4)
     assert facts.operations == 2 * (2 * 16 * 2) + 2 * (16 * 4 * 3)  # the first layer's input needs no gradient
     with pytest.raises(ConfigurationError, match="files of one's own"):
@@ -252,5 +277,5 @@ class Long:
 
 def test_a_pass_over_the_data_is_not_kept_in_memory(tmp_path: Path) -> None:
     recipe = Long()
-    check_batches(SimpleNamespace(recipe=lambda: recipe, files=lambda _: {}), tmp_path)  # type: ignore[arg-type]
+    check_batches(SimpleNamespace(published=lambda: recipe, files=lambda _: {}), tmp_path)  # type: ignore[arg-type]
     assert recipe.most <= 1000

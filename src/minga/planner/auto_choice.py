@@ -36,7 +36,7 @@ from minga.planner.model_facts import facts_of_recipe
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve, swarm_rates
 from minga.planner.ways import DELAYED, SYNCHRONOUS, TrainingWay, local_way
-from minga.recipes.registry import CUSTOM
+from minga.recipes.registry import CUSTOM, spelled_out
 
 WAITED_SHARES, HIDDEN_SHARE = (0.1, 0.3), 0.8
 """How much of a round's computing its transfer may take: where peers wait for it, and where they go on."""
@@ -197,7 +197,7 @@ def _for_spec(spec: RunSpec, peers: str) -> AutoChoice:
     if spec.model.recipe == CUSTOM:
         raise _UnknownError('model.recipe = "custom" does not say how large the model is')
     classes, least = parse_peers(peers), training.batch_range[0]
-    model = facts_of_recipe(spec, "the run spec")
+    model = facts_of_recipe(spelled_out(spec), "the run spec")
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     volunteers = resolve(classes, model, spec.optimizer, least, measured=measured)
     codec = spec.averaging.codec if "codec" in spec.averaging.model_fields_set else None

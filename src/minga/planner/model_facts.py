@@ -253,12 +253,13 @@ def named_spec(text: str, tokens: int | None = None) -> RunSpec | None:
 
 
 def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:
-    """The run spec in the file `text`, or one for a size of a recipe, such as "RECIPE-large", with so many tokens.
+    """The run spec in the file `text`, or one for a size of a recipe, such as "RECIPE-large", with so many tokens; with
+    the recipe's settings as they are published.
 
     Raises `ConfigurationError` unless a recipe says what the model is.
     """
     from minga.core.spec.run_spec import RunSpec
-    from minga.recipes.registry import CUSTOM, RECIPES
+    from minga.recipes.registry import CUSTOM, RECIPES, spelled_out
 
     if text.lower().endswith(".toml"):
         spec = RunSpec.from_file(Path(text))
@@ -269,7 +270,7 @@ def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:
             )
         if tokens is not None:
             raise ConfigurationError(f"--tokens: {text} says how long samples are")
-        return spec
+        return spelled_out(spec, text)
     name = _recipe_in(text)
     size = text.removeprefix(f"{name}-")
     if name is None or size not in RECIPES.get(name).sizes:
@@ -278,7 +279,8 @@ def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:
             "or a run spec"
         )
     settings = RECIPES.get(name).size_settings(size, tokens)
-    return RunSpec.from_mapping({"name": "plan", "model": {"recipe": name}, "recipe": {name: settings}}, "--tokens")
+    spec = RunSpec.from_mapping({"name": "plan", "model": {"recipe": name}, "recipe": {name: settings}}, "--tokens")
+    return spelled_out(spec, text)
 
 
 def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:

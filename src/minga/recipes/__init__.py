@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from minga.recipes.data.order import endless, epoch_seed, shuffled
     from minga.recipes.evaluation_mode import evaluating
     from minga.recipes.initial import new_model
+    from minga.security.randomness.public_batch import PublicBatch
 
 __all__ = [
     "RECIPES",
@@ -71,6 +72,7 @@ __all__ = [
     "Loss",
     "Metric",
     "Provenance",
+    "PublicBatch",
     "Recipe",
     "RecipeContext",
     "RecipeFacts",
@@ -100,6 +102,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "PublicBatch": "minga.security.randomness.public_batch",
     "endless": "minga.recipes.data.order",
     "epoch_seed": "minga.recipes.data.order",
     "evaluating": "minga.recipes.evaluation_mode",

@@ -2,7 +2,7 @@
 
 A recipe is made from its settings, the table `[recipe.NAME]` of the run spec, and from what else of the spec it may
 know (`RecipeContext`); it holds no training state. The organiser calls `prepare` once; the files it returns travel with
-the run, so that every other method sees the same files on every peer. Batches are plain dictionaries of tensors, which
+the run, so that other methods see the same files on every peer. Batches are plain dictionaries of tensors, which
 training may move to a device without knowing what they mean.
 
 Training, planner, plots and demo know recipes by this interface alone. To import this module imports neither torch nor

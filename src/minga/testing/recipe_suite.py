@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -74,8 +75,12 @@ class RecipeCase:
         )
 
     def recipe(self) -> Recipe[Any]:
-        """A new recipe."""
+        """A new recipe as its organiser has it, with the settings as they are given."""
         return load_recipe(self.spec())
+
+    def published(self) -> Recipe[Any]:
+        """A new recipe as all peers of a run have it, with the settings as they are published."""
+        return load_recipe(published(self.spec()))
 
     def files(self, folder: Path) -> dict[str, Path]:
         """What the organiser prepares, in `folder`, once for all checks there."""
@@ -144,7 +149,7 @@ def check_equal_models(case: RecipeCase, folder: Path) -> None:
     del folder
     torch.manual_seed(11)
     before = torch.random.get_rng_state()
-    model = new_model(case.recipe())
+    model = new_model(case.published())
     _require(torch.equal(before, torch.random.get_rng_state()), "to build a model changes torch's generator")
     _require(model.training, "a new model is not in training mode")
     for name, parameter in model.named_parameters():
@@ -152,16 +157,16 @@ def check_equal_models(case: RecipeCase, folder: Path) -> None:
         _require(parameter.device.type == "cpu", f"{name} is on {parameter.device}")
         _require(bool(parameter.isfinite().all()), f"{name} is not finite")
     own = digest(model.state_dict())
-    other = _in_another_process("digest(new_model(case.recipe()).state_dict())", case)
+    other = _in_another_process("digest(new_model(case.published()).state_dict())", case)
     _require(own == other, "another process begins with other parameters")
-    different = new_model(RecipeCase(case.name, case.settings, case.seed + 1).recipe())
+    different = new_model(RecipeCase(case.name, case.settings, case.seed + 1).published())
     _require(own != digest(different.state_dict()), "parameters do not depend on the run's seed")
 
 
 def check_facts(case: RecipeCase, folder: Path) -> None:
     """Facts count the trained tensors exactly, and the model can be built on `meta`."""
     del folder
-    recipe = case.recipe()
+    recipe = case.published()
     facts = recipe.facts()
     own = tuple(each.numel() for each in new_model(recipe).parameters() if each.requires_grad)
     _require(sorted(facts.tensors) == sorted(own), f"facts name {sum(facts.tensors)} parameters, not {sum(own)}")
@@ -176,13 +181,13 @@ def check_batches(case: RecipeCase, folder: Path) -> None:
     """Batches have exactly as many samples as asked for, and go on after a pass over the data; equal positions give
     equal ones, other positions others.
     """
-    recipe, files = case.recipe(), case.files(folder)
+    recipe, files = case.published(), case.files(folder)
     for size in (1, 3, 8):
         for batch in _first(recipe, files, size=size):
             _require(recipe.samples(batch) == size, f"a batch of {size} has {recipe.samples(batch)} samples")
             _require(all(each.device.type == "cpu" for each in batch.values()), "a batch is not on the CPU")
     own = [digest(batch) for batch in _first(recipe, files)]
-    _require(own == [digest(batch) for batch in _first(case.recipe(), files)], "equal positions give other batches")
+    _require(own == [digest(batch) for batch in _first(case.published(), files)], "equal positions give other batches")
     for what, others in (
         ("another peer", _first(recipe, files, _BOB)),
         ("another worker", _first(recipe, files, worker=1)),
@@ -201,10 +206,10 @@ def check_batches(case: RecipeCase, folder: Path) -> None:
 
 def check_public_batches(case: RecipeCase, folder: Path) -> None:
     """The same public batch has the same bytes in every process; others have others."""
-    recipe, files = case.recipe(), case.files(folder)
+    recipe, files = case.published(), case.files(folder)
     own = recipe.public_batch(files, PublicBatch(b"7" * 32, 4))
     _require(recipe.samples(own) == 4, "a public batch of 4 has another number of samples")
-    told = 'digest(case.recipe().public_batch(files, PublicBatch(b"7" * 32, 4)))'
+    told = 'digest(case.published().public_batch(files, PublicBatch(b"7" * 32, 4)))'
     _require(digest(own) == _in_another_process(told, case, folder), "another process makes another public batch")
     other = recipe.public_batch(files, PublicBatch(b"8" * 32, 4))
     _require(digest(own) != digest(other), "two public batches are the same")
@@ -212,7 +217,7 @@ def check_public_batches(case: RecipeCase, folder: Path) -> None:
 
 def check_synthetic_batch(case: RecipeCase, folder: Path) -> None:
     """Made-up batches look like real ones: names, types, ranks; and the loss takes them."""
-    recipe = case.recipe()
+    recipe = case.published()
     real, made = _first(recipe, case.files(folder), size=4, count=1)[0], recipe.synthetic_batch(4)
     _require(recipe.samples(made) == 4, "a synthetic batch of 4 has another number of samples")
     _require(list(real) == list(made), f"names are {', '.join(made)}, not {', '.join(real)}")
@@ -227,7 +232,7 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
 
     Where samples can be told apart, that is, where each tensor has one row for each, it is the mean of their losses.
     """
-    recipe, files = case.recipe(), case.files(folder)
+    recipe, files = case.published(), case.files(folder)
     model, batch = new_model(recipe), _first(recipe, files, size=8, count=1)[0]
     loss = recipe.total_loss(model, batch)
     _require(loss.shape == () and loss.dtype == torch.float32, f"the loss is {loss.dtype} {tuple(loss.shape)}")
@@ -257,7 +262,7 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
 def check_updates(case: RecipeCase, folder: Path) -> None:
     """Frozen parameters exist, constraints applied twice change nothing more, coupled micro-batches have one size."""
     del folder
-    recipe = case.recipe()
+    recipe = case.published()
     model = new_model(recipe)
     names = {name for name, _ in model.named_parameters()}
     for step in (0, 1, 1000):
@@ -276,23 +281,48 @@ def check_updates(case: RecipeCase, folder: Path) -> None:
 
 def check_evaluation(case: RecipeCase, folder: Path) -> None:
     """Figures repeat themselves, hold the headline, and leave the model and torch's generator as they were."""
-    recipe, files = case.recipe(), case.files(folder)
+    recipe, files = case.published(), case.files(folder)
     model = new_model(recipe)
-    before, generator = digest(model.state_dict()), torch.random.get_rng_state()
-    figures = recipe.evaluate(model, files)
-    _require(figures == recipe.evaluate(model, files), "the same model has two figures")
-    _require(figures == case.recipe().evaluate(model, files), "another recipe object finds other figures")
+    with _leaving_as_it_was(model, "to evaluate"):
+        figures = recipe.evaluate(model, files)
+        _require(figures == recipe.evaluate(model, files), "the same model has two figures")
+        _require(figures == case.published().evaluate(model, files), "another recipe object finds other figures")
     _require(recipe.headline.name in figures, f"there is no figure {recipe.headline.name}")
     _require(all(isinstance(each, float) for each in figures.values()), "a figure is no float")
-    _require(digest(model.state_dict()) == before, "to evaluate changes the model")
-    _require(model.training, "to evaluate leaves the model in evaluation mode; minga.recipes.evaluating puts it back")
-    _require(torch.equal(generator, torch.random.get_rng_state()), "to evaluate changes torch's generator")
-    _require(all(each.grad is None for each in model.parameters()), "to evaluate leaves gradients")
+
+
+@contextmanager
+def _leaving_as_it_was(model: nn.Module, what: str) -> Iterator[None]:
+    before, generator = digest(model.state_dict()), torch.random.get_rng_state()
+    yield
+    _require(digest(model.state_dict()) == before, f"{what} changes the model")
+    _require(model.training, f"{what} leaves the model in evaluation mode; minga.recipes.evaluating puts it back")
+    _require(torch.equal(generator, torch.random.get_rng_state()), f"{what} changes torch's generator")
+    _require(all(each.grad is None for each in model.parameters()), f"{what} leaves gradients")
+
+
+def check_demo(case: RecipeCase, folder: Path) -> None:
+    """The settings of the demo and of each size are valid; `show` has each model make something in each row, and leaves
+    models and torch's generator as they were.
+    """
+    found = RECIPES.get(case.name)
+    runs = {"demo_spec": found.demo_spec()}
+    runs |= {f"the size {size}": {"recipe": {case.name: found.size_settings(size, None)}} for size in found.sizes}
+    for what, tables in runs.items():
+        try:
+            load_recipe(RunSpec.from_mapping({"name": "conformance", "model": {"recipe": case.name}, **tables}))
+        except ConfigurationError as error:
+            raise Violation(f"the settings of {what} are refused: {error}") from error
+    recipe = case.published()
+    model = new_model(recipe)
+    with _leaving_as_it_was(model, "to show models"):
+        showing = recipe.show([model, model], case.files(folder))
+    _require(all(len(row.made) == 2 for row in showing.rows), "a row does not hold what each of two models made")
 
 
 def check_export(case: RecipeCase, folder: Path) -> None:
     """An export has a README, is whole, refuses a directory with content, and says its recipe if that has tasks."""
-    recipe, files, target = case.recipe(), case.files(folder), folder / "exports" / "model"
+    recipe, files, target = case.published(), case.files(folder), folder / "exports" / "model"
     model: nn.Module = new_model(recipe)
     recipe.export(model, files, target, recipe.provenance(17))
     _require((target / "README.md").is_file(), "the export has no README.md")
@@ -325,7 +355,7 @@ def check_damaged_files(case: RecipeCase, folder: Path) -> None:
         broken.parent.mkdir(parents=True, exist_ok=True)
         broken.write_bytes(b"\x00damaged")
         for others in ({each: path for each, path in files.items() if each != name}, {**files, name: broken}):
-            recipe, what = case.recipe(), "is damaged" if name in others else "is missing"
+            recipe, what = case.published(), "is damaged" if name in others else "is missing"
             for use in (_first, _evaluated):
                 try:
                     use(recipe, others)
@@ -352,6 +382,7 @@ RECIPE_CHECKS: Final[tuple[Callable[[RecipeCase, Path], None], ...]] = (
     check_loss,
     check_updates,
     check_evaluation,
+    check_demo,
     check_export,
     check_damaged_files,
 )

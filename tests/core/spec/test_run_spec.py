@@ -17,6 +17,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, choice
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.core.spec.sections import FileEntry, OptimizerSection
+from minga.core.spec.toml import render_section
 from minga.recipes.registry import RECIPES
 from minga.simulation.scenario.scenario import read_scenario
 
@@ -119,6 +120,15 @@ def test_the_example_explains_every_setting_and_holds_the_defaults() -> None:
             assert f"\n{name} = " in text or f"\n# {name} =" in text, name
     assert "None" not in text
     assert max(map(len, text.split("\n"))) <= 120
+
+
+@pytest.mark.parametrize(
+    ("doc", "meaning"),
+    [("A Transformer for pictures.", "a Transformer for pictures"), ("GPT of any size.", "GPT of any size")],
+)
+def test_what_a_table_is_for_keeps_its_names(doc: str, meaning: str) -> None:
+    section = type("Named", (Section,), {"__doc__": doc})
+    assert render_section("recipe.named", section()) == f"\n[recipe.named]  # {meaning}\n"
 
 
 def test_attributes() -> None:

@@ -23,6 +23,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.founding import (
+    ASK_PERIOD_S,
     CALL_S,
     DISK_PERIOD_S,
     MAX_READY,
@@ -176,6 +177,33 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
+
+    main()
+
+
+def test_whoever_has_asked_nobody_yet_does_not_say_that_the_run_waits_for_founders(tmp_path: Path) -> None:
+    """The first line of who joined a run at step 137 said that 0 of 1 were there."""
+
+    @virtually
+    async def main() -> None:
+        world, seen = Foundation(tmp_path, founders=1), list[tuple[int, int] | None]()
+        organiser = await world.node()
+        world.nodes.clear()
+        joiner = await world.node()
+        world.nodes.insert(0, organiser)
+        founding = world.founding(joiner)
+        finding = asyncio.ensure_future(founding.find())
+        await asyncio.sleep(2 * ASK_PERIOD_S)
+        genesis = Genesis.sign(RUN_ID, [organiser.peer_id], STATE, identity_of(organiser))
+
+        def answer() -> GenesisAnswer:
+            seen.append(founding.waiting)
+            return GenesisAnswer(None if len(seen) == 1 else genesis, 0)
+
+        organiser.serve(METHOD, answer_with(answer))  # type: ignore[arg-type]
+        await joiner.dial(organiser.network.address)
+        await finding
+        assert seen == [None, (0, 1)]
 
     main()
 

@@ -443,6 +443,9 @@ def test_a_run_that_waits_for_its_founders_says_so() -> None:
     def check(swarm: Swarm) -> None:
         status = watched(swarm, waiting=(2, 4), security={"verification": "byzantine"})[1].look()
         assert run_view(status).lines[0] == "step 0 · waiting for founders, 2 of 4 are here"
+        swarm.peer(AddressInfo("trainer"), progress(3))
+        status = watched(swarm, waiting=(0, 1))[1].look()
+        assert run_view(status).lines[0].startswith("step 3 · the loss comes"), "however it was founded"
 
     in_loop(check)
 

@@ -19,7 +19,9 @@ MAX_STEPS = 10**9
 
 
 class Section(BaseModel):
-    """A part of a run spec: immutable, nothing unknown, no silent conversion, no NaN or infinity."""
+    """A part of a run spec: immutable, copied by `model_copy(update=…)`, nothing unknown, no silent conversion, no NaN
+    or infinity.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
@@ -53,8 +55,8 @@ Real = Annotated[float, AfterValidator(_without_negative_zero)]
 
 
 def whole(default: Any, low: int, high: int, meaning: str, *, special: str = "", private: bool = False) -> Any:
-    """A whole number in [low, high]; `special` says in words what else is allowed or what the bounds mean. A `private`
-    one is not published.
+    """A whole number in [low, high]; `special`, such as "; 0 is none", says in words what else is allowed or what the
+    bounds mean. A `private` one is not published.
     """
     extra: dict[str, Any] = {"allowed": f"a whole number from {low:,} to {high:,}{special}", "private": private}
     return Field(default, ge=low, le=high, description=meaning, json_schema_extra=extra)
@@ -70,7 +72,7 @@ def real(
     below_high: bool = False,
     special: str = "",
 ) -> Any:
-    """A number in [low, high], or without one or both of the ends."""
+    """A number in [low, high], or without one or both of the ends; `special` as in `whole`."""
     ends = [
         f"above {_plain(low)}" if above_low else f"of at least {_plain(low)}",
         f"below {_plain(high)}" if below_high else f"at most {_plain(high)}",

@@ -18,6 +18,7 @@ _TITLE = """\
 """
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_ACRONYM = re.compile(r"\w+[A-Z]")
 
 
 def render(
@@ -111,7 +112,9 @@ def _settings(section: BaseModel, names: list[str], *, comments: bool) -> list[s
 
 
 def _first_sentence(section: BaseModel) -> str:
-    return (type(section).__doc__ or "").split("\n")[0].rstrip(".").lower()
+    """As a part of a line: it begins with a small letter, unless with an acronym or a name such as PyTorch."""
+    sentence = (type(section).__doc__ or "").split("\n")[0].rstrip(".")
+    return sentence if _ACRONYM.match(sentence) else sentence[:1].lower() + sentence[1:]
 
 
 def _key(text: str) -> str:

@@ -236,20 +236,21 @@ class Founding:
         """
         ready = -1
         while self._genesis is None:
-            if (present := len(self._founders(state))) != ready:
-                ready = present
-                self.waiting = ready, self.rules.founders
-                if self.rules.founders > 1:
-                    self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
             if self._settling is None:  # else another call is at it, or was
                 genesis = self._sign(state) if found is None else found
                 self._settling = None if genesis is None else asyncio.ensure_future(self._settle(genesis))
             if self._settling is not None:
                 await asyncio.shield(self._settling)
-            else:
-                self.is_first.set()
-                await asyncio.sleep(ASK_PERIOD_S)
+                continue
+            asked = self._node.connected() or self._identity.peer_id == self.run.organiser
+            if asked and (present := len(self._founders(state))) != ready:
+                ready = present
+                self.waiting = ready, self.rules.founders
+                if self.rules.founders > 1:
+                    self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
+            self.is_first.set()
+            await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))

@@ -146,7 +146,7 @@ class StatusReader:
         status = replace(
             usual,
             total_samples=self._total_samples(usual),
-            founders=None if session.founding is None else session.founding.waiting,
+            founders=None if session.founding is None or self._step else session.founding.waiting,
             trouble=self._trouble.at(asyncio.get_running_loop().time()),
             resting=self._resting,
         )
