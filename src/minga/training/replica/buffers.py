@@ -43,14 +43,15 @@ from safetensors.torch import load, save
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT
 from minga.core.errors import ConfigurationError
 from minga.core.units import and_others
+from minga.optim.shards import is_sharded
 from minga.training.replica.accelerator import WriteMarks
-from minga.training.state.base import packed_tensors
+from minga.training.state.base import holds_others, packed_tensors
 from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import DTYPE_NAMES
 
 logger = logging.getLogger("minga.training")
 
-COUNTER = "num_batches_tracked"
+COUNTER, RUNNING_MEAN = "num_batches_tracked", "running_mean"
 OWN_BUFFERS_FILE = "buffers.safetensors"
 """What a checkpoint calls the file of `OwnBuffers`."""
 
@@ -219,25 +220,15 @@ class OwnBuffers:
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
-        # those that only the program has set, and neither this peer's micro-batches nor an earlier process
-        self._new = {name for name, buffer in self.named().items() if buffer.is_floating_point()}
         self._is_told = False
 
     def named(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
         return {} if self._model is None else _persistent(self._model)
 
-    def note_micro_batch(self) -> None:
-        """They have seen data."""
-        self._new.clear()
-
     def written(self) -> bytes:
-        """Those that are not new, as a safetensors file; empty if there are none."""
-        kept = {
-            name: buffer.detach().to("cpu", copy=True).contiguous()
-            for name, buffer in self._storable().items()
-            if name not in self._new
-        }
+        """All that a file can have, as a safetensors file; empty if there are none."""
+        kept = {name: buffer.detach().to("cpu", copy=True).contiguous() for name, buffer in self._storable().items()}
         return save(kept) if kept else b""
 
     @torch.no_grad()
@@ -247,18 +238,19 @@ class OwnBuffers:
         for name, buffer in self._storable().items():
             if name in found and (found[name].shape, found[name].dtype) == (buffer.shape, buffer.dtype):
                 buffer.copy_(found[name])
-                self._new.discard(name)
 
     def warn_of_new(self) -> None:
-        """The state here was trained before: say, once, which were not."""
-        if self._new and not self._is_told:
+        """The state here was trained before: say, once, whose running statistics have seen nothing of it."""
+        means = {name: each for name, each in self._storable().items() if name.rpartition(".")[2] == RUNNING_MEAN}
+        new = [name for name, mean in means.items() if not mean.any()]
+        if new and not self._is_told:
             self._is_told = True
             logger.warning(
-                'the buffer %s%s begins as the program made it: with training.buffers = "local" no peer sends its own. '
-                "Running statistics, as those of BatchNorm, are wrong until they have seen some hundred micro-batches, "
-                "or are estimated anew: do not evaluate or export the model before",
-                min(self._new),
-                and_others(self._new),
+                'the buffer %s%s is 0: with training.buffers = "local" no peer sends its own. Running statistics, '
+                "as those of BatchNorm, are wrong until they have seen some hundred micro-batches, or are estimated "
+                "anew: do not evaluate or export the model before",
+                min(new),
+                and_others(new),
             )
 
     def _storable(self) -> dict[str, torch.Tensor]:
@@ -267,7 +259,7 @@ class OwnBuffers:
         for name, buffer in self.named().items():
             with contextlib.suppress(ConfigurationError):
                 _check(name, buffer)
-                if buffer.dtype in DTYPE_NAMES:
+                if buffer.dtype in DTYPE_NAMES and not (holds_others(buffer) or is_sharded(buffer)):
                     found[name] = buffer
         return found
 

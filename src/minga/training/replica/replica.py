@@ -218,7 +218,6 @@ class Replica:
                 "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
                 "where they are evaluated. Call optimizer.train() before the next forward pass"
             )
-        self._own_buffers.note_micro_batch()
         self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
@@ -520,7 +519,7 @@ class Replica:
         self._own_buffers.take(written)
 
     def warn_of_new_buffers(self) -> None:
-        """Say, once, if the state that is here was trained, and this peer's own buffers were not."""
+        """Say, once, if the state that is here was trained, and this peer's own running statistics were not."""
         if self.step > 0:
             self._own_buffers.warn_of_new()
 
