@@ -592,7 +592,8 @@ def _check_public(
     if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "
-            'security.verification = "byzantine" needs training.buffers = "local" for it'
+            'security.verification = "byzantine" needs training.buffers = "local" for it. Register constants with '
+            "persistent=False, which neither setting concerns"
         )
 
 

@@ -115,8 +115,9 @@ class Replica:
         if after_update is not None and (own := self._own_buffers.named()):
             raise ConfigurationError(
                 f'the model has buffers, such as {next(iter(own))}, and with training.buffers = "local" no state has '
-                "them: what after_update= makes with them would differ between peers, and after a restart. Set "
-                'training.buffers = "average"; a Byzantine-tolerant run also needs norms without running statistics'
+                "them: what after_update= makes with them would differ between peers, and after a restart. Register "
+                'constants with persistent=False, and set training.buffers = "average" if it has others; a '
+                "Byzantine-tolerant run also needs norms without running statistics"
             )
         self.vector = self._new_vector(optimizer, spec, model)
         accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
