@@ -284,3 +284,26 @@ def test_own_buffers_that_no_file_can_have_are_left_out() -> None:
     written = buffers.written()
     assert load(written).keys() == {"running_mean", "running_var", "num_batches_tracked"}
     buffers.take(written)
+
+
+def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_gradients() -> None:
+    """Its statistics are of this peer's own data: honest peers were banned. Those that all begin with are no matter."""
+    training, secure = {"buffers": "local", "target_batch_size": 24}, {"verification": "byzantine", "founders": 3}
+    spec = RunSpec.from_mapping({"name": "frozen", "training": training, "security": secure | {"micro_batch_size": 4}})
+    frozen, norm = nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)
+    model = nn.Sequential(frozen, norm, nn.Linear(4, 1))
+    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+    def collect() -> None:
+        model(torch.randn(4, 4)).sum().backward()
+        replica.collect(4)
+
+    norm.eval()
+    collect()
+    replica.take_buffers(replica.own_buffers())
+    collect()
+    norm.train()
+    collect()
+    norm.eval()
+    with pytest.raises(ConfigurationError, match=r"`1` \(BatchNorm1d\) is in eval mode"):
+        collect()

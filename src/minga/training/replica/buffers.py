@@ -45,6 +45,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.units import and_others
 from minga.optim.shards import is_sharded
 from minga.training.replica.accelerator import WriteMarks
+from minga.training.replica.trained_record import version_of
 from minga.training.state.base import holds_others, packed_tensors
 from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import DTYPE_NAMES
@@ -221,6 +222,9 @@ class OwnBuffers:
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
         self._is_told = False
+        modules = [] if model is None else model.named_modules()
+        found = {name: each for name, each in modules if isinstance(getattr(each, RUNNING_MEAN, None), torch.Tensor)}
+        self._norms = [(name, norm, _statistics(norm)) for name, norm in found.items()]
 
     def named(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
@@ -236,8 +240,23 @@ class OwnBuffers:
         """Give them the values in such a file, as far as it has any that fit."""
         found = load(written) if written else {}
         for name, buffer in self._storable().items():
-            if name in found and (found[name].shape, found[name].dtype) == (buffer.shape, buffer.dtype):
-                buffer.copy_(found[name])
+            kept = found.get(name)
+            if kept is None or (kept.shape, kept.dtype) != (buffer.shape, buffer.dtype):
+                continue
+            if not torch.equal(buffer.cpu(), kept):  # else a norm has the statistics that it began with
+                buffer.copy_(kept)
+
+    def check_norms(self) -> None:
+        """Raise `ConfigurationError` if a norm computes with what this peer's own data made of its statistics, which
+        other peers, that compute the same gradient again, do not have. Nothing is read from a device.
+        """
+        for name, norm, begun in self._norms:
+            if not norm.training and _statistics(norm) != begun:
+                raise ConfigurationError(
+                    f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
+                    "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it in "
+                    "training mode, or have all peers freeze it with the same statistics from the run's first step on"
+                )
 
     def warn_of_new(self) -> None:
         """The state here was trained before: say, once, whose running statistics have seen nothing of it."""
@@ -262,6 +281,11 @@ class OwnBuffers:
                 if buffer.dtype in DTYPE_NAMES and not (holds_others(buffer) or is_sharded(buffer)):
                     found[name] = buffer
         return found
+
+
+def _statistics(norm: torch.nn.Module) -> list[tuple[int, int]]:
+    """Others where those of a norm may be: not all norms count, nor does torch note what BatchNorm does to its mean."""
+    return [version_of(each) for name, each in norm.named_buffers(recurse=False) if name in (RUNNING_MEAN, COUNTER)]
 
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:

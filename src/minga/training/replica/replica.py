@@ -112,6 +112,7 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self._own_buffers = OwnBuffers(None if averaged else model)
+        self._is_verified = spec.security.verification == "byzantine"
         if after_update is not None and (own := self._own_buffers.named()):
             raise ConfigurationError(
                 f'the model has buffers, such as {next(iter(own))}, and with training.buffers = "local" no state has '
@@ -211,14 +212,16 @@ class Replica:
         time worth mention. Elsewhere an accelerator is not waited for, and a `loss` that is there is fetched with the
         verdict.
 
-        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or if there were none at
-        all for some micro-batches.
+        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or of what other peers
+        cannot verify, or if there were none at all for some micro-batches.
         """
         if self.point.is_away:
             raise ConfigurationError(
                 "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
                 "where they are evaluated. Call optimizer.train() before the next forward pass"
             )
+        if self._is_verified:
+            self._own_buffers.check_norms()
         self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
