@@ -267,6 +267,8 @@ def test_a_model_that_is_exported_has_the_buffers_of_the_peer_that_left_it(
     found = trained_model.from_run_folder(tmp_path).model
     assert found.state_dict()["running_mean"].all()
     assert all(torch.equal(each, found.state_dict()[name]) for name, each in trained.state_dict().items())
+    for source in (tmp_path, *tmp_path.glob("checkpoints/step-*")):
+        assert load(initial_file(str(source))).keys() == trained.state_dict().keys()
 
 
 class Headed(nn.Module):

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import nn
 
 from minga.core.errors import ConfigurationError
@@ -30,6 +30,7 @@ from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.recipes.model_files import KEY, downloaded, names_of_hub
 from minga.recipes.registry import CUSTOM, load_recipe
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.model_names import ModelNames, unwrapped
@@ -59,7 +60,7 @@ def initial_file(source: str) -> bytes:
     if path.is_dir() and (path / "checkpoints").is_dir():
         tensors = _of_run(path)
     elif path.exists():
-        tensors = _read(safetensors_in(path, said), said)
+        tensors = _read([*safetensors_in(path, said), *path.glob(OWN_BUFFERS_FILE)], said)
     elif names_of_hub(source):
         tensors = _read(safetensors_in(downloaded(source, KEY, WEIGHTS), said), said)
     else:
@@ -211,7 +212,8 @@ def _of_run(folder: Path) -> dict[str, torch.Tensor]:
             f"{counted(len(base), 'other tensor')}, such as {next(iter(base))}: name what `minga export` makes of it"
         )
     logger.info("beginning with the parameters of %s after step %d", folder, checkpoint.snapshot.step)
-    return {
+    buffers = checkpoint.files.get(OWN_BUFFERS_FILE)
+    return ({} if buffers is None else load(buffers)) | {
         entry.name.removeprefix(MODEL): tensor
         for entry, tensor in checkpoint.snapshot.named_tensors()
         if entry.name.startswith(MODEL)

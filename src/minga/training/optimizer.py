@@ -20,6 +20,7 @@ from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
+from minga.core.units import and_others
 from minga.optim.arithmetic import forbid_rounded_products
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.together import Together, members_of
@@ -589,11 +590,23 @@ def _check_public(
             'in a run with security.verification = "byzantine" peers compare states bit for bit, which products of '
             "matrices on other devices do not have: pass Muon(..., exact=True)"
         )
+    if model is not None and (named := [name for name, each in model.named_modules() if _is_spectral(each)]):
+        raise ConfigurationError(
+            f"`{named[0]}`{and_others(named)} has a spectral norm, which depends on what one peer computed before, so "
+            'that others would ban it: security.verification = "byzantine" needs a model without one'
+        )
     if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "
-            'security.verification = "byzantine" needs training.buffers = "local" for it'
+            'security.verification = "byzantine" needs training.buffers = "local" for it. Register constants with '
+            "persistent=False, which neither setting concerns"
         )
+
+
+def _is_spectral(module: torch.nn.Module) -> bool:
+    """Whether it is one of torch's two kinds of spectral norms: a parametrization, or what has it as a hook."""
+    hooks = module._forward_pre_hooks.values()  # noqa: SLF001  (torch has no other name for them)
+    return any(type(each).__name__ in ("_SpectralNorm", "SpectralNorm") for each in (module, *hooks))
 
 
 def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> int:

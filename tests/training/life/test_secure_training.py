@@ -289,6 +289,16 @@ def test_buffers_that_move_with_what_one_peer_computed_are_refused(start: Callab
         minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), first.peer, model=model)
 
 
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("normed", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norms_are_refused(start: Callable[..., Trainer], normed: Callable[[nn.Module], nn.Module]) -> None:
+    """Their vectors follow what one peer computed: with `training.buffers = "local"` honest peers were banned."""
+    first = start(make_spec(founders=2))
+    model = nn.Sequential(normed(nn.Linear(6, 3)), nn.Linear(3, 3))
+    with pytest.raises(minga.ConfigurationError, match=r"^`0[.a-z0]*` has a spectral norm"):
+        minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), first.peer, model=model)
+
+
 # ---- the genesis
 
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.buffers import OwnBuffers, SharedBuffers
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
@@ -269,3 +271,39 @@ def test_a_buffer_that_leaps_too_far_to_be_sent_goes_back_and_its_micro_batch_do
 def test_what_cannot_be_changed_is_refused_by_its_name(buffer: torch.Tensor, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         SharedBuffers(Holder(buffer))
+
+
+def test_own_buffers_that_no_file_can_have_are_left_out() -> None:
+    """`fully_shard` leaves buffers as they are, and DTensors among them ended training at the first checkpoint."""
+    model = nn.BatchNorm1d(3)
+    shard = torch.ones(4)
+    shard.placements = ()  # type: ignore[attr-defined]  # as whatever asks for a DTensor sees one
+    model.register_buffer("table", shard)
+    model.register_buffer("scales", TwoTensor(torch.ones(4), torch.ones(4)))
+    buffers = OwnBuffers(model)
+    written = buffers.written()
+    assert load(written).keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    buffers.take(written)
+
+
+def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_gradients() -> None:
+    """Its statistics are of this peer's own data: honest peers were banned. Those that all begin with are no matter."""
+    training, secure = {"buffers": "local", "target_batch_size": 24}, {"verification": "byzantine", "founders": 3}
+    spec = RunSpec.from_mapping({"name": "frozen", "training": training, "security": secure | {"micro_batch_size": 4}})
+    frozen, norm = nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)
+    model = nn.Sequential(frozen, norm, nn.Linear(4, 1))
+    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+    def collect() -> None:
+        model(torch.randn(4, 4)).sum().backward()
+        replica.collect(4)
+
+    norm.eval()
+    collect()
+    replica.take_buffers(replica.own_buffers())
+    collect()
+    norm.train()
+    collect()
+    norm.eval()
+    with pytest.raises(ConfigurationError, match=r"`1` \(BatchNorm1d\) is in eval mode"):
+        collect()

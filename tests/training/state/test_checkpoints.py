@@ -229,6 +229,17 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
     assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {**orders, "run.toml": b"another"})
 
 
+def test_the_files_of_a_state_that_is_saved_again_are_those_of_the_peer_that_wrote_it(tmp_path: Path) -> None:
+    """Statistics that were estimated anew after the last step were in no checkpoint."""
+    store, others, state = CheckpointStore(tmp_path), CheckpointStore(tmp_path), make_snapshot(1)
+    found = []
+    for each, content in ((store, b"one"), (store, b"anew"), (others, b"another's")):
+        each.save(state, files={"buffers": content})
+        loaded = CheckpointStore(tmp_path).load()
+        found.append(loaded and loaded.files["buffers"])
+    assert found == [b"one", b"anew", b"anew"]
+
+
 @pytest.mark.parametrize("writes", range(3))
 def test_two_peers_and_a_reader_may_meet_while_a_state_gets_another_lineage(
     writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,14 +43,16 @@ from safetensors.torch import load, save
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT
 from minga.core.errors import ConfigurationError
 from minga.core.units import and_others
+from minga.optim.shards import is_sharded
 from minga.training.replica.accelerator import WriteMarks
-from minga.training.state.base import packed_tensors
+from minga.training.replica.trained_record import version_of
+from minga.training.state.base import holds_others, packed_tensors
 from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import DTYPE_NAMES
 
 logger = logging.getLogger("minga.training")
 
-COUNTER = "num_batches_tracked"
+COUNTER, RUNNING_MEAN = "num_batches_tracked", "running_mean"
 OWN_BUFFERS_FILE = "buffers.safetensors"
 """What a checkpoint calls the file of `OwnBuffers`."""
 
@@ -219,25 +221,18 @@ class OwnBuffers:
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
-        # those that only the program has set, and neither this peer's micro-batches nor an earlier process
-        self._new = {name for name, buffer in self.named().items() if buffer.is_floating_point()}
         self._is_told = False
+        modules = [] if model is None else model.named_modules()
+        found = {name: each for name, each in modules if isinstance(getattr(each, RUNNING_MEAN, None), torch.Tensor)}
+        self._norms = [(name, norm, _statistics(norm)) for name, norm in found.items()]
 
     def named(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
         return {} if self._model is None else _persistent(self._model)
 
-    def note_micro_batch(self) -> None:
-        """They have seen data."""
-        self._new.clear()
-
     def written(self) -> bytes:
-        """Those that are not new, as a safetensors file; empty if there are none."""
-        kept = {
-            name: buffer.detach().to("cpu", copy=True).contiguous()
-            for name, buffer in self._storable().items()
-            if name not in self._new
-        }
+        """All that a file can have, as a safetensors file; empty if there are none."""
+        kept = {name: buffer.detach().to("cpu", copy=True).contiguous() for name, buffer in self._storable().items()}
         return save(kept) if kept else b""
 
     @torch.no_grad()
@@ -245,20 +240,36 @@ class OwnBuffers:
         """Give them the values in such a file, as far as it has any that fit."""
         found = load(written) if written else {}
         for name, buffer in self._storable().items():
-            if name in found and (found[name].shape, found[name].dtype) == (buffer.shape, buffer.dtype):
-                buffer.copy_(found[name])
-                self._new.discard(name)
+            kept = found.get(name)
+            if kept is None or (kept.shape, kept.dtype) != (buffer.shape, buffer.dtype):
+                continue
+            if not torch.equal(buffer.cpu(), kept):  # else a norm has the statistics that it began with
+                buffer.copy_(kept)
+
+    def check_norms(self) -> None:
+        """Raise `ConfigurationError` if a norm computes with what this peer's own data made of its statistics, which
+        other peers, that compute the same gradient again, do not have. Nothing is read from a device.
+        """
+        for name, norm, begun in self._norms:
+            if not norm.training and _statistics(norm) != begun:
+                raise ConfigurationError(
+                    f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
+                    "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it in "
+                    "training mode, or have all peers freeze it with the same statistics from the run's first step on"
+                )
 
     def warn_of_new(self) -> None:
-        """The state here was trained before: say, once, which were not."""
-        if self._new and not self._is_told:
+        """The state here was trained before: say, once, whose running statistics have seen nothing of it."""
+        means = {name: each for name, each in self._storable().items() if name.rpartition(".")[2] == RUNNING_MEAN}
+        new = [name for name, mean in means.items() if not mean.any()]
+        if new and not self._is_told:
             self._is_told = True
             logger.warning(
-                'the buffer %s%s begins as the program made it: with training.buffers = "local" no peer sends its own. '
-                "Running statistics, as those of BatchNorm, are wrong until they have seen some hundred micro-batches, "
-                "or are estimated anew: do not evaluate or export the model before",
-                min(self._new),
-                and_others(self._new),
+                'the buffer %s%s is 0: with training.buffers = "local" no peer sends its own. Running statistics, '
+                "as those of BatchNorm, are wrong until they have seen some hundred micro-batches, or are estimated "
+                "anew: do not evaluate or export the model before",
+                min(new),
+                and_others(new),
             )
 
     def _storable(self) -> dict[str, torch.Tensor]:
@@ -267,9 +278,14 @@ class OwnBuffers:
         for name, buffer in self.named().items():
             with contextlib.suppress(ConfigurationError):
                 _check(name, buffer)
-                if buffer.dtype in DTYPE_NAMES:
+                if buffer.dtype in DTYPE_NAMES and not (holds_others(buffer) or is_sharded(buffer)):
                     found[name] = buffer
         return found
+
+
+def _statistics(norm: torch.nn.Module) -> list[tuple[int, int]]:
+    """Others where those of a norm may be: not all norms count, nor does torch note what BatchNorm does to its mean."""
+    return [version_of(each) for name, each in norm.named_buffers(recurse=False) if name in (RUNNING_MEAN, COUNTER)]
 
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -112,11 +112,13 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self._own_buffers = OwnBuffers(None if averaged else model)
+        self._is_verified = spec.security.verification == "byzantine"
         if after_update is not None and (own := self._own_buffers.named()):
             raise ConfigurationError(
                 f'the model has buffers, such as {next(iter(own))}, and with training.buffers = "local" no state has '
-                "them: what after_update= makes with them would differ between peers, and after a restart. Set "
-                'training.buffers = "average"; a Byzantine-tolerant run also needs norms without running statistics'
+                "them: what after_update= makes with them would differ between peers, and after a restart. Register "
+                'constants with persistent=False, and set training.buffers = "average" if it has others; a '
+                "Byzantine-tolerant run also needs norms without running statistics"
             )
         self.vector = self._new_vector(optimizer, spec, model)
         accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
@@ -210,15 +212,16 @@ class Replica:
         time worth mention. Elsewhere an accelerator is not waited for, and a `loss` that is there is fetched with the
         verdict.
 
-        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or if there were none at
-        all for some micro-batches.
+        Raises `ConfigurationError` if its gradients are those of the point that is evaluated, or of what other peers
+        cannot verify, or if there were none at all for some micro-batches.
         """
         if self.point.is_away:
             raise ConfigurationError(
                 "step() after optimizer.eval(): gradients are taken where the optimizer trains, and parameters are "
                 "where they are evaluated. Call optimizer.train() before the next forward pass"
             )
-        self._own_buffers.note_micro_batch()
+        if self._is_verified:
+            self._own_buffers.check_norms()
         self._look_for_gradients()
         self.look_at_loop()
         self.vector.wait()
@@ -520,7 +523,7 @@ class Replica:
         self._own_buffers.take(written)
 
     def warn_of_new_buffers(self) -> None:
-        """Say, once, if the state that is here was trained, and this peer's own buffers were not."""
+        """Say, once, if the state that is here was trained, and this peer's own running statistics were not."""
         if self.step > 0:
             self._own_buffers.warn_of_new()
 

@@ -329,7 +329,7 @@ class ModelWatch:
         self._versions: dict[str, tuple[int, int]] = {}
         if access.is_local:  # else all processes would have to look at the same time
             comparable = {name: each for name, each in compared.items() if has_form(each, base[name])}
-            self._versions = {name: _version(each) for name, each in comparable.items()}
+            self._versions = {name: version_of(each) for name, each in comparable.items()}
 
     def look(self, resting: Collection[str]) -> None:
         """Warn, once for each, of parameters whose `requires_grad` was changed, but those that rest by rules; and of
@@ -382,11 +382,11 @@ class ModelWatch:
         self._warn_of_changed()
 
     def _warn_of_changed(self) -> None:
-        moved = [name for name, before in self._versions.items() if _version(self._begun[name][0]) != before]
+        moved = [name for name, before in self._versions.items() if version_of(self._begun[name][0]) != before]
         self._warn_of_values(
             [name for name in moved if hash_of(self._begun[name][0], self._access) != self._base[name].hash]
         )
-        self._versions = {name: _version(self._begun[name][0]) for name in self._versions}
+        self._versions = {name: version_of(self._begun[name][0]) for name in self._versions}
 
     def _warn_of_values(self, changed: Sequence[str]) -> None:
         if not changed:
@@ -415,7 +415,7 @@ def _known_class(thing: object, base: type, packages: tuple[str, ...]) -> str:
     return next(known, type(thing)).__name__
 
 
-def _version(tensor: torch.Tensor) -> tuple[int, int]:
+def version_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Another one where the values may be others."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  (no other name for it)
 

@@ -400,11 +400,12 @@ class CheckpointStore:
         final = self.directory / folder_name(manifest.step, manifest.digest)
         partial, lock, is_new = None, None, True
         try:
-            there = _lineage_of(final) if final.exists() else None
-            if there == snapshot.lineage:  # the same state, saved before or by another peer
-                is_new = False
-            elif there is not None:
-                change_lineage(final, there, snapshot.lineage, manifest, files)
+            there = _intact(final) if final.exists() else None
+            lineage = None if there is None else there.snapshot.lineage
+            if there is not None and lineage == snapshot.lineage and (final not in self._own or there.files == files):
+                is_new = False  # the same state, saved before or by another peer, whose files stay
+            elif lineage is not None:
+                change_lineage(final, lineage, snapshot.lineage, manifest, files)
             else:
                 with contextlib.suppress(FileNotFoundError):  # it is not damaged, there is none
                     final.rename(_aside(final, _DAMAGED))
@@ -414,7 +415,7 @@ class CheckpointStore:
                 try:
                     partial.rename(final)
                 except OSError:
-                    if _lineage_of(final) is None:
+                    if _intact(final) is None:
                         raise
                     is_new = False  # where there are no locks, another peer was faster with the same state
                 flush_folder(self.directory)
@@ -550,10 +551,10 @@ class CheckpointStore:
             _unlock_beside(folder, lock)
 
 
-def _lineage_of(path: Path) -> Lineage | None:
-    """That of an intact checkpoint; None if it is damaged or missing. Raises `OSError` if it cannot be read now."""
+def _intact(path: Path) -> Checkpoint | None:
+    """What lies there, without its state; None if damaged or missing. Raises `OSError` if it cannot be read now."""
     try:
-        return read_checkpoint(path, is_meta=True).snapshot.lineage
+        return read_checkpoint(path, is_meta=True)
     except (ValueError, FileNotFoundError):
         return None
 
