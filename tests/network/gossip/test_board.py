@@ -198,27 +198,36 @@ def test_a_goodbye_ends_a_peer_at_once_and_voids_what_it_said() -> None:
     assert w.board.owners() == [A]
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_no_replay_undoes_a_goodbye_though_what_was_said_before_in_a_larger_swarm_lived_longer(restarts: bool) -> None:
+@pytest.mark.parametrize("says_goodbye", [False, True])
+@pytest.mark.parametrize("life", ["the same", "one that met the old", "one that did not"])
+def test_no_replay_undoes_what_came_later_though_what_was_said_before_in_a_larger_swarm_lived_longer(
+    life: str, says_goodbye: bool
+) -> None:
     leaver, other = World(ANN), World(BOB)
     leaver.board.put(AddressInfo("trainer"))
     leaver.board.beat(20.0)
     leaver.board.put(progress(7))
     said = leaver.signed
-    if restarts:
+    if life != "the same":
         leaver = World(ANN, start_s=1.0)
-        assert {leaver.board.receive(record, B) for record in said} == {Verdict.SUPERSEDING}
-        leaver.board.put(AddressInfo("client"))
+    if life == "one that met the old":
+        by_a_clock_ahead = leaver.record(Beat(), ttl_s=2.0 * MAX_TTL_S)
+        assert {leaver.board.receive(record, B) for record in [*said, by_a_clock_ahead]} == {Verdict.SUPERSEDING}
+    leaver.board.put(AddressInfo("client"))
     leaver.board.beat(BEAT_S)
-    leaver.board.put(Left())
+    if says_goodbye:
+        leaver.board.put(Left())
+    assert life == "one that did not" or leaver.signed[-1].expires >= said[-1].expires
     for record in [*said, *leaver.signed]:
         other.board.receive(record, A)
+    replays = set[Verdict]()
     while other.board.verdicts[Verdict.EXPIRED] < len(said):
-        assert not other.board.is_alive(A)
         other.run(10.0)
         other.board.sweep()
-        for record in said:
-            other.board.receive(record, B)
+        replays |= {other.board.receive(record, B) for record in said}
+        assert not other.board.is_alive(A)
+    assert replays == {Verdict.STALE, Verdict.EXPIRED}
+    assert list(other.board.store.owners) == [other.board.peer_id]
 
 
 def test_a_dead_peers_last_record_cannot_be_replayed() -> None:

@@ -68,6 +68,13 @@ async def world(nat: Nat, others: int) -> tuple[Peer, list[Peer]]:
     return peer, met
 
 
+def move(network: VirtualNetwork, endpoint: str) -> None:
+    """Give a host another public address, which its connections outlive."""
+    endpoints = network._internet._endpoints  # type: ignore[attr-defined]
+    endpoints[endpoint] = endpoints.pop(network.state.public)
+    network.state.public = endpoint
+
+
 @pytest.mark.parametrize(("nat", "dialable"), [(Nat.FULL_CONE, True), (Nat.PORT_RESTRICTED, False)])
 def test_an_address_that_a_peer_sees_is_taken_in_once_a_stranger_got_through_there(nat: Nat, dialable: bool) -> None:
     async def main() -> None:
@@ -129,21 +136,33 @@ async def test_an_address_that_failed_is_tried_again() -> None:
     assert public in peer.network.address.direct
 
 
-@virtually
-async def test_a_new_outer_address_is_learned_though_all_connections_outlive_the_change() -> None:
-    peer, met = await world(Nat.FULL_CONE, 3)
-    peer.node.introduce(other.network.address for other in met)
-    peer.own_address.start(peer.publish)
-    await asyncio.sleep(3 * reachability.PROOF_S)
-    assert len(peer.network.ends) == 3, "nobody is dialled anew while the address holds"
-    internet, state = peer.network._internet, peer.network.state
-    internet._endpoints[ELSEWHERE] = internet._endpoints.pop(state.public)
-    state.public = ELSEWHERE
-    await asyncio.sleep(2 * reachability.PROOF_S)
-    assert ELSEWHERE in peer.network.address.direct
-    assert peer.published == 2
-    assert len(peer.network.ends) == 4
-    assert await met[0].network.can_dial(peer.network.address)
+@pytest.mark.parametrize("neighbours", [0, 10])
+def test_a_new_outer_address_is_learned_though_all_connections_outlive_the_change(neighbours: int) -> None:
+    """Neighbours behind the same router, which sends no packets back inside, say truthfully that they got nowhere."""
+
+    async def main() -> None:
+        peer, met = await world(Nat.FULL_CONE, 2)
+        for number, other in enumerate(met):
+            move(other.network, f"8.8.8.{number}:4433")
+        peer.node.introduce(other.network.address for other in met)
+        for number in range(neighbours):
+            near = Peer(peer.network._internet.host())  # type: ignore[attr-defined]
+            near.lie("192.168.1.5:4433", reached=False)
+            await peer.node.dial(near.network.address)
+            move(near.network, f"192.168.1.{number}:4433")
+            peer.node.introduce([near.network.address])
+        peer.own_address.start(peer.publish)
+        await asyncio.sleep(4 * reachability.PROOF_S)
+        assert peer.network.state.public in peer.network.address.direct
+        assert len(peer.network.ends) == 2 + neighbours, "nobody is dialled anew while the address holds"
+        move(peer.network, ELSEWHERE)
+        await asyncio.sleep(2 * reachability.PROOF_S)
+        assert ELSEWHERE in peer.network.address.direct
+        assert peer.published == 2
+        assert len(peer.network.ends) == 3 + neighbours
+        assert await met[0].network.can_dial(peer.network.address)
+
+    virtually(main)()
 
 
 @virtually

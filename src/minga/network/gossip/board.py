@@ -325,7 +325,7 @@ class Board:
         """Outdo, at the next beat, a record of an earlier life of this peer; retract it if this life has none."""
         own = self.store.own
         own.newest = max(own.newest, record.version)
-        self._last_expiry_ms = max(self._last_expiry_ms, record.expires)
+        self._last_expiry_ms = self._latest(self._last_expiry_ms, record.expires)
         self._superseded = True
         if record.code == LEFT:
             own.floor = max(own.floor, record.version)
@@ -351,10 +351,8 @@ class Board:
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
         now_ms, own = int(self.run_clock.now() * 1000.0), self.store.own
         version = max(own.newest + 1, now_ms)
-        # An earlier one that outlived this one, because the swarm was larger then, could be replayed. An expiry further
-        # ahead than any may be does not count: the clock was ahead.
-        before = self._last_expiry_ms if self._last_expiry_ms <= now_ms + int(MAX_TTL_S * 1000.0) else 0
-        expires = self._last_expiry_ms = max(now_ms + int(self._ttl_s * 1000.0), before)
+        # An earlier one that outlived this one, because the swarm was larger then, could be replayed.
+        expires = self._last_expiry_ms = max(now_ms + int(self._ttl_s * 1000.0), self._latest(self._last_expiry_ms))
         record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         self._last_signed = self.now()
         entry = StoredRecord(record, payload, self._last_signed, own.entries.get(code))
@@ -363,6 +361,11 @@ class Board:
         if not entry.is_renewal:
             self._tell(self.peer_id, code)
         self._review(self.peer_id)
+
+    def _latest(self, *expiries_ms: int) -> int:
+        """The latest but for those further ahead than any may be, by a clock that was ahead; 0 if there is none."""
+        limit_ms = int(self.run_clock.now() * 1000.0) + int(MAX_TTL_S * 1000.0)
+        return max((each for each in expiries_ms if each <= limit_ms), default=0)
 
     def _accept(
         self, record: Record, payload: Payload | None, sender: PeerId, age_s: float, *, is_opaque: bool

@@ -2,9 +2,9 @@
 
 Theory of operation. The store holds the newest record of every owner and name. It also holds a version of each owner up
 to which no record is accepted any more (its *floor*), so a replay brings back no record that was replaced, retracted or
-forgotten. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: no record of its owner
-expires sooner than one before it, so from then on a replay is refused for its date. A record "left" voids all earlier
-ones of its owner.
+forgotten. The floor is kept until all that came of its owner has expired, plus the tolerated clock skew: from then on a
+replay is refused for its date. No record expires sooner than one before it, unless its owner forgot that one in a
+restart. A record "left" voids all earlier ones of its owner.
 
 In a run that is not open to every peer (`minga.network.authorizer`) only admitted owners are kept. A record "access"
 holds its owner's credential, so it is checked first.
@@ -102,6 +102,7 @@ class PeerRecords:
         "_dropped_expires",
         "_fingerprint",
         "_kinds",
+        "_latest_expiry",
         "_soonest_expiry",
         "dropped",
         "entries",
@@ -118,7 +119,7 @@ class PeerRecords:
         self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
         self.entries: dict[int, StoredRecord] = {}
         self.dropped: dict[int, int] = {}
-        self.newest = self.floor = self.opaque_floor = self._dropped_expires = 0
+        self.newest = self.floor = self.opaque_floor = self._dropped_expires = self._latest_expiry = 0
         self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
         self._fingerprint: bytes | None = None
@@ -147,6 +148,7 @@ class PeerRecords:
         self._budget -= 1.0
         self._fingerprint = None
         self._soonest_expiry = min(self._soonest_expiry, record.expires)
+        self._latest_expiry = max(self._latest_expiry, record.expires)
         self.entries[record.code] = entry
         self.dropped.pop(record.code, None)
         self.newest = max(self.newest, record.version)
@@ -205,9 +207,8 @@ class PeerRecords:
         return before_ms <= self._soonest_expiry
 
     def expires_completely(self, before_ms: float) -> bool:
-        """Whether every record, dropped ones too, expired before `before_ms` (Unix milliseconds)."""
-        newest = max((entry.record.expires for entry in self.entries.values()), default=0)
-        return max(newest, self._dropped_expires) < before_ms
+        """Whether every record, replaced and dropped ones too, expired before `before_ms` (Unix milliseconds)."""
+        return self._latest_expiry < before_ms
 
     def expire(self, before_ms: float, *, is_own: bool) -> list[int]:
         """Drop the records that expired before `before_ms` (Unix milliseconds); returns their codes.
@@ -221,6 +222,8 @@ class PeerRecords:
         }
         expired = [code for code in self.entries if code not in kept]
         if expired:
+            if not is_own:  # what an earlier life said is to be outdone, also when it is older
+                self.floor = max(self.floor, *(self.entries[code].record.version for code in expired))
             self.entries, self._fingerprint = kept, None
         if self.dropped and self._dropped_expires < before_ms:
             self.dropped, self._fingerprint = {}, None

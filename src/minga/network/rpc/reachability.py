@@ -13,7 +13,7 @@ import ipaddress
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -139,8 +139,9 @@ def _ip_of(endpoint: str) -> str:
 #
 # Each new connection is asked until a few peers answered, then at most one a minute: outer addresses change, and an
 # address that failed is tried again, since its user may have opened the port. Connections outlive such a change, and
-# their other ends go on to name the old address. So what was learned is tried now and then, and when nobody gets
-# through any more, one peer is dialled anew. An address of no use stays until newer ones take its place.
+# their other ends go on to name the old address. So peers outside try now and then what was learned, and when none gets
+# through any more, one of them is dialled anew. Neighbours cannot tell: many routers send no packets back inside. An
+# address of no use stays until newer ones take its place.
 
 
 WHERE_AM_I = "node.where_am_i"
@@ -209,7 +210,8 @@ class OwnAddress:
     async def _weigh(self, endpoint: str, count: int) -> None:
         connected = self._node.connected()
         others = [peer for peer in connected if self._claims.get(peer) != endpoint]
-        reached = await self._reachability.check_at(endpoint, others or connected)
+        peers = self._draw_outside(endpoint) or others or connected
+        reached = await self._reachability.check_at(endpoint, peers)
         if reached is None:
             reached = self._tried.get(endpoint)
         is_news = endpoint not in self._tried or self._tried[endpoint] != reached
@@ -228,30 +230,37 @@ class OwnAddress:
         """Try what was learned, and let a new connection show the present address when all that fails."""
         pauses = Backoff(PROOF_S, LONGEST_PROOF_S)
         while True:
-            await asyncio.sleep(pauses.next_s())
-            known = self._node.network.address.direct
-            learned = [endpoint for endpoint in reversed(self._tried) if endpoint in known]
-            if not learned or await self._holds(learned):
+            # Peers that began together need not ask, and dial back, together.
+            await asyncio.sleep(pauses.next_s() * self._generator.uniform(0.75, 1.0))
+            if await self._holds():
                 pauses.overcome()
             else:
-                await self._meet_anew(learned)
+                await self._meet_anew()
 
-    async def _holds(self, learned: Iterable[str]) -> bool:
-        """Whether others get through at one of these addresses, as far as is known."""
+    async def _holds(self) -> bool:
+        """Whether others get through at one of the addresses learned, as far as is known and if there are any."""
+        known = self._node.network.address.direct
+        learned = [endpoint for endpoint in reversed(self._tried) if endpoint in known]
         for endpoint in learned:
-            some = self._node.draw_connected(MAX_ASKED, self._generator, lambda _: True)
-            if await self._reachability.check_at(endpoint, some) is not False:
+            if await self._reachability.check_at(endpoint, self._draw_outside()) is not False:
                 return True
-        return False
+        return not learned
 
-    async def _meet_anew(self, learned: Collection[str]) -> None:
-        """Dial one peer once more, first of all those that saw this one at an address that it `learned`."""
-        outside = [peer for peer, claim in self._claims.items() if claim in learned]
+    async def _meet_anew(self) -> None:
+        """Dial one peer once more: what it sees counts, and no longer what others saw."""
         self._claims.clear()
-        for peer in dict.fromkeys([*outside, *self._node.connected()]):
+        for peer in self._draw_outside():
             with contextlib.suppress(RemoteError):
                 await self._node.redial(peer)
                 return
+
+    def _draw_outside(self, unclaimed: Endpoint = "") -> list[PeerId]:
+        """A few peers at random that are seen at a public address, and did not claim to see this one at `unclaimed`."""
+
+        def fits(peer: PeerId) -> bool:
+            return is_public(self._node.seen_at(peer) or "") and self._claims.get(peer) != unclaimed
+
+        return self._node.draw_connected(MAX_ASKED, self._generator, fits)
 
     async def _ask(self, peer: PeerId) -> None:
         try:
