@@ -29,7 +29,7 @@ from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.samples import TOKENS_FILE, StoredTokens, pack_rows
 from minga.recipes.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, parsed, read_tokenizer, train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
-from tests.worlds.language_models import SMALL, case, gradients, language_recipe, prepared, published
+from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
 from tests.worlds.recipe_text import ALICE, GENESIS
 from tests.worlds.seeds import soaked
 
@@ -91,11 +91,21 @@ def test_compiling_reaches_the_layers_below_the_head(recipe: Recipe[Any], monkey
     assert compiled == ["GPT2LMHeadModel", "GPT2Model"]
 
 
-def test_no_earlier_token_depends_on_a_later_one() -> None:
-    seeing = {**SMALL, "num_attention_heads": 4, "head_dim": 8, "use_bidirectional_attention": True}
-    gemma = {"architecture": "gemma3_text", "overrides": seeing}  # as the hub has a Gemma that makes embeddings
-    for architecture, settings in (("gpt2", {}), ("llama", {}), ("qwen3", {}), ("gpt2", gemma)):
-        recipe: Any = language_recipe(architecture, **settings)
+def test_no_earlier_token_depends_on_a_later_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "intermediate_size": 32, "vocab_size": 400, "max_position_embeddings": 32}
+    gemma = {"model_type": "gemma3_text", "use_bidirectional_attention": True, **sizes}
+    sight = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seeing = (  # as the hub has them of models that make embeddings
+        {"model_type": "qwen2", "is_causal": False, **sizes},
+        gemma,
+        {"model_type": "gemma3", "text_config": gemma, "vision_config": sight, "vocab_size": 400},
+    )
+    recipes: list[Any] = [language_recipe(architecture) for architecture in ("gpt2", "llama", "qwen3")]
+    for config in seeing:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        recipes.append(published(language_recipe("gpt2", architecture="", config_from=str(tmp_path), overrides={})))
+    for recipe in recipes:
         model, ids = new_model(recipe).eval(), recipe.synthetic_batch(1)["input_ids"]
         changed = ids.clone()
         changed[0, 20] = (changed[0, 20] + 1) % 400

@@ -80,8 +80,13 @@ def test_a_token_that_ends_a_sentence_and_the_turn_is_learned(tokenizer: Tokeniz
             "at the hill<|end|>the barn<|end|><|endoftext|>",
         ),
         ("{{ eos_token }}{% endfor %}<|assistant|>", "at the hill<|endoftext|>the barn<|endoftext|>"),
+        ("<|end|>{% endfor %}<|assistant|>", "at the hill<|end|>the barn<|end|><|endoftext|>"),
+        (
+            "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
+            "at the hillthe barn<|endoftext|>",
+        ),
     ],
-    ids=["as of Phi 3", "as of the first Llama 3"],
+    ids=["as of Phi 3", "as of the first Llama 3", "as of that with another end of texts", "without an end of turns"],
 )
 def test_answers_are_learned_whatever_is_behind_the_last_alone(
     closing: str, expected: str, tokenizer: Tokenizer

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -88,6 +91,45 @@ def test_how_long_the_thread_stood_for_others_is_told(delayed: bool) -> None:
         assert p.held_s() == 0.0
 
     main()
+
+
+@virtually
+async def test_an_interrupt_before_or_after_work_leaves_nobody_waiting() -> None:
+    p = port()
+    first, second = p.request("apply", lambda: 1), p.request("apply", lambda: 2)
+    work = p.poll()
+    assert isinstance(work, ThreadTask)
+    assert p.poll() is work, "an interrupt came before it was begun"
+    p.finish(work)
+    assert await first == 1
+    work, tell, told = p.poll(), p._notifier.call, list[object]()
+    assert isinstance(work, ThreadTask)
+
+    def interrupted(function: Callable[..., object], *arguments: Any) -> None:
+        told.append(function)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+        tell(function, *arguments)
+
+    with patch.object(p._notifier, "call", interrupted), pytest.raises(KeyboardInterrupt):
+        p.finish(work)
+    for waiting in (second, p.request("apply", pytest.fail)):
+        with pytest.raises(ClosedError, match="could not apply"):
+            await waiting
+
+
+@virtually
+async def test_work_is_not_done_once_the_port_is_closed() -> None:
+    p = port()
+    request = p.request("apply", pytest.fail)
+    work = p.poll()
+    assert isinstance(work, ThreadTask)
+    p.close(ClosedError("it is over"))
+    with pytest.raises(ClosedError, match="it is over"):
+        p.finish(work)
+    with pytest.raises(ClosedError, match="it is over"):
+        await request
+    assert p.is_at_rest
 
 
 @virtually

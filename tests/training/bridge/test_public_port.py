@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from minga.core.errors import ClosedError, ConfigurationError
+from minga.training.bridge import assigned_port
 from minga.training.bridge.assigned_port import AssignedPort, GradientTask
 from minga.training.bridge.thread_bridge import ThreadTask
 from tests.worlds.ones_replica import OnesReplica
@@ -83,3 +84,34 @@ async def test_a_micro_batch_that_failed_leaves_the_model_at_its_present_step_an
     assert model == ["present"]
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3] == numbers[4]
     assert (await done).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("where", ["the way to the past", "the sum", "the way back", "the end of the sum"])
+def test_an_interrupt_amid_a_micro_batch_of_all_closes_the_port(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a micro-batch in a sum is an attack to whoever computes it again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        replica = OnesReplica()
+        port = AssignedPort(asyncio.get_running_loop(), replica.new_sum, micro_batches=1, size=4)
+        task = GradientTask(
+            bytes(32), *(interrupt if where == way else lambda: None for way in ("the way to the past", "the way back"))
+        )
+        if where == "the sum":
+            replica.before_adding = interrupt
+        elif where == "the end of the sum":
+            monkeypatch.setattr(assigned_port, "is_finite", interrupt)
+        computing = [asyncio.ensure_future(port.compute(each)) for each in (task, GradientTask(bytes(32)))]
+        await asyncio.sleep(0)
+        port.want_batch()
+        with pytest.raises(KeyboardInterrupt):
+            port.add(port.next_batch().size)
+        for done in computing:
+            with pytest.raises(ClosedError, match=r"could not (begin|end) a micro-batch .*: KeyboardInterrupt"):
+                await asyncio.wait_for(done, 10.0)
+        with pytest.raises(ClosedError, match="could not"):
+            port.check_whole()
+
+    asyncio.run(main())

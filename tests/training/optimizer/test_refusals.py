@@ -132,20 +132,21 @@ def test_what_cannot_be_trained_together_is_refused(host: MakePeer, what: str) -
 
 
 class Around(torch.optim.Optimizer):
-    """Wraps another one, as Lookahead of timm does."""
+    """Wraps another one, as Lookahead of timm does, or several by their names."""
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, *, by_name: bool) -> None:
         super().__init__(inner.param_groups, {})
-        self._inner, self.param_groups = inner, inner.param_groups
+        self._inner, self.param_groups = {"all": inner} if by_name else inner, inner.param_groups
 
     def step(self, closure: Any = None) -> Any:
-        return self._inner.step(closure)
+        return (self._inner["all"] if isinstance(self._inner, dict) else self._inner).step(closure)
 
 
-def test_an_optimizer_whose_state_newcomers_would_lack_is_refused(host: MakePeer) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_optimizer_whose_state_newcomers_would_lack_is_refused(host: MakePeer, by_name: bool) -> None:
     model, peer = small_model(), host()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
-    around = Around(inner)
+    around = Around(inner, by_name=by_name)
     with pytest.raises(minga.ConfigurationError, match="Around has the state of its AdamW in another place"):
         minga.Optimizer([around], peer, model=model)
     around.state = inner.state

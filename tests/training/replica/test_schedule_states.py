@@ -293,9 +293,13 @@ def test_what_a_program_adds_to_the_groups_is_its_own() -> None:
     assert "max_lr" not in plain.optimizer.param_groups[0]
 
 
-@pytest.mark.parametrize(("rate", "is_told"), [(0.01, True), (0.19, False)], ids=["from the start", "by global steps"])
+@pytest.mark.parametrize(
+    ("rates", "is_told"),
+    [((0.01, 0.05), True), ((None, 0.01, 0.05), True), ((0.19, 0.05), False), ((None, 0.3, 0.05), False)],
+    ids=["from the start", "from the start, after its steps", "by global steps", "by global steps, in a warm-up"],
+)
 def test_a_loop_of_the_organiser_that_begins_its_schedule_again_is_told(
-    caplog: pytest.LogCaptureFixture, rate: float, is_told: bool
+    caplog: pytest.LogCaptureFixture, rates: tuple[float | None, ...], is_told: bool
 ) -> None:
     """As one that counts its own iterations does when its program is started again."""
     model = network()
@@ -304,11 +308,12 @@ def test_a_loop_of_the_organiser_that_begins_its_schedule_again_is_told(
     run.loop_rates.is_heard = True
     run.apply(mean, 1)
     run.restore(run.capture())
-    for step, each in enumerate((rate, 0.05), 2):
-        group["lr"] = each
+    for step, rate in enumerate(rates, 2):
+        group["lr"] = rate or group["lr"]
         run.look_at_loop()
-        assert run.loop.rates == (each,)
-        run.amend({LOOP_RATES: [each]})
+        assert run.loop.rates == (() if rate is None else (rate,))
+        if rate is not None:
+            run.amend({LOOP_RATES: [rate]})
         run.apply(mean, step)
     assert caplog.text.count("takes the run back to the beginning of the schedule") == is_told
 

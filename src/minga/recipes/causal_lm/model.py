@@ -59,8 +59,7 @@ FAMILY: Final = ModelFamily(
     presets=SIZES,
     # No token pads: an embedding that did would never be trained, and the end of a text is one to be learned.
     special={"bos_token_id": "end", "eos_token_id": "end", "pad_token_id": "none"},
-    # Those of Gemma that make embeddings say the second, and see the tokens that they would be to guess.
-    always={"is_decoder": True, "use_bidirectional_attention": None},
+    always={"is_decoder": True},
 )
 
 

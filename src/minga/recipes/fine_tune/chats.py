@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -383,9 +384,11 @@ class ChatWriter:
             return ""
         last, inner = (each.partition(_ANSWER)[2] for each in conversations)
         common = next(last[:size] for size in range(len(last), -1, -1) if inner.startswith(last[:size]))
+        # A turn ends with the token that ends texts, or with the first of the tokenizer's that are no words; what
+        # follows may begin alike, too.
         end = self._writer.eos_token
-        if end in common:  # what follows may begin alike, too
-            common = common[: common.index(end) + len(end)]
-        elif end in last:
-            common = common[: last.index(end)]
+        marks = [end] if end in common else [each for each in self._writer.get_added_vocab() if each.strip()]
+        first = re.search("|".join(map(re.escape, sorted(marks, key=len, reverse=True))), last)
+        if first is not None:
+            common = common[: first.end() if first.end() <= len(common) else first.start()]
         return last.removeprefix(common).lstrip()

@@ -32,9 +32,10 @@ NOT_TAKEN: Final = frozenset(
     {"_name_or_path", "_commit_hash", "architectures", "auto_map", "dtype", "torch_dtype", "id2label", "label2id"}
     | {"quantization_config", "attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
     | {"experts_implementation", "_experts_implementation", "custom_pipelines", "task_specific_params"}
+    | {"is_causal", "use_bidirectional_attention"}
 )
-"""Keys that name places or programs, or mean nothing in training: dropped from what an organiser gives, and refused in
-what a run publishes.
+"""Keys that name places or programs, mean nothing in training, or have causal models see the tokens that they are to
+guess: dropped from what an organiser gives, and refused in what a run publishes.
 """
 
 SLOW: Final = frozenset({"sinusoidal_embeddings", "sinusoidal_pos_embds"})

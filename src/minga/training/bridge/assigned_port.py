@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,14 +90,16 @@ class AssignedPort(TrainingThread):
     def next_batch(self) -> PublicBatch:
         """The micro-batch that was wanted; `poll` has said that there is one. Chance begins anew with it."""
         self._is_wanted = False
-        if self._current is None:
-            with self.condition:
-                task, done = self._tasks.popleft()
-            self._current = _Computation(task, done, self._new_sum())
-        self._current.task.before()
-        batch = PublicBatch.of(self._current.task.seed, self._current.count, self._size)
-        torch.manual_seed(batch.number)
-        self._is_given, self._began_s = True, self._loop.time()
+        with self._working("begin a micro-batch"):
+            if self._current is None:
+                with self.condition:
+                    self._check_open()
+                    self._current = _Computation(*self._tasks[0], self._new_sum())
+                    self._tasks.popleft()
+            self._current.task.before()
+            batch = PublicBatch.of(self._current.task.seed, self._current.count, self._size)
+            torch.manual_seed(batch.number)
+            self._is_given, self._began_s = True, self._loop.time()
         return batch
 
     def add(self, samples: int, loss: float | torch.Tensor | None = None) -> bool:
@@ -111,15 +114,16 @@ class AssignedPort(TrainingThread):
             raise ConfigurationError(
                 f"the micro-batch has {self._size} samples, and step(samples={samples}) was called"
             )
-        is_taken = verdict_of(current.sum.add(samples / self.unit))
-        self.on_micro_batch(samples, None if loss is None else float(loss), is_taken)
-        current.task.after()
-        self._is_given = False
-        current.count += 1
-        with self.condition:
-            self._speed.add((self._loop.time() - self._began_s) / samples)
-        if current.count == self._micro_batches:
-            self._complete(current)
+        with self._working("end a micro-batch"):
+            is_taken = verdict_of(current.sum.add(samples / self.unit))
+            self.on_micro_batch(samples, None if loss is None else float(loss), is_taken)
+            self._is_given = False
+            current.task.after()
+            current.count += 1
+            with self.condition:
+                self._speed.add((self._loop.time() - self._began_s) / samples)
+            if current.count == self._micro_batches:
+                self._complete(current)
         return is_taken
 
     def take_back(self) -> bool:
@@ -130,8 +134,9 @@ class AssignedPort(TrainingThread):
         current = self._current
         if current is None or not self._is_given:
             return False
-        current.task.after()
-        self._is_given = False
+        with self._working("take back a micro-batch"):
+            self._is_given = False
+            current.task.after()
         return True
 
     def check_whole(self) -> None:
@@ -176,6 +181,19 @@ class AssignedPort(TrainingThread):
 
     # ---- inner workings
 
+    @contextmanager
+    def _working(self, name: str) -> Iterator[None]:
+        """What fails inside, or is interrupted, closes the port: the model may be at an earlier step, and the sum may
+        hold half a micro-batch, which whoever computes it again takes for an attack.
+        """
+        self._unfinished = name
+        try:
+            yield
+            self._unfinished = ""
+        except BaseException as error:
+            self._break(name, error)
+            raise
+
     def _waiting(self) -> list[asyncio.Future[Any]]:
         waiting = [*super()._waiting(), *(done for _, done in self._tasks)]
         waiting += [] if self._current is None else [self._current.done]
@@ -184,11 +202,11 @@ class AssignedPort(TrainingThread):
 
     def _complete(self, current: _Computation) -> None:
         """What is not finite counts as nothing: whoever computes it again comes to the same."""
-        self._current = None
         vector = current.sum.vector()
         if not is_finite(vector, CONTRIBUTION_LIMIT):
             vector.zero_()
         self._notifier.call(_settle, current.done, vector)
+        self._current = None
         self._notifier.tell()
 
 

@@ -125,18 +125,20 @@ class TrainingThread:
     # ---- the training thread
 
     def finish(self, work: ThreadTask) -> None:
-        """Do a piece of work and report its result to the loop."""
-        self._unfinished = work.name
+        """Do the piece of work that `poll` returned, and report its result to the loop. Raises what closed the port
+        meanwhile.
+        """
         try:
+            with self.condition:
+                self._check_open()
+                self._unfinished = work.name
+                self._work.popleft()
             result = work.run()
-        except BaseException as error:  # an interrupt too: the model may be half-way between two steps
-            why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
-            failure = error if isinstance(error, MingaError) else ClosedError(why)
-            self._notifier.call(work.settle, None, failure)
-            self._end(failure)
+            self._notifier.call(work.settle, result, None)
+            self._unfinished = ""
+        except BaseException as error:
+            self._notifier.call(work.settle, None, self._break(work.name, error))
             raise
-        self._unfinished = ""
-        self._notifier.call(work.settle, result, None)
 
     def check_whole(self) -> None:
         """Raise where the model may be half-way between two steps: what failed amid work for the loop, and
@@ -195,9 +197,11 @@ class TrainingThread:
     # ---- for the ports
 
     def _next_work(self) -> ThreadTask | None:
-        """Under the condition: the work that lies there. Raises what closed the port."""
+        """Under the condition: the work that lies there, up to `finish`: an interrupt may come before. Raises what
+        closed the port.
+        """
         self._check_open()
-        return self._work.popleft() if self._work else None
+        return self._work[0] if self._work else None
 
     def _check_open(self) -> None:
         if isinstance(self.closed, ConfigurationError):
@@ -217,6 +221,13 @@ class TrainingThread:
         waiting = [work.done for work in self._work]
         self._work.clear()
         return waiting
+
+    def _break(self, name: str, error: BaseException) -> MingaError:
+        """An error, or an interrupt, came amid work of this name: the model may be half-way between two steps."""
+        why = f"the model could not {name} on the thread that trains: {type(error).__name__}: {error}"
+        failure = error if isinstance(error, MingaError) else ClosedError(why)
+        self._end(failure)
+        return failure
 
     def _end(self, error: BaseException) -> None:
         with self.condition:

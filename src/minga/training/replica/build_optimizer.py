@@ -247,7 +247,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             raise ConfigurationError(
                 f"{name} evaluates the loss several times per step, which peers cannot do together"
             )
-        values = (value if isinstance(value, list | tuple) else [value] for value in vars(each).values())
+        values = (
+            value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
+            for value in vars(each).values()
+        )
         inner = next(
             (one for one in chain(*values) if isinstance(one, Optimizer) and one.state is not each.state), None
         )

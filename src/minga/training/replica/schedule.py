@@ -384,8 +384,8 @@ IDLE: Final = 10
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
 JUMP: Final = 0.1
-"""Relative difference by which a rate jumps; from step to step that of a schedule changes by less, but for its first
-steps."""
+"""Relative difference by which a rate jumps; from step to step that of a schedule changes by less, but for a warm-up's.
+"""
 FIXED_PARAMETERS: Final = "parameters cannot be added to a run: all peers average the same vector"
 _REMEDY: Final = (
     "Give minga.Optimizer the schedule, which it then follows by global steps on all peers: "
@@ -415,7 +415,7 @@ class LoopRates:
         self._times, self._refusal = 0, ""
         self._is_ordered = self._is_told_of_order = False
         self._idle = 0  # updates in a row by a rate of 0
-        self._is_taken_over = False  # the state, since the loop was looked at last
+        self._since_taken_over = math.inf  # updates since the state came from elsewhere, until the loop sets rates
         self._sizes = _sizes(optimizer)
         self.keep()
 
@@ -433,7 +433,7 @@ class LoopRates:
         """The state was replaced: the groups have its numbers."""
         self.wanted, self._said, self._before = (), None, None
         self._used.clear()
-        self._is_taken_over = True
+        self._since_taken_over = 0
         self.keep()
 
     def changed(self) -> set[str]:
@@ -467,7 +467,6 @@ class LoopRates:
                 self._object(f"the loop sets {others[0]} of the optimizer at global step {step}, which all peers share")
             else:
                 self._note(step, rates)
-        self._is_taken_over = False
         if self._refusal:
             raise ConfigurationError(self._refusal)
 
@@ -491,6 +490,7 @@ class LoopRates:
     def judge(self, step: int) -> None:
         """The update of `step` was made by the rates that the groups have: does the loop believe in others?"""
         self._since_given += 1
+        self._since_taken_over += 1
         used = self._rates()
         self._tell_if_idle(used)
         self._used.append(used)
@@ -543,7 +543,7 @@ class LoopRates:
         self._said = step, rates
         if self.is_heard and not self._has_schedule:
             self.wanted = rates
-            if self._is_taken_over and step and not _are_near(rates, self._rates(), JUMP):
+            if self._since_taken_over < SILENT and step and not _goes_on(self._rates(), rates, step):
                 logger.warning(
                     "the loop sets the learning rate to %g at global step %d, to which the run came with %g, and all "
                     "peers follow it. If it counts its own iterations, which began again, it takes the run back to the "
@@ -553,6 +553,7 @@ class LoopRates:
                     self._rates()[0],
                     _REMEDY,
                 )
+            self._since_taken_over = math.inf
 
     def _object(self, what: str) -> None:
         self._times += 1
@@ -592,8 +593,12 @@ def _put(group: dict[str, Any], numbers: dict[str, Any]) -> None:
             group[key] = float(value) if isinstance(value, torch.Tensor) else value
 
 
-def _are_near(one: Iterable[float], other: Iterable[float], difference: float = NEAR) -> bool:
+def _are_near(one: Iterable[float], other: Iterable[float]) -> bool:
     one, other = tuple(one), tuple(other)
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=difference) for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
+
+
+def _goes_on(before: Rates, after: Rates, step: int) -> bool:
+    """Whether a schedule may have come to other rates at `step`; none rises faster than a linear warm-up from 0."""
+    most = 1.0 + JUMP + 2.0 / max(1, step - 1)
+    return all(was * (1.0 - JUMP) <= rate <= was * most for was, rate in zip(before, after, strict=True))
