@@ -214,7 +214,9 @@ def test_peers_with_ephemeral_keys_leave_nothing_behind(
                     assert (data if is_writable else temporary) in peer.directory.parents
                     optimizer = minga.Optimizer(torch.optim.SGD([torch.zeros(1, requires_grad=True)]), peer)
                     optimizer.save_checkpoint()
-                    assert peer.checkpointer.newest_step() == 0
+                    newest = peer.newest_checkpoint()
+                    assert newest is not None
+                    assert newest.step == 0
                     (folder,) = run_folders(peer.directory.parent.parent)[:1]
                     with pytest.raises(minga.ConfigurationError, match="end that process before"):
                         folder.remove()

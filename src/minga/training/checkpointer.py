@@ -92,10 +92,6 @@ class Checkpointer:
         said = (Genesis.from_file(folder / GENESIS_FILE, run_id, organiser) for _, folder in reversed(found))
         return next(filter(None, said), None)
 
-    def newest_step(self) -> int | None:
-        """The step of the newest checkpoint of the run on this machine, None if there is none; on any thread."""
-        return max(self._store.steps(), default=None)
-
     def archive(self, archive: Archive, status: StatusReader) -> None:
         """Keep some checkpoints for good from now on, signed by this peer, with the loss by `status`."""
         self._archiver = Archiver(self._directory, archive, self._session.identity, self._note)
@@ -231,7 +227,7 @@ class Checkpointer:
         except Exception as error:  # also for want of memory: else the thread would end without a word
             newest: int | None = None
             with contextlib.suppress(StorageError, OSError):
-                newest = self.newest_step()
+                newest = max(self._store.steps(), default=None)
             steps = "all steps are" if newest is None else f"all steps after {newest} are"
             lost = f". If this process ends before one is written, {steps} lost, unless other peers have them"
             self._tell_failure("checkpoints", step, error, _words(error), lost, again=tells)

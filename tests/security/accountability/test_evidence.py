@@ -472,8 +472,9 @@ def test_a_log_file_survives_an_append_that_was_cut_off(tmp_path: Path) -> None:
     assert read_log(path) == entries
     assert not log.entries  # which may be as large as gradients
     first = 16 + len(entries[0].to_bytes())
-    zeros = whole[:first] + bytes(len(whole) - first)  # a loss of power leaves them on some file systems
-    for left in (*(whole[:cut] for cut in (first, first + 3, first + 16, len(whole) - 1)), zeros):
+    parts = [whole[: first + more] for more in (0, 3, 8, 12, 16, 1000, len(whole) - first - 8)]
+    zeros = [part.ljust(len(whole), b"\0") for part in parts]  # a loss of power leaves them on some file systems
+    for left in (*parts, whole[:-1], *zeros):
         path.write_bytes(left)
         assert read_log(path) == entries[:1]
         assert path.read_bytes() == left

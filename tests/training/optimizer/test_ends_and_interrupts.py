@@ -127,7 +127,9 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
         opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
         train(opt, first, steps=3)
         opt.save_checkpoint()
-        assert peer.checkpointer.newest_step() == 3, "it is there before the end"
+        newest = peer.newest_checkpoint()
+        assert newest is not None
+        assert newest.step == 3, "it is there before the end"
         peer.checkpointer._judged = 41, True
         assert peer.checkpointer.is_due(41), "what is copied at one moment is written at another: it is asked once"
         assert not peer.checkpointer.is_due(42)

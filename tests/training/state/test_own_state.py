@@ -347,9 +347,9 @@ def test_a_checkpoint_that_is_written_for_long_has_what_belongs_to_its_own_step(
         train(optimizer, model, 2 * CHECKPOINT_EVERY + 1)
         goes_on.set()
         peer.checkpointer.wait()
-        assert peer.checkpointer.newest_step() == CHECKPOINT_EVERY
         checkpoint, own = peer.newest_checkpoint(), peer.checkpointer._own
         assert checkpoint is not None
+        assert checkpoint.step == CHECKPOINT_EVERY
         assert own is not None
         rounds, strategy = checkpoint.lineage.rounds, peer.spec.training.strategy
         assert own.file.load(CHECKPOINT_EVERY, rounds, 1 << 16, strategy) is not None

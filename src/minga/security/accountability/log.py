@@ -2,8 +2,9 @@
 
 The log lies in a file or, without one, in memory. The file is a sequence of records, each with a header before it: its
 length (8 bytes, little-endian) and a checksum of that. It is only ever appended to; if a machine stops in the middle of
-that, the next start finds an incomplete last record, or zeros where a file system had made room for one, and cuts it
-off. Thanks to the checksum, a length that was damaged later does not look like that.
+that, the next start finds an incomplete last record, or zeros where a file system had made room for its end, and cuts
+it off: a whole one ends with a signature. Thanks to the checksum, a length that was damaged later does not look like
+that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES = 16
+_LEAST_ZEROS = 8
+"""So many at the end of a file are no end of a signature."""
 
 
 class EvidenceLog:
@@ -151,17 +154,19 @@ def _header(length: int) -> bytes:
 def _records(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Where each whole record of a file begins, and its length, in bytes."""
     at, size = 0, file.seek(0, os.SEEK_END)
+    ends_in_zeros = not _read(file, max(0, size - _LEAST_ZEROS), _LEAST_ZEROS).strip(b"\0")
     while at + _HEADER_BYTES <= size:
         header = _read(file, at, _HEADER_BYTES)
         start, length = at + _HEADER_BYTES, int.from_bytes(header[:_LENGTH_BYTES], "little")
         if header != _header(length):
-            if not _read(file, at, size - at).strip(b"\0"):
+            if not _read(file, start, size - start).strip(b"\0"):
                 return
             raise EvidenceError(f"malformed evidence: at byte {at} of the file there is no length of a record")
-        if start + length > size:
+        end = start + length
+        if end > size or (end == size and ends_in_zeros):
             return
         yield start, length
-        at = start + length
+        at = end
 
 
 def _read(file: BinaryIO, start: int, length: int) -> bytes:

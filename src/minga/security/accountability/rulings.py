@@ -133,12 +133,9 @@ def who_opened_nothing(record: AttemptRecord) -> tuple[PeerId, ...]:
     return tuple(peer for peer, result, body in both if not coin.opens(result.coin, peer, body.reveal))
 
 
-def open_complaints(members: Members, results: Mapping[PeerId, Result]) -> list[Complaint]:
-    """The complaints that all members look into: nobody is in two of them, neither as aggregator nor as owner.
-
-    So whatever hostile aggregators say, a member looks for fewer parts than there are members, and an owner hands one
-    to each of them. What is left out comes again in the next attempt, if its aggregator and its owner do: each
-    complaint that is looked into makes somebody go.
+def open_complaint(members: Members, results: Mapping[PeerId, Result]) -> Complaint | None:
+    """The complaint that all members look into, if there is one. So whatever hostile aggregators say, a member looks
+    for one part, and its owner hands that to each.
     """
     return _weighed(members, {peer: body.silent for peer, body in results.items()})[1]
 
@@ -150,17 +147,16 @@ def who_withheld(members: Members, results: Mapping[PeerId, Result], reveals: Ma
     half of the members lacks those of an honest one that the others reached: it lies, or is cut off itself. An honest
     one that is not does not come so far, since it waits for the parts until most are there.
 
-    Of the others, what most could not get, its owner owed to all. Where most could get a part when they looked for it,
-    either the owner was late with it, and with few others, or the aggregator lies, and nobody can tell: both go. So a
-    cheater costs one honest member its place, and itself its own (BTARD section 4.7).
+    If there are none such, one complaint is looked into. What most could not get, its owner owed to all. Where most
+    could get a part when they looked for it, either the owner was late with it, and with few others, or the aggregator
+    lies, and nobody can tell: both go. So a cheater costs one honest member its place, and itself its own (BTARD
+    section 4.7).
     """
-    gone, looked_into = _weighed(members, {peer: body.silent for peer, body in results.items()})
-    could = Counter(one for body in reveals.values() for one in set(body.delivered))
-    for part, owner in looked_into:
-        gone.add(owner)
-        if is_majority(could[part, owner], members):
-            gone.add(part)
-    return gone
+    gone, dispute = _weighed(members, {peer: body.silent for peer, body in results.items()})
+    if dispute is None:
+        return gone
+    could = sum(body.delivered == dispute for body in reveals.values())
+    return set(dispute) if is_majority(could, members) else {dispute[1]}
 
 
 # ---- CLAIMS and CONFIRM
@@ -171,12 +167,12 @@ def who_withheld_aggregates(members: Members, claims: Mapping[PeerId, Claims]) -
     checked.
 
     What most lack, its aggregator owed to all. Who lacks, beside that, the aggregates of more than half of the members
-    is cut off, or lies. Of the others either the aggregator handed it to some only, or who says that it lacks it lies,
-    since it dislikes the coin, and nobody can tell: both go, as in a dispute about a part. So no aggregator can take
-    several members' places, and nobody tosses the coin again for nothing.
+    is cut off, or lies. If there are none such, either an aggregator handed its own to some only, or who says that it
+    lacks it lies, since it dislikes the coin, and nobody can tell: both go, as in a dispute about a part. So no
+    aggregator can take several members' places, and nobody tosses the coin again for nothing.
     """
-    gone, disputes = _weighed(members, {peer: body.missing for peer, body in claims.items()})
-    return gone.union(*disputes)
+    gone, dispute = _weighed(members, {peer: body.missing for peer, body in claims.items()})
+    return gone if dispute is None else set(dispute)
 
 
 def hidden_parts(members: Members, confirms: Mapping[PeerId, Confirm]) -> list[tuple[int, int]]:
@@ -226,23 +222,21 @@ def withheld(
 # ---- inner workings
 
 
-def _weighed(members: Members, lacked: Mapping[PeerId, Iterable[int]]) -> tuple[set[int], list[Complaint]]:
-    """Who goes by the complaints alone, whoever can get it; and of the other complaints those that are looked into.
+def _weighed(members: Members, lacked: Mapping[PeerId, Iterable[int]]) -> tuple[set[int], Complaint | None]:
+    """Who goes by the complaints alone, whoever can get it; if nobody does, the first complaint, which is a dispute.
+
+    One dispute for each attempt: where lines fail for some seconds many complain of many, and both sides of each would
+    go. What is still true of the others comes again in the next attempt.
 
     `lacked` are the ranks of those that owe a member what it could not get.
     """
-    said = sorted((members.index(peer), sorted(set(owing))) for peer, owing in lacked.items())
-    counts = Counter(owner for _, owing in said for owner in owing)
+    said = {members.index(peer): set(owing) for peer, owing in lacked.items()}
+    counts = Counter(owner for owing in said.values() for owner in owing)
     late = {owner for owner, count in counts.items() if is_majority(count, members)}
-    others = [(rank, [owner for owner in owing if owner not in late]) for rank, owing in said]
-    gone = late | {rank for rank, owing in others if is_majority(len(owing), members)}
-    taken, found = set(gone), list[Complaint]()
-    for rank, owing in others:
-        owner = next((owner for owner in owing if owner not in taken), None)
-        if owner is not None and rank not in taken:
-            taken.update((rank, owner))
-            found.append((rank, owner))
-    return gone, found
+    gone = late | {rank for rank, owing in said.items() if is_majority(len(owing - late), members)}
+    if gone:
+        return gone, None
+    return gone, min(((rank, owner) for rank, owing in said.items() for owner in owing), default=None)
 
 
 def _named_by_most(members: Members, named: Iterable[Iterable[str]]) -> frozenset[PeerId]:

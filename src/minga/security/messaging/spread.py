@@ -537,16 +537,16 @@ class PartCollector:
             is_coming=lambda part, by_s: store.arrivals.in_time(part, by_s),
         )
 
-    async def obtainable(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Look for parts, given as (aggregator, owner), anywhere; those that can be had and mean something.
+    async def can_get(self, part: int, owner: int) -> bool:
+        """Look for a part of an owner anywhere; whether it can be had and means something.
 
-        Since aggregators looked for them in vain, and most of them may be withheld, they have a fixed time.
+        Since its aggregator looked for it in vain, and it may be withheld, it has a fixed time.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience.slack_s):
-                await asyncio.gather(*(self._fetch(part, owner) for part, owner in self._absent(wanted)))
-        rows = await asyncio.gather(*(asyncio.to_thread(self._row, owner, part) for part, owner in wanted))
-        return [one for one, row in zip(wanted, rows, strict=True) if row is not None]
+        if (owner, part) not in self._store.parts:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.slack_s):
+                    await self._fetch(part, owner)
+        return await asyncio.to_thread(self._row, owner, part) is not None
 
     async def lacking(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Look for parts, given as (aggregator, owner), anywhere; those that cannot be had.

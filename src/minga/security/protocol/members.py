@@ -54,7 +54,7 @@ class Reason(enum.IntEnum):
 
     SILENT = 1, "it did not say what was due, or nothing that makes sense, after it had committed itself"
     EQUIVOCATED = 2, "it signed two different statements where one was due"
-    UNDELIVERED = 3, "most could not get what it committed to, or could get what it says it could not"
+    UNDELIVERED = 3, "others say that they could not get what it owes, or most got what it says it could not get"
     WRONG_AGGREGATE = 4, "what it reduced is not the clipped mean of what it got"
     FALSE_CLAIMS = 5, "its projections or norms are not those of what it sent"
     COVERED = 6, "it aggregated a part and kept silent about false claims"

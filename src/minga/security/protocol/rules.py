@@ -73,7 +73,8 @@ class SecureSettings:
 
 
 MAX_TENSORS = 1 << 16
-_LABEL = b"minga secure rules 1"
+_LABEL = b"minga secure rules 2"
+"""The number grows with each change of who goes by the same words (`minga.security.accountability.rulings`)."""
 
 Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 

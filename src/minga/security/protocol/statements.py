@@ -222,13 +222,13 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Revealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase REVEAL: what the author's commitment to the coin opens with, and the digest of phase RESULT as it knows it.
 
-    `delivered` answers the aggregators that could not get a part: (aggregator, owner) of the parts that this member
-    could get, of those that all members look for.
+    `delivered` answers an aggregator that could not get a part: (aggregator, owner) of the one that all members look
+    for, if this member could get it.
     """
 
     reveal: Reveal
     seen: Digest
-    delivered: Annotated[tuple[tuple[Rank, Rank], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    delivered: tuple[Rank, Rank] | None = None
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -33,7 +33,7 @@ from minga.network.interface import PeerId
 from minga.security.accountability.rulings import (
     Ruling,
     decide,
-    open_complaints,
+    open_complaint,
     place_of_most,
     who_stands_elsewhere,
 )
@@ -343,11 +343,10 @@ class Attempt:
         return self._math.aggregate([rows[owner] for owner in sorted(rows)])
 
     async def _toss(self) -> None:
-        """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
-        meanwhile.
-        """
-        delivered = await self._collector.obtainable(open_complaints(self._terms.members, self._record.results))
-        own = self._behaviour.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
+        """Reveal, and hear what others had to reveal; first look for a part that an aggregator could not get."""
+        wanted = open_complaint(self._terms.members, self._record.results)
+        delivered = wanted if wanted is not None and await self._collector.can_get(*wanted) else None
+        own = self._behaviour.reveal(Revealed(self._reveal, self._exchange.seen, delivered))
         await self._exchange.hold(Phase.REVEAL, own)
         self._record.toss()
 
