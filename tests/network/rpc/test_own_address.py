@@ -166,6 +166,19 @@ def test_a_new_outer_address_is_learned_though_all_connections_outlive_the_chang
 
 
 @virtually
+async def test_those_who_see_an_address_try_it_where_only_a_neighbour_could_beside_them() -> None:
+    peer, met = await world(Nat.FULL_CONE, 1)
+    met[0].lie("192.168.1.5:4433", reached=False)
+    move(met[0].network, "192.168.1.7:4433")
+    peer.own_address.start(peer.publish)
+    outside = Peer(peer.network._internet.host())  # type: ignore[attr-defined]
+    await peer.node.dial(outside.network.address)
+    move(outside.network, "8.8.8.8:4433")
+    await asyncio.sleep(10.0)
+    assert peer.network.state.public in peer.network.address.direct
+
+
+@virtually
 async def test_liars_who_agree_are_found_out_by_a_peer_that_tries() -> None:
     peer, met = await world(Nat.NONE, 3)
     met[0].lie(ELSEWHERE, reached=True)

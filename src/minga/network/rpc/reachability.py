@@ -210,7 +210,8 @@ class OwnAddress:
     async def _weigh(self, endpoint: str, count: int) -> None:
         connected = self._node.connected()
         others = [peer for peer in connected if self._claims.get(peer) != endpoint]
-        peers = self._draw_outside(endpoint) or others or connected
+        # Neighbours behind the same router cannot tell: before them those that saw it try it themselves.
+        peers = self._draw_outside(endpoint) or self._draw_outside() or others or connected
         reached = await self._reachability.check_at(endpoint, peers)
         if reached is None:
             reached = self._tried.get(endpoint)
