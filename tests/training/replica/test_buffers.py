@@ -286,11 +286,21 @@ def test_own_buffers_that_no_file_can_have_are_left_out() -> None:
     buffers.take(written)
 
 
-def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_gradients() -> None:
+class NormByFunction(nn.BatchNorm1d):
+    """It counts nothing, and torch does not note what the function does to the mean."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(input, self.running_mean, self.running_var, training=self.training)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, NormByFunction])
+def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_gradients(
+    kind: type[nn.BatchNorm1d],
+) -> None:
     """Its statistics are of this peer's own data: honest peers were banned. Those that all begin with are no matter."""
     training, secure = {"buffers": "local", "target_batch_size": 24}, {"verification": "byzantine", "founders": 3}
     spec = RunSpec.from_mapping({"name": "frozen", "training": training, "security": secure | {"micro_batch_size": 4}})
-    frozen, norm = nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)
+    frozen, norm = kind(4).eval(), kind(4)
     model = nn.Sequential(frozen, norm, nn.Linear(4, 1))
     replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
 
@@ -305,5 +315,5 @@ def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_
     norm.train()
     collect()
     norm.eval()
-    with pytest.raises(ConfigurationError, match=r"`1` \(BatchNorm1d\) is in eval mode"):
+    with pytest.raises(ConfigurationError, match=rf"`1` \({kind.__name__}\) is in eval mode"):
         collect()

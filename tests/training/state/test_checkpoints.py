@@ -240,6 +240,28 @@ def test_the_files_of_a_state_that_is_saved_again_are_those_of_the_peer_that_wro
     assert found == [b"one", b"anew", b"anew"]
 
 
+@pytest.mark.parametrize("writes", range(2))
+def test_a_full_disk_takes_no_file_from_a_state_that_is_saved_again(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, state, old = CheckpointStore(tmp_path), make_snapshot(1), {"run.toml": b"one", "buffers": b"old"}
+    store.save(state, files=old)
+    left, write = iter(range(writes)), Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(StorageError, match="untouched"):
+            store.save(state, files=old | {"buffers": b"anew"})
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert loaded.files == old
+
+
 @pytest.mark.parametrize("writes", range(3))
 def test_two_peers_and_a_reader_may_meet_while_a_state_gets_another_lineage(
     writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +288,7 @@ def test_two_peers_and_a_reader_may_meet_while_a_state_gets_another_lineage(
         each.join()
     found = [*loaded, CheckpointStore(tmp_path).load()]
     assert [each is not None for each in found] == [True, True]
+    assert [each.files.keys() for each in found if each is not None] == [{"run.toml"}] * 2
     assert [each.files for each in found if each is not None][1] == {"run.toml": b"2"}
     assert names(tmp_path) == [path.name]
 

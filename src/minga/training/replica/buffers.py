@@ -225,6 +225,7 @@ class OwnBuffers:
         modules = [] if model is None else model.named_modules()
         found = {name: each for name, each in modules if isinstance(getattr(each, RUNNING_MEAN, None), torch.Tensor)}
         self._norms = [(name, norm, _statistics(norm)) for name, norm in found.items()]
+        self._trained = set[str]()  # the norms that were seen in training mode: not all tell in any way that they moved
 
     def named(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
@@ -251,7 +252,9 @@ class OwnBuffers:
         other peers, that compute the same gradient again, do not have. Nothing is read from a device.
         """
         for name, norm, begun in self._norms:
-            if not norm.training and _statistics(norm) != begun:
+            if norm.training:
+                self._trained.add(name)
+            elif name in self._trained or _statistics(norm) != begun:
                 raise ConfigurationError(
                     f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
                     "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it in "

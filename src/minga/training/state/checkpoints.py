@@ -208,21 +208,22 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
 def change_lineage(
     folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
 ) -> None:
-    """Give the intact checkpoint in `folder` another lineage, and these further files, while nobody else does. It is
-    intact wherever this process dies: in between it has the lineage of before, and lists those files only that stay the
-    same. Raises as `write_checkpoint` does.
+    """Give the intact checkpoint in `folder` the lineage `after`, and these further files, while nobody else does. A
+    full disk changes nothing. It is intact wherever this process dies: in between it has the lineage of before, and
+    lists those files only that stay the same. Raises as `write_checkpoint` does.
     """
     described = _encode(manifest, after, files)
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     same = {name: content for name, content in files.items() if there.get(name) == content}
-    _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
-    for name in files.keys() - same.keys():
-        _replace(folder / name, files[name])
-    _replace(folder / MANIFEST_NAME, described)
+    with contextlib.ExitStack() as written:  # never anew in a folder that another process has removed
+        for name in files.keys() - same.keys():
+            written.enter_context(replacing(folder / name)).write_bytes(files[name])
+        _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
+    _replace(folder / MANIFEST_NAME, described)  # in the room of the old one
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with replacing(path) as partial:  # never anew in a folder that another process has removed
+    with replacing(path) as partial:
         partial.write_bytes(content)
 
 
@@ -479,11 +480,13 @@ class CheckpointStore:
         return None
 
     def _read(self, path: Path) -> Checkpoint:
-        try:
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            checkpoint = read_checkpoint(path)
+            if not _lists_less(checkpoint):
+                return checkpoint
+            del checkpoint  # two states may not fit into memory
+        with unchanging(self.directory):  # another process may just give it other files, or another lineage
             return read_checkpoint(path)
-        except (ValueError, FileNotFoundError):
-            with unchanging(self.directory):  # another process may just have given it another lineage
-                return read_checkpoint(path)
 
     def give_up_after(self, step: int) -> None:
         """Set aside what this peer has of later steps, if it has any: it is of a history that was given up for one that
@@ -557,6 +560,12 @@ def _intact(path: Path) -> Checkpoint | None:
         return read_checkpoint(path, is_meta=True)
     except (ValueError, FileNotFoundError):
         return None
+
+
+def _lists_less(checkpoint: Checkpoint) -> bool:
+    """Whether files lie there that its manifest does not list, as in the middle of `change_lineage`."""
+    there = {path.name for path in checkpoint.path.iterdir() if path.suffix != ".part"}
+    return not there <= RESERVED_NAMES | checkpoint.files.keys()
 
 
 def _aside(path: Path, why: str) -> Path:
