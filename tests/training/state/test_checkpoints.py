@@ -95,6 +95,7 @@ def test_a_state_that_was_given_up_goes_also_where_another_peer_of_the_folder_wr
 def test_a_state_that_another_peer_wrote_at_the_same_moment_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("minga.keeping.complete_checkpoints.MOST_WAIT_S", 0.0)  # as where there are no locks
     store, others = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     write = checkpoints.write_checkpoint
 
@@ -572,6 +573,7 @@ def test_leftovers_whose_lock_is_gone_or_free_are_removed(tmp_path: Path) -> Non
 def test_those_that_are_replaced_while_they_are_read_are_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("minga.keeping.complete_checkpoints.MOST_WAIT_S", 0.0)  # as where there are no locks
     CheckpointStore(tmp_path).save(make_snapshot(1))
     read, others = checkpoints.read_checkpoint, iter((2, 3))
 
