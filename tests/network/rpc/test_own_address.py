@@ -166,6 +166,18 @@ def test_a_new_outer_address_is_learned_though_all_connections_outlive_the_chang
 
 
 @virtually
+async def test_a_new_outer_address_is_learned_in_a_network_of_private_addresses() -> None:
+    peer, met = await world(Nat.FULL_CONE, 2)  # all at 10.0.0.x
+    peer.node.introduce(other.network.address for other in met)
+    peer.own_address.start(peer.publish)
+    await asyncio.sleep(4 * reachability.PROOF_S)
+    assert len(peer.network.ends) == 2, "nobody is dialled anew while the address holds"
+    move(peer.network, "10.0.7.7:4433")
+    await asyncio.sleep(2 * reachability.PROOF_S)
+    assert "10.0.7.7:4433" in peer.network.address.direct
+
+
+@virtually
 async def test_those_who_see_an_address_try_it_where_only_a_neighbour_could_beside_them() -> None:
     peer, met = await world(Nat.FULL_CONE, 1)
     met[0].lie("192.168.1.5:4433", reached=False)

@@ -233,34 +233,39 @@ class OwnAddress:
         while True:
             # Peers that began together need not ask, and dial back, together.
             await asyncio.sleep(pauses.next_s() * self._generator.uniform(0.75, 1.0))
-            if await self._holds():
+            known = self._node.network.address.direct
+            learned = [endpoint for endpoint in reversed(self._tried) if endpoint in known]
+            if await self._holds(learned):
                 pauses.overcome()
             else:
-                await self._meet_anew()
+                await self._meet_anew(learned)
 
-    async def _holds(self) -> bool:
+    async def _holds(self, learned: Sequence[Endpoint]) -> bool:
         """Whether others get through at one of the addresses learned, as far as is known and if there are any."""
-        known = self._node.network.address.direct
-        learned = [endpoint for endpoint in reversed(self._tried) if endpoint in known]
         for endpoint in learned:
-            if await self._reachability.check_at(endpoint, self._draw_outside()) is not False:
+            if await self._reachability.check_at(endpoint, self._draw_witnesses([endpoint])) is not False:
                 return True
         return not learned
 
-    async def _meet_anew(self) -> None:
+    async def _meet_anew(self, learned: Sequence[Endpoint]) -> None:
         """Dial one peer once more: what it sees counts, and no longer what others saw."""
         self._claims.clear()
-        for peer in self._draw_outside():
+        for peer in self._draw_witnesses(learned):
             with contextlib.suppress(RemoteError):
                 await self._node.redial(peer)
                 return
 
+    def _draw_witnesses(self, learned: Sequence[Endpoint]) -> list[PeerId]:
+        """Peers outside; in a network of private addresses, where nobody is seen to be outside, any that are here."""
+        return self._draw_outside() or ([] if all(map(is_public, learned)) else self._draw(lambda _: True))
+
     def _draw_outside(self, unclaimed: Endpoint = "") -> list[PeerId]:
         """A few peers at random that are seen at a public address, and did not claim to see this one at `unclaimed`."""
+        return self._draw(
+            lambda peer: is_public(self._node.seen_at(peer) or "") and self._claims.get(peer) != unclaimed
+        )
 
-        def fits(peer: PeerId) -> bool:
-            return is_public(self._node.seen_at(peer) or "") and self._claims.get(peer) != unclaimed
-
+    def _draw(self, fits: Callable[[PeerId], bool]) -> list[PeerId]:
         return self._node.draw_connected(MAX_ASKED, self._generator, fits)
 
     async def _ask(self, peer: PeerId) -> None:
