@@ -54,6 +54,13 @@ def test_an_architecture_with_rules_of_its_own() -> None:
     assert recipe.total_loss(new_model(recipe), recipe.synthetic_batch(2)).isfinite()
 
 
+def test_an_architecture_whose_layers_differ_keeps_what_no_size_can_say_of_all() -> None:
+    settings = published(spec("causal-lm", size="tiny", architecture="gemma4_text")).recipe["causal-lm"]
+    config = json.loads(settings["config"])
+    assert config["hidden_size"] == 128
+    assert config["per_layer_config"] == {"3": {"head_dim": 512}}
+
+
 def test_todays_tiny_albert_is_as_large_as_ever() -> None:
     assert sum(load_recipe(spec("albert")).facts().tensors) == 1_256_194
 

@@ -284,7 +284,11 @@ def _by_own_names(overrides: Mapping[str, Any], usual: PretrainedConfig) -> dict
 def _can_say(usual: PretrainedConfig, name: str) -> bool:
     """Whether a configuration has a setting, and not only computes it of others."""
     computed = getattr(type(usual), name, None)
-    return hasattr(usual, name) and not (isinstance(computed, property) and computed.fset is None)
+    try:
+        is_there = hasattr(usual, name)
+    except Exception:  # of an architecture whose layers differ in it
+        return False
+    return is_there and not (isinstance(computed, property) and computed.fset is None)
 
 
 def is_numbered_from_padding(architecture: str) -> bool:
