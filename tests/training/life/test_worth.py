@@ -67,7 +67,7 @@ def test_a_peer_whose_samples_find_no_room_is_told_once() -> None:
         for seconds in (0.2, 0.2, 0.3):
             swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, seconds))
         try:
-            await swarm.run_until_step(40, limit_s=200)
+            await swarm.run_until_step(24, limit_s=200)
         finally:
             await swarm.close()
         told = swarm.log.of("training.not_needed")
