@@ -80,7 +80,7 @@ def test_a_peer_that_rebases_keeps_its_movements_and_they_count_once(lossy: str,
 
     @virtually
     async def main() -> None:
-        swarm, peers = moving_swarm(lossy, 30)
+        swarm, peers = moving_swarm(lossy, 18)
         others = [peer.name for peer in peers[:2]]
         try:
             while peers[2].replica.step < AT:
@@ -121,7 +121,7 @@ def test_what_others_may_have_counted_does_not_count_again(
 
     @virtually
     async def main() -> None:
-        swarm, peers = moving_swarm(lossy, 30)
+        swarm, peers = moving_swarm(lossy, 12)
         try:
             for peer in peers:
                 await peer.ended.wait()
