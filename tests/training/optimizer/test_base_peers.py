@@ -29,10 +29,10 @@ def frozen_layers(seed: int = 0) -> nn.Module:
 
 
 def adapters(seed: int = 0) -> nn.Module:
-    """The same with adapters of `peft` on the large layer."""
+    """The same with adapters of `peft` on the large layer, and the last layer in a copy that is trained."""
     peft = pytest.importorskip("peft", reason="peft makes the adapters")
     model = frozen_layers(seed)
-    found: nn.Module = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["0.2"]))
+    found: nn.Module = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["0.2"], modules_to_save=["1"]))
     return found
 
 

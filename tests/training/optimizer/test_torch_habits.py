@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,35 +15,6 @@ from torch.optim import lr_scheduler
 import minga
 from minga.training.replica.replica import EMPTY_IN_ROW
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
-
-
-def test_parameter_groups_keep_their_own_learning_rates(host: MakePeer) -> None:
-    ours, bare = small_model(), small_model()
-    bare.load_state_dict(ours.state_dict())
-
-    def groups(model: Any) -> list[dict[str, Any]]:
-        return [
-            {"params": model[0].parameters(), "lr": 0.5},
-            {"params": model[2].parameters(), "lr": 0.01, "momentum": 0.9},
-        ]
-
-    opt = minga.Optimizer(torch.optim.SGD(groups(ours), lr=0.1), host(), model=ours)
-    plain = torch.optim.SGD(groups(bare), lr=0.1)
-    train(opt, ours)
-    for batch in itertools.islice(batches(BATCH), STEPS):
-        mean_loss(bare, batch).backward()
-        plain.step()
-        plain.zero_grad()
-    assert [group["lr"] for group in opt.param_groups] == [0.5, 0.01]
-    assert same(ours, bare)
-
-
-def test_named_parameters_are_accepted(host: MakePeer) -> None:
-    model = small_model()
-    opt = minga.Optimizer(torch.optim.SGD(model.named_parameters(), lr=0.1), host())
-    train(opt, model)
-    assert opt.finished
-    assert any(entry.name == "model/2.bias" for entry in opt._replica.capture().tensors)
 
 
 @pytest.mark.parametrize("to_none", [True, False])
