@@ -134,9 +134,3 @@ def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monk
     ):
         with pytest.raises(minga.ConfigurationError, match=said):
             check_plugins(set_run(**wrong))
-
-
-def test_each_codec_that_a_run_names_has_to_be_there() -> None:
-    for averaging in ({"codec": "elsewhere"}, {"codec": "int8", "download_codec": "elsewhere"}):
-        with pytest.raises(minga.ConfigurationError, match="codec: 'elsewhere' is none of"):
-            check_plugins(minga.RunSpec.from_mapping({"name": "guard", "averaging": averaging}))
