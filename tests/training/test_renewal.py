@@ -147,16 +147,6 @@ async def test_whose_clock_is_too_far_ahead_is_told_so_and_does_not_ask_for_ever
     await swarm.close()
 
 
-@virtually
-async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
-    spec = members_spec()
-    swarm, authority = make_swarm(spec), Authority(spec, last_s=EPOCH_S + 1.5 * TOKEN_S)
-    name, renewing = add(swarm, authority)
-    await swarm.peers[name].ended.wait()
-    assert len(renewing.asked_s) == 3
-    await swarm.close()
-
-
 @pytest.mark.parametrize(("lasting_s", "ends_s"), [(60, [260.0, 300.0]), (100, [300.0, 366.0])])
 def test_tokens_that_last_less_from_now_on_are_renewed_as_well(lasting_s: int, ends_s: list[float]) -> None:
     virtually(renew_shorter_tokens)(lasting_s, ends_s)

@@ -46,9 +46,8 @@ VARIANTS: list[Any] = [
     soaked({"fragments": 3}),
     {"fragments": 2, "overlap": True},
     {"merge": "mix", "overlap": True},
-    {"merge": "overwrite"},
+    {"merge": "overwrite", "outer_momentum": 0.0, "local_batch": 1},
     {"merge": "eager", "overlap": True},
-    {"outer_momentum": 0.0, "local_batch": 1},
     {"weight": "batch", "nesterov": False},
 ]
 
