@@ -33,13 +33,7 @@ from minga.training.strategy.leader import Leader
 from minga.training.strategy.synchronous import Delayed, Synchronous
 
 
-class Waiting(Delayed):
-    """Two buffers, and a trainer that waits all the same; what is late is kept."""
-
-    facts = replace(Delayed.facts, max_in_flight=0)
-
-
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader, Demo])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Elastic, Leader, Demo])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)

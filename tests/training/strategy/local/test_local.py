@@ -45,10 +45,9 @@ VARIANTS: list[Any] = [
     soaked({"overlap": True}),  # the next but one has it
     soaked({"fragments": 3}),
     {"fragments": 2, "overlap": True},
-    {"merge": "mix", "overlap": True},
+    {"merge": "mix", "overlap": True, "weight": "batch", "nesterov": False},
     {"merge": "overwrite", "outer_momentum": 0.0, "local_batch": 1},
     {"merge": "eager", "overlap": True},
-    {"weight": "batch", "nesterov": False},
 ]
 
 
