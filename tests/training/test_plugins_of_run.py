@@ -12,8 +12,6 @@ import minga
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of, round_batch_range
 from minga.core.spec.fields import Section, whole
 from minga.core.spec.plugins import Origin
-from minga.identity.keys.keys import Identity
-from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
 from minga.security.robust.interface import AGGREGATORS
 from minga.training.plugins_of_run import check_plugins, with_origins
@@ -92,14 +90,6 @@ def test_other_runs_do_not_ask_for_an_aggregator(tmp_path: Path) -> None:
     named = minga.RunSpec.from_mapping({"name": "guard", "security": {"aggregator": "not_installed"}})
     assert with_origins(named) == named
     check_plugins(named)
-
-
-def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bring(tmp_path, monkeypatch, "2.0")
-    organiser = Identity.generate()
-    signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
-    read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
-    assert read.plugins[KEY].version == "2.0"
 
 
 def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,25 +14,6 @@ from torch.optim import lr_scheduler
 import minga
 from minga.training.replica.replica import EMPTY_IN_ROW
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
-
-
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad_is_harmless_and_not_needed(host: MakePeer, to_none: bool) -> None:
-    calling, silent = small_model(), small_model()
-    silent.load_state_dict(calling.state_dict())
-    first = minga.Optimizer(torch.optim.SGD(calling.parameters(), lr=0.1), host(), model=calling)
-    second = minga.Optimizer(torch.optim.SGD(silent.parameters(), lr=0.1), host(), model=silent)
-    for batch in itertools.islice(batches(4), 3 * STEPS):
-        for model, opt in ((calling, first), (silent, second)):
-            mean_loss(model, batch).backward()
-            opt.step(samples=4)
-            assert all(p.grad is None for p in model.parameters())
-        first.zero_grad(set_to_none=to_none)
-    assert same(calling, silent)
-    mean_loss(calling, next(batches(4))).backward()
-    first.zero_grad(set_to_none=to_none)
-    assert all((p.grad is None) if to_none else not p.grad.any() for p in calling.parameters())
-
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
     "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=STEPS + 1),
