@@ -1,4 +1,4 @@
-"""Virtual swarms that step locally: speeds, deaths, newcomers, peers that were away, NAT clients and auxiliaries."""
+"""Virtual swarms that step locally: speeds, deaths, newcomers, and checkpoints of another founding."""
 
 from __future__ import annotations
 
@@ -165,25 +165,6 @@ def test_a_peer_dies_in_each_phase_of_a_step(phase: str, kind: str) -> None:
             assert len({strategy_of(peer)._anchor.sum().item() for peer in alive}) == 1
             assert not swarm.log.of("member.diverged")
             assert not offences(swarm)
-        finally:
-            await swarm.close()
-
-    main()
-
-
-@pytest.mark.parametrize("kind", [soaked("blocking"), "overlapped", soaked("streaming")])
-def test_clients_behind_nat_and_an_auxiliary_take_part(kind: str) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = local_swarm(kind, stop_after_steps=4)
-        peers = [*add(swarm, 2), *add(swarm, 2, dialable=False)]
-        auxiliary = swarm.add(HostSettings(latency_s=0.02), None, auxiliary=True)
-        try:
-            for peer in (*peers, auxiliary):
-                await peer.ended.wait()
-            await assert_equal_states(swarm)
-            assert all(peer.samples_done > 10 for peer in peers)
-            assert auxiliary.samples_done == 0
         finally:
             await swarm.close()
 
