@@ -102,19 +102,21 @@ def forgetful(peer: SimulatedPeer) -> list[PeerId]:
 
 
 @virtually
-async def test_all_members_change_the_rate_and_the_batch_at_one_step_and_a_newcomer_has_both() -> None:
+async def test_all_members_change_at_one_step_by_the_highest_numbers_whichever_came_first_under_churn() -> None:
     swarm = Swarm(make_spec(48), organiser=ORGANISER)
-    grow(swarm, 4, random.Random(3))
+    grow(swarm, 5, random.Random(4))
     await swarm.run_until_step(2)
-    late = swarm.peers[sorted(swarm.peers)[1]]
-    asked = forgetful(late)
-    first = amendment(swarm.spec, 1, 5, optimizer__learning_rate="0.025", training__target_batch_size="96")
-    tell(next(iter(swarm.peers.values())), first)
-    await swarm.run_until_step(8)
+    peers = list(swarm.peers.values())
+    asked = forgetful(peers[4])
+    tell(peers[0], amendment(swarm.spec, 2, 5, optimizer__learning_rate="0.5", training__target_batch_size="96"))
+    tell(peers[1], amendment(swarm.spec, 3, 5, optimizer__learning_rate="0.025"))
+    await swarm.run_until_step(6)
+    swarm.internet.kill(peers[2].network)
+    tell(peers[3], amendment(swarm.spec, 1, 3, optimizer__learning_rate="0.125"))  # overruled before it came
     assert {tuple(steps) for steps in amended(swarm).values()} == {
         ((5, f"{RATE} = 0.025, training.target_batch_size = 96"),)
     }
-    assert asked  # the order did not reach it otherwise
+    assert asked  # the orders did not reach it otherwise
     newcomer = swarm.add()
     await swarm.run_until_step(11)
     assert {rate_of(peer) for peer in swarm.alive()} == {0.025}
@@ -130,28 +132,6 @@ async def test_all_members_change_the_rate_and_the_batch_at_one_step_and_a_newco
 
 
 @virtually
-async def test_conflicting_amendments_resolve_by_number_though_they_come_in_another_order_under_churn() -> None:
-    swarm = Swarm(make_spec(48), organiser=ORGANISER)
-    grow(swarm, 5, random.Random(4))
-    await swarm.run_until_step(1)
-    peers = list(swarm.peers.values())
-    rates = {number: amendment(swarm.spec, number, 3, optimizer__learning_rate=f"0.0{number}") for number in (1, 2, 3)}
-    tell(peers[0], rates[2])
-    tell(peers[1], rates[3])
-    await swarm.run_until_step(4)
-    swarm.internet.kill(peers[2].network)
-    tell(peers[4], rates[1])  # overruled before it came
-    swarm.add()
-    await swarm.run_until_step(9)
-    assert {rate_of(peer) for peer in swarm.alive()} == {0.03}
-    await assert_equal_states(swarm)
-    assert_one_group_per_step(swarm)
-    last = {name: steps[-1][1] for name, steps in amended(swarm).items()}
-    assert {last[peer.name] for peer in swarm.alive()} == {f"{RATE} = 0.03"}
-    await swarm.close()
-
-
-@virtually
 async def test_a_paused_run_holds_its_state_and_goes_on_and_stops_when_told() -> None:
     swarm = Swarm(make_spec(32), organiser=ORGANISER)
     grow(swarm, 3, random.Random(5))
@@ -161,7 +141,7 @@ async def test_a_paused_run_holds_its_state_and_goes_on_and_stops_when_told() ->
     await swarm.run_until_step(4)
     begun = len(swarm.log.of("round.begun"))
     newcomer = swarm.add()
-    await asyncio.sleep(60.0)
+    await asyncio.sleep(15.0)  # far longer than a step, or than it takes to give up who is silent
     assert {peer.replica.step for peer in swarm.alive()} == {4}
     assert len(swarm.log.of("round.begun")) == begun
     assert all(len(peer.session.node.connected()) >= 1 for peer in swarm.alive())
@@ -185,7 +165,7 @@ async def test_a_paused_run_holds_its_state_and_goes_on_and_stops_when_told() ->
 async def test_members_refuse_a_plan_by_an_order_for_later_steps() -> None:
     """A leader says which orders are in force; it moves none of them."""
     swarm = Swarm(make_spec(32), organiser=ORGANISER)
-    grow(swarm, 4, random.Random(4))
+    grow(swarm, 3, random.Random(4))
     await swarm.run_until_step(2)
     late = amendment(swarm.spec, 1, 1000, optimizer__learning_rate="0.5")
     for peer in swarm.peers.values():
@@ -194,11 +174,11 @@ async def test_members_refuse_a_plan_by_an_order_for_later_steps() -> None:
     standing = hostile.session.orders
     assert standing is not None
     standing.due = lambda _: (late.id,)  # type: ignore[method-assign]
-    await swarm.run_until_step(8)
+    await swarm.run_until_step(5)
     assert not [peer for peer in amended(swarm) if peer != hostile.name]
     honest = [peer for peer in swarm.peers.values() if peer is not hostile]
     assert 0.5 not in {rate_of(peer) for peer in honest}
-    assert all(peer.replica.step >= 8 for peer in honest)
+    assert all(peer.replica.step >= 5 for peer in honest)
     with pytest.raises(ProtocolError, match="for later steps"):
         await standing.obtain([late.id], "00" * 32, 999)
     await standing.obtain([late.id], "00" * 32, 1000)
@@ -211,7 +191,7 @@ async def test_of_forged_orders_a_few_are_looked_at() -> None:
     grow(swarm, 2, random.Random(4))
     await swarm.run_until_step(1)
     one, _ = swarm.peers.values()
-    stranger = [amendment(swarm.spec, number, 0, SECOND, paused="true") for number in range(1, 1001)]
+    stranger = [amendment(swarm.spec, number, 0, SECOND, paused="true") for number in range(1, 4 * MAX_INVALID)]
     assert len(one.session.admission.take(stranger)) == MAX_INVALID
     await swarm.close()
 
@@ -319,21 +299,6 @@ def test_a_peer_that_comes_to_a_state_with_an_amended_rate_lets_no_loop_set_anot
             assert group["lr"] == 0.03
 
 
-def test_amended_clipping_rests_while_a_strategy_is_at_work_that_does_not_step_by_gradients() -> None:
-    changes = [{"from_step": 3, "strategy": "demo"}, {"from_step": 5, "strategy": "synchronous"}]
-    spec = make_spec(16, model={"recipe": "custom"}, training={"strategy_changes": changes})
-    order = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
-    replica = small_replica(spec)
-    amends = Amended(standing(spec, order), replica)
-    said, norms = list[str](), []
-    for step in range(1, 7):
-        said.append(amends.enter((order.id,), step))
-        amends.apply()
-        norms.append(replica.max_grad_norm)
-    assert norms == [0.5, 0.5, None, None, 0.5, 0.5]
-    assert said == [f"{NORM} = 0.5", "", "", "", f"{NORM} = 0.5", ""]
-
-
 def test_signs_are_not_clipped_in_the_round_that_leads_from_them_to_another_strategy() -> None:
     """The plan of that round has the order already, and the round is still taken by the old strategy."""
     changes = [{"from_step": 3, "strategy": "demo"}]
@@ -341,13 +306,15 @@ def test_signs_are_not_clipped_in_the_round_that_leads_from_them_to_another_stra
     norm = amendment(spec, 1, 0, optimizer__max_grad_norm="0.5")
     away = amendment(spec, 2, 6, training__strategy='"synchronous"')
     orders, replica = standing(spec, norm, away), small_replica(spec)
-    amends, norms = Amended(orders, replica), []
+    amends, norms, said = Amended(orders, replica), [], list[str]()
     for step in range(1, 8):
-        amends.enter(orders.due(step), step)
+        said.append(amends.enter(orders.due(step), step))
         amends.apply()
         norms.append(replica.max_grad_norm)
         replica.hand_over(amends.at(step + 1).training.strategy, keeps_uncounted=False)
     assert norms == [0.5, 0.5, None, None, None, 0.5, 0.5]
+    back = "training.strategy = synchronous"
+    assert said == [f"{NORM} = 0.5", "", "", "", back, f"{NORM} = 0.5, {back}", ""]
 
 
 def test_the_desk_judges_an_order_for_a_step_that_is_past_by_the_round_that_is_next() -> None:
@@ -489,21 +456,6 @@ def test_a_strategy_with_an_optimizer_of_its_own_takes_over_only_where_it_was_fo
 def test_a_verified_run_cannot_be_amended() -> None:
     with pytest.raises(ConfigurationError, match="without a leader"):
         check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1}, 0)
-
-
-def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
-    one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    optimizer = torch.optim.SGD([{"params": [one], "lr": 0.1}, {"params": [two], "lr": 0.2}])
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
-    optimizer.step()
-    scheduler.step()
-    for _ in range(2):
-        set_learning_rate(optimizer, scheduler, 0.05)
-        assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.05]
-        assert scheduler.base_lrs == [0.05, 0.1]
-    optimizer.step()
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.05 / 3
 
 
 def cyclic_groups(optimizer: torch.optim.Optimizer) -> LRScheduler:

@@ -221,23 +221,6 @@ async def test_who_heard_of_a_transfer_before_its_signer_was_barred_commits_no_o
 
 
 @virtually
-async def test_who_missed_a_transfer_hears_of_it_from_whom_the_heirs_admitted_whoever_dials() -> None:
-    for dialler in range(2):
-        internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
-        away = Peer(internet, addresses, admitted=(FIRST, 0))
-        heirs = Peer(internet, addresses, admitted=(GUEST, 1))
-        assert not heirs.take([Transfer(RUN, 0, 1, (), (key(GUEST),), 1).signed_by(FIRST)])
-        one, other = (away, heirs) if dialler == 0 else (heirs, away)
-        await one.node.dial(other.address)
-        await asyncio.sleep(1.0)
-        assert away.ledger.term == 1
-        assert away.node.is_connected(heirs.peer_id)
-        assert heirs.node.is_connected(away.peer_id)
-        assert away.offences == heirs.offences == []
-        await close(away, heirs)
-
-
-@virtually
 async def test_who_missed_a_transfer_hears_of_it_though_it_knows_of_a_ban_that_the_transfer_ended() -> None:
     for dialler in range(2):
         internet, addresses = VirtualInternet(1), dict[PeerId, Address]()
@@ -251,6 +234,10 @@ async def test_who_missed_a_transfer_hears_of_it_though_it_knows_of_a_ban_that_t
         one, other = (away, heirs) if dialler == 0 else (heirs, away)
         await one.node.dial(other.address)
         assert away.ledger.term == 1
+        await asyncio.sleep(1.0)
+        assert away.node.is_connected(heirs.peer_id)
+        assert heirs.node.is_connected(away.peer_id)
+        assert away.offences == heirs.offences == []
         await close(away, heirs)
 
 

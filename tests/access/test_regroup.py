@@ -15,7 +15,7 @@ from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.access.orders import MAX_REGROUPS, Regroup
 from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import EPOCH_S
-from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
 from tests.worlds.seeds import seeds
@@ -52,6 +52,12 @@ async def begin(
 def cut(swarm: Swarm, one: Sequence[SimulatedPeer], other: Sequence[SimulatedPeer], *, heals: bool = False) -> None:
     for a, b in itertools.product(one, other):
         (swarm.internet.restore if heals else swarm.internet.cut)(a.network, b.network)
+
+
+def slow_down(peers: Sequence[SimulatedPeer]) -> None:
+    """So that few steps are taken while those that were apart find each other."""
+    for peer in peers:
+        peer.settings = TrainerSettings(micro_batch=4, micro_batch_s=1.0)
 
 
 def epochs(peers: Sequence[SimulatedPeer]) -> set[int]:
@@ -114,6 +120,7 @@ def test_a_partition_in_which_only_one_side_got_the_order_ends_in_one_history(se
         assert few[1].session.admission.take([regroup(swarm.spec, 1, stuck, few)]) == []
         await swarm.run_until_step(stuck + 1, peers=[peer.name for peer in few])
         assert set(swarm.digests([few[0].name]).values()).isdisjoint(swarm.digests([many[0].name]).values())
+        slow_down(peers)
         cut(swarm, few, many, heals=True)
         async with asyncio.timeout(300.0):
             while len(epochs(peers)) > 1 or not all(peer.session.member is not None for peer in peers):
@@ -141,6 +148,7 @@ async def test_of_two_orders_for_two_sides_the_higher_number_wins() -> None:
         assert side[0].session.admission.take([regroup(swarm.spec, number, newest(side), side)]) == []
     for side in (one, other):
         await swarm.run_until_step(newest(side) + 2, peers=[peer.name for peer in side])
+    slow_down(peers)
     cut(swarm, one, other, heals=True)
     await asyncio.sleep(1.5 * LONG_S)
     await swarm.run_until_step(newest(other) + 3)

@@ -67,7 +67,7 @@ def test_a_peer_in_a_run_opens_no_file_on_its_loop(tmp_path: Path) -> None:
             desk.put_in_force(desk.amend({"checkpoints.every_steps": 5}, None))
             shared: list[object] = []
             guest.subscribe(lambda event: shared.append(event) if event.fields.get("members") == 2 else None)
-            live(guest, lambda _: len(shared) >= 12)
+            live(guest, lambda _: len(shared) >= 7)
         left.set()
         hosting.join()
     assert not opened

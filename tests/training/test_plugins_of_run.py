@@ -12,8 +12,6 @@ import minga
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of, round_batch_range
 from minga.core.spec.fields import Section, whole
 from minga.core.spec.plugins import Origin
-from minga.identity.keys.keys import Identity
-from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
 from minga.security.robust.interface import AGGREGATORS
 from minga.training.plugins_of_run import check_plugins, with_origins
@@ -94,14 +92,6 @@ def test_other_runs_do_not_ask_for_an_aggregator(tmp_path: Path) -> None:
     check_plugins(named)
 
 
-def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bring(tmp_path, monkeypatch, "2.0")
-    organiser = Identity.generate()
-    signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
-    read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
-    assert read.plugins[KEY].version == "2.0"
-
-
 def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Set(Synchronous):
         class Settings(Section):
@@ -134,9 +124,3 @@ def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monk
     ):
         with pytest.raises(minga.ConfigurationError, match=said):
             check_plugins(set_run(**wrong))
-
-
-def test_each_codec_that_a_run_names_has_to_be_there() -> None:
-    for averaging in ({"codec": "elsewhere"}, {"codec": "int8", "download_codec": "elsewhere"}):
-        with pytest.raises(minga.ConfigurationError, match="codec: 'elsewhere' is none of"):
-            check_plugins(minga.RunSpec.from_mapping({"name": "guard", "averaging": averaging}))

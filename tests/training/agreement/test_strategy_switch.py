@@ -91,63 +91,6 @@ def test_all_change_at_one_step_there_and_back_while_one_dies_and_another_joins(
 
 
 @virtually
-async def test_a_step_has_the_batch_of_its_phase() -> None:
-    training = changes((3, "delayed"))
-    training["strategy_changes"].append({"from_step": 6, "strategy": "synchronous", "target_batch_size": 96})
-    swarm = Swarm(make_spec(48, training=training))
-    grow(swarm, 3, random.Random(2))
-    await swarm.run_until_step(4)
-    newcomer = swarm.add()
-    await swarm.run_until_step(9)
-    samples = {step: sum(next(iter(groups.values())).values()) for step, groups in rounds(swarm).items()}
-    assert all(48 <= samples[step] < 96 for step in range(1, 6))
-    assert all(96 <= samples[step] < 120 for step in range(6, 9))
-    assert newcomer.replica.step >= 9
-    await swarm.close()
-
-
-@virtually
-async def test_a_peer_comes_back_with_the_strategy_of_its_checkpoint_and_catches_up() -> None:
-    spec = make_spec(32, training=changes((4, "delayed"), (9, "synchronous")))
-    swarm = Swarm(spec, seed=1, checkpoint_every=2)
-    grow(swarm, 3, random.Random(1))
-    before, during, _ = swarm.peers.values()
-    await swarm.run_until_step(2)
-    swarm.internet.kill(before.network)  # with a checkpoint of before the change, which it misses
-    await swarm.run_until_step(6)
-    swarm.internet.kill(during.network)
-    before = swarm.restart(before.name)
-    assert before.replica.strategy == "synchronous"
-    await swarm.run_until_step(8)
-    assert changed(swarm)[before.name][-1][1] == "delayed"
-    during = swarm.restart(during.name)
-    assert during.replica.step == 6
-    assert during.replica.strategy == "delayed"
-    await swarm.run_until_step(11)
-    await assert_equal_states(swarm)
-    assert strategies(swarm) == {"synchronous"}
-    await swarm.close()
-
-
-@virtually
-async def test_all_begin_anew_from_checkpoints_amid_a_phase() -> None:
-    swarm = Swarm(make_spec(32, training=changes((3, "delayed"))), seed=1, checkpoint_every=4)
-    grow(swarm, 3, random.Random(1))
-    await swarm.run_until_step(5)
-    digests = set(swarm.digests().values())
-    names = list(swarm.peers)
-    for peer in swarm.alive():
-        swarm.internet.kill(peer.network)
-    for name in names:
-        assert swarm.restart(name).replica.strategy == "delayed"
-    assert set(swarm.digests().values()) != digests
-    await swarm.run_until_step(8)
-    await assert_equal_states(swarm)
-    assert strategies(swarm) == {"delayed"}
-    await swarm.close()
-
-
-@virtually
 async def test_an_amendment_that_comes_while_a_round_runs_changes_all_at_the_end_of_one() -> None:
     swarm = Swarm(make_spec(48), organiser=ORGANISER, seed=2)
     grow(swarm, 4, random.Random(3))
@@ -175,14 +118,19 @@ async def test_an_amendment_that_comes_while_a_round_runs_changes_all_at_the_end
 
 
 @virtually
-async def test_an_amendment_overrules_the_changes_that_were_planned() -> None:
-    swarm = Swarm(make_spec(48, training=changes((3, "delayed"), (6, "synchronous"))), organiser=ORGANISER)
+async def test_a_step_has_the_batch_of_its_phase_and_an_amendment_overrules_the_changes_that_were_planned() -> None:
+    training = changes((6, "synchronous"))
+    training["strategy_changes"].insert(0, {"from_step": 3, "strategy": "delayed", "target_batch_size": 96})
+    swarm = Swarm(make_spec(48, training=training), organiser=ORGANISER)
     grow(swarm, 3, random.Random(3))
     await swarm.run_until_step(1)
     tell(next(iter(swarm.peers.values())), amendment(swarm.spec, 1, 5, training__strategy='"delayed"'))
     await swarm.run_until_step(8)
     assert set(map(tuple, changed(swarm).values())) == {((3, "delayed"),)}
     await assert_equal_states(swarm)
+    samples = {step: sum(next(iter(groups.values())).values()) for step, groups in rounds(swarm).items()}
+    assert all(48 <= samples[step] < 96 for step in range(1, 3))
+    assert all(96 <= samples[step] < 120 for step in range(3, 8))
     await swarm.close()
 
 
@@ -190,7 +138,7 @@ async def test_an_amendment_overrules_the_changes_that_were_planned() -> None:
 async def post_local(settings: dict[str, Any], averaging: dict[str, Any]) -> None:
     later = [
         {"from_step": 3, "strategy": "local", "target_batch_size": 96},
-        {"from_step": 13, "strategy": "synchronous", "target_batch_size": 48},
+        {"from_step": 10, "strategy": "synchronous", "target_batch_size": 48},
     ]
     tables = {"strategy": {"local": settings}, "averaging": averaging}
     swarm = Swarm(
@@ -205,16 +153,17 @@ async def post_local(settings: dict[str, Any], averaging: dict[str, Any]) -> Non
     await swarm.run_until_step(5)
     await assert_equal_states(swarm)
     away = swarm.restart(away.name)
-    await swarm.run_until_step(8)
+    assert away.replica.strategy == "synchronous"
+    await swarm.run_until_step(7)
     await assert_equal_states(swarm)
     assert strategies(swarm) == {"local"}
     victim = swarm.restart(victim.name, checkpoint=newcomer.checkpoint)
     assert victim.replica.strategy == "local"
-    await swarm.run_until_step(15)
+    await swarm.run_until_step(12)
     await assert_equal_states(swarm)
     assert_one_group_per_step(swarm)
     assert strategies(swarm) == {"synchronous"}
-    assert newcomer.replica.step >= 15
+    assert newcomer.replica.step >= 12
     await swarm.close()
 
 

@@ -20,7 +20,6 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.rejoin import SPEC_FILE
 from minga.network.interface import PeerId
 from minga.training import backup as backup_module
-from minga.training import backup as sealed_file
 from minga.training.backup import (
     FRAME_BYTES,
     MAGIC,
@@ -42,7 +41,8 @@ WORDS = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def _a_key_is_derived_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_file, "LOG2_N", sealed_file.MIN_LOG2_N)
+    for bound in ("LOG2_N", "MIN_LOG2_N"):
+        monkeypatch.setattr(backup_module, bound, 10)
 
 
 def sealed(content: bytes, passphrase: str = WORDS) -> bytes:

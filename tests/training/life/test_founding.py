@@ -339,11 +339,6 @@ def test_a_liar_that_names_the_founding_keeps_others_from_beginning_until_it_is_
     main()
 
 
-def test_the_organiser_is_believed_before_a_stranger_that_tells_of_a_later_step(tmp_path: Path) -> None:
-    may_begin, _ = begins(tmp_path, lost=0, sees="")
-    assert may_begin
-
-
 def test_a_stranger_that_tells_all_founders_of_a_later_step_keeps_none_from_beginning(tmp_path: Path) -> None:
     @virtually
     async def main() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -22,15 +21,13 @@ from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.optim import SGD
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
-from minga.simulation.swarm.swarm import Swarm, small_replica
+from minga.simulation.swarm.swarm import Swarm
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
-from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,
-    offences,
     pull,
     rounds,
     same_step,
@@ -132,65 +129,13 @@ def test_synchronous_steps_are_those_of_one_large_batch(monkeypatch: pytest.Monk
     assert set(ages) == {0}
 
 
-@pytest.mark.parametrize("latency_s", [0.01, 0.3])
-def test_delayed_steps_use_gradients_that_are_at_most_one_step_old(
-    latency_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """theta[t+1] = theta[t] - lr * mean of g(theta[c]) with c = t or t - 1: the longer a round, the more c = t - 1.
-
-    Over long links the others need nine steps to come in, in which the first has nobody to wait for.
-    """
-    swarm, ledger = virtually(train)("delayed", 20, monkeypatch, latency_s)
-    worst, ages = replay(swarm, ledger, 20)
+def test_delayed_steps_use_gradients_that_are_at_most_one_step_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """theta[t+1] = theta[t] - lr * mean of g(theta[c]) with c = t or t - 1."""
+    swarm, ledger = virtually(train)("delayed", 12, monkeypatch, latency_s=0.05)
+    worst, ages = replay(swarm, ledger, 12)
     assert worst < 1e-6
     assert set(ages) == {0, 1}
-    assert sum(ages) > (0.5 if latency_s > 0.1 else 0.05) * len(ages)
-
-
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
-def test_gradients_that_are_not_finite_never_leave_their_machine(strategy: str) -> None:
-    @virtually
-    async def main() -> None:
-        calls = Counter[str]()
-
-        def gradient(peer: SimulatedPeer, samples: int) -> None:
-            calls[peer.name] += 1
-            for parameter in peer.replica.vector.parameters():
-                parameter.grad = parameter.detach() - 1.0
-                if peer.name == "peer-1" and calls[peer.name] % 3 == 0:
-                    parameter.grad[0] = math.nan if calls[peer.name] % 2 else math.inf
-
-        swarm = Swarm(make_spec(24, training={"strategy": strategy}), seed=1, gradient=gradient)
-        for _ in range(3):
-            swarm.add(HostSettings(), TrainerSettings(2, 0.1))
-        try:
-            await swarm.run_until_step(6, limit_s=100)
-            await assert_equal_states(swarm)
-            for peer in swarm.alive():
-                assert all(torch.isfinite(p).all() for p in peer.replica.vector.parameters())
-            assert swarm.peers["peer-1"].samples_done > 0
-            assert offences(swarm) == []
-        finally:
-            await swarm.close()
-
-    main()
-
-
-@pytest.mark.parametrize("codec", [soaked("int8"), "adaptive"])
-def test_states_stay_equal_with_every_codec(codec: str) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(40, codec=codec), seed=2)
-        for index in range(5):
-            swarm.add(HostSettings(dialable=index != 4), TrainerSettings(2, 0.1 + 0.02 * index))
-        try:
-            await swarm.run_until_step(8, limit_s=100)
-            await assert_equal_states(swarm)
-            assert swarm.log.of("member.diverged") == swarm.log.of("member.out_of_sync") == []
-        finally:
-            await swarm.close()
-
-    main()
+    assert sum(ages) > 0.2 * len(ages)
 
 
 @pytest.mark.parametrize("others", [1, 2])
@@ -332,29 +277,6 @@ def test_a_lying_member_is_found_out_by_its_next_join() -> None:
     main()
 
 
-def test_a_restart_goes_on_from_the_checkpoint() -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(8), seed=5, checkpoint_every=3)
-        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
-        try:
-            await swarm.run_until_step(7, limit_s=60)
-            kept = peer.checkpoint
-            assert kept is not None
-            assert kept.step == 6
-            swarm.internet.kill(peer.name)
-            again = swarm.restart(peer.name)
-            assert again.network.peer_id == peer.network.peer_id
-            fresh = small_replica(swarm.spec)
-            fresh.restore(kept)
-            assert again.replica.digest() == fresh.digest()
-            await swarm.run_until_step(9, limit_s=60)
-        finally:
-            await swarm.close()
-
-    main()
-
-
 def test_a_mistake_in_the_program_lets_the_trainer_go(caplog: pytest.LogCaptureFixture) -> None:
     @virtually
     async def main() -> None:
@@ -418,7 +340,7 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
         peers = [swarm.add(host, TrainerSettings(2, 0.1)) for _ in range(3)]
         peers.append(swarm.add(host, auxiliary=True))
         try:
-            await swarm.run_until_step(8, limit_s=300)
+            await swarm.run_until_step(5, limit_s=300)
             begun = swarm.log.of("round.begun")[-1].event.fields
             assert (begun["parts"], begun["sites"]) == (4, 0)
             assert begun["predicted_s"] == pytest.approx(1.75, rel=0.3)
@@ -427,7 +349,7 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
             before = max(peer.session.node.access_link.doubts for peer in peers)
             assert before == 0
             swarm.script("slow_link peer-1 to 4Mbit at 0s")
-            await swarm.run_until_step(9, limit_s=300)
+            await swarm.run_until_step(6, limit_s=300)
             assert max(peer.session.node.access_link.doubts for peer in peers) > 0
         finally:
             await swarm.close()

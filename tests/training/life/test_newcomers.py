@@ -8,12 +8,9 @@ import itertools
 import pytest
 
 from minga.averaging.matchmaking.leader import (
-    GIVEN_UP,
-    JOIN_GRACE_S,
     LEAST_S,
     MOST_S,
     hold_s,
-    longest_hold_s,
     waited_for,
 )
 from minga.network.interface import PeerId
@@ -96,11 +93,12 @@ def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
     async def main() -> None:
         swarm = await trained(7)
         began = asyncio.get_running_loop().time()
-        for _ in range(5):
+        for _ in range(3):
             swarm.add(HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES), TrainerSettings(4, 0.25))
             await asyncio.sleep(0.9)
-        await asyncio.sleep(10.0)
-        assert all(takes_part(swarm, peer.name) for peer in swarm.alive())
+        async with asyncio.timeout(10.0):
+            while not all(takes_part(swarm, peer.name) for peer in swarm.alive()):
+                await asyncio.sleep(0.1)
         begun = [e.event for e in swarm.log.of("round.begun") if e.event.time > began]
         assert (
             max(float(str(event.fields["waited_s"])) for event in begun) < LEAST_S + 1.0
@@ -158,18 +156,6 @@ def test_whose_state_came_too_late_for_its_step_is_about_to_begin_anew() -> None
     assert newcomers.syncing(said, step=6) == {ONE: BEGINS_ANEW_S}
     now = 10.0
     assert newcomers.syncing(said, step=6) == {}
-
-
-def test_who_says_for_a_moment_of_each_step_that_it_fetches_is_given_up_as_others_are() -> None:
-    now, held_s, step_s = 0.0, 0.0, 0.5
-    newcomers = Newcomers(lambda: now)
-    while now < FORGIVEN_S:
-        now += step_s
-        newcomers.look({ONE: progress(5, "syncing")})
-        held = waited_for(newcomers.syncing({ONE: progress(5, "syncing")}), step_s)
-        newcomers.look({ONE: progress(5, "training")})
-        held_s, now = held_s + JOIN_GRACE_S * len(held), now + JOIN_GRACE_S * len(held)
-    assert held_s <= GIVEN_UP * longest_hold_s(step_s)
 
 
 @pytest.mark.parametrize("step_s", [1.0, 250.0])

@@ -13,6 +13,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, rounds, vector_replica, virtually
 
 NUMEL = 70_000  # so many that a micro-batch is added without a look at each element
@@ -48,7 +49,7 @@ def test_if_nobody_has_samples_the_round_is_void_and_no_step_is_counted(monkeypa
     main()
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+@pytest.mark.parametrize("strategy", [soaked("synchronous"), "delayed"])
 def test_a_sum_that_is_not_finite_is_left_out_of_its_step_with_a_warning(
     strategy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_sum_that_is_not_finite_is_left_out_of_its_step_with_a_warning(
         for _ in range(3):
             swarm.add(HostSettings(), TrainerSettings(1, 0.1))
         try:
-            await swarm.run_until_step(12, limit_s=120)
+            await swarm.run_until_step(8, limit_s=120)
             await assert_equal_states(swarm)
             samples = {
                 step: members["peer-1"]
@@ -75,7 +76,7 @@ def test_a_sum_that_is_not_finite_is_left_out_of_its_step_with_a_warning(
             }
             assert samples[4] == samples[5] == 0
             assert samples[1] > 0
-            assert samples[9] > 0
+            assert samples[7] > 0
             assert "left out of step: the sum of the gradients of" in caplog.text
             assert all(peer.replica.read_values().isfinite().all() for peer in swarm.peers.values())
             assert not offences(swarm)

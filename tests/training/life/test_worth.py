@@ -11,11 +11,8 @@ import pytest
 
 from minga.averaging.messages import Plan, Report
 from minga.core.events.training import TrainingTooSlow
-from minga.network.virtual.internet import HostSettings
-from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.swarm import Swarm
-from minga.training.life.worth import WorthNotice
-from tests.worlds.swarm_tools import make_spec, virtually
+from minga.training.life.worth import STEPS, WorthNotice
+from tests.worlds.swarm_tools import virtually
 
 
 def told(limits: Sequence[int], micro_batch_s: float, steps_s: Sequence[float]) -> list[tuple[int, str]]:
@@ -58,21 +55,12 @@ def test_a_peer_that_is_left_nothing_for_another_reason_is_not_told(
     assert not told(limits, micro_batch_s, steps_s)
 
 
-def test_a_peer_whose_samples_find_no_room_is_told_once() -> None:
-    """Three trainers of two samples, where two fill the target before the third has its own."""
-
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(4), seed=2)
-        for seconds in (0.2, 0.2, 0.3):
-            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, seconds))
-        try:
-            await swarm.run_until_step(40, limit_s=200)
-        finally:
-            await swarm.close()
-        told = swarm.log.of("training.not_needed")
-        assert [each.peer for each in told] == ["peer-2"]
-        assert "fill the target of 4 samples a step" in str(told[0].event.fields["why"])
-        assert "raise training.target_batch_size" in str(told[0].event.fields["why"])
-
-    main()
+def test_a_peer_whose_samples_find_no_room_in_three_of_four_steps_is_told_once() -> None:
+    """Its micro-batches are short enough: the others fill the target before it has its own."""
+    ((step, why),) = told([0, 0, 0, 64] * 11, 0.03, [0.3] * 44)
+    assert step == STEPS - 1
+    assert why.startswith(
+        "the others fill the target of 64 samples a step, and in the last 20 steps this peer was wanted"
+    )
+    assert "raise training.target_batch_size" in why
+    assert not told([0, 0, 64] * 15, 0.03, [0.3] * 45)

@@ -69,15 +69,6 @@ def left_by(peer: minga.Peer) -> StateSnapshot:
     return checkpoint
 
 
-def test_the_end_of_the_run_leaves_a_checkpoint(host: MakePeer) -> None:
-    model = small_model()
-    peer = host()
-    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
-    train(opt, model)
-    checkpoint = left_by(peer)
-    assert checkpoint.step == STEPS
-
-
 def test_the_last_checkpoint_is_of_the_state_that_this_peer_took_over_in_the_end(
     host: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,20 +141,23 @@ def test_the_end_of_a_peer_writes_no_state_that_the_program_may_have_changed(hos
     assert left_by(peer).step == 2
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError, minga.ConfigurationError])
 def test_a_state_that_cannot_be_kept_is_told_whatever_the_cause(
-    kind: type[Exception], host: MakePeer, monkeypatch: pytest.MonkeyPatch
+    host: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    causes = [kind(kind.__name__) for kind in (ValueError, RuntimeError, MemoryError, minga.ConfigurationError)]
+
     def refuse(_: StateSnapshot) -> None:
-        raise kind("too many tensors")
+        raise causes[-1]
 
     monkeypatch.setattr("minga.training.checkpointer.build_manifest", refuse)
     model, peer, heard = small_model(), host(), list[Event]()
     peer.subscribe(heard.append)
     opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
-    opt.save_checkpoint()
-    peer.on_loop(lambda: None)
-    assert {event.fields["why"] for event in heard if event.kind == "checkpoint.failed"} == {"too many tensors"}
+    while causes:
+        opt.save_checkpoint()
+        peer.on_loop(lambda: None)
+        told = [event.fields["why"] for event in heard if event.kind == "checkpoint.failed"]
+        assert told[-1] == str(causes.pop())
 
 
 def test_a_run_that_was_prolonged_when_all_were_gone_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
@@ -250,18 +244,6 @@ def test_an_interrupt_of_the_goodbye_leaves_nothing_behind(host: MakePeer, monke
     assert minga_threads() <= others
 
 
-class Interrupted(torch.optim.SGD):
-    """Its second step is interrupted."""
-
-    calls = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.calls += 1
-        if self.calls == 2:
-            raise KeyboardInterrupt
-        return super().step(closure)
-
-
 class Halved(torch.optim.SGD):
     """Its second step ends half-way, and so does what a handler of signals does there."""
 
@@ -277,9 +259,9 @@ class Halved(torch.optim.SGD):
             raise KeyboardInterrupt
 
 
-def test_no_checkpoint_is_written_of_a_state_that_is_half_way_between_two_steps(host: MakePeer) -> None:
-    model, peer = small_model(), host()
-    inner = Halved(model.parameters(), lr=0.1)
+def test_an_interrupt_amid_an_update_ends_the_peer_and_no_checkpoint_is_written_of_half_a_step(host: MakePeer) -> None:
+    model, others = small_model(), minga_threads()
+    peer, inner = host(), Halved(model.parameters(), lr=0.1)
     opt = minga.Optimizer(inner, peer, model=model)
     inner.handler = opt.save_checkpoint
     train(opt, model, steps=1)
@@ -293,17 +275,6 @@ def test_no_checkpoint_is_written_of_a_state_that_is_half_way_between_two_steps(
         with pytest.raises(minga.ClosedError, match="could not apply"):
             train(opt, model)
     assert left_by(peer).step == 1
-
-
-def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -> None:
-    model, others = small_model(), minga_threads()
-    peer = host()
-    opt = minga.Optimizer(Interrupted(model.parameters(), lr=0.1), peer, model=model)
-    with pytest.raises(KeyboardInterrupt):
-        train(opt, model)
-    with pytest.raises(minga.ClosedError, match="could not apply"):
-        train(opt, model)
-    peer.close()
     assert minga_threads() <= others
 
 
@@ -342,24 +313,3 @@ def test_a_program_may_leave_before_it_has_the_state(host: MakePeer, tmp_path: P
         assert len(asked) > 2
         assert not guest.session.is_ready
         assert opt.global_step == 0
-
-
-def test_an_interrupted_micro_batch_does_not_count_half(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, bare = small_model(), small_model()
-    bare.load_state_dict(ours.state_dict())
-    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.1), host(stop_after_steps=1), model=ours)
-
-    def interrupted(vector: torch.Tensor, weight: float) -> bool:
-        vector.add_(weight)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opt._replica, "accumulate", interrupted)
-        mean_loss(ours, next(batches(BATCH))).backward()
-        with pytest.raises(KeyboardInterrupt):
-            opt.step(samples=BATCH)
-    opt.zero_grad()
-    train(opt, ours)
-    mean_loss(bare, next(batches(BATCH))).backward()
-    torch.optim.SGD(bare.parameters(), lr=0.1).step()
-    assert same(ours, bare)

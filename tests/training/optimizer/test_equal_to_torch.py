@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,31 @@ from minga import optim
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
 
 
-@pytest.mark.parametrize("strategy", ["synchronous"])
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop"])
-def test_alone_it_is_the_bare_optimizer_bit_by_bit(host: MakePeer, name: str, strategy: str) -> None:
-    make = getattr(torch.optim, name)
+def sgd_by_layers(model: Any) -> torch.optim.Optimizer:
+    """Each layer in a group with settings of its own."""
+    first, second = ({"params": model[place].parameters()} for place in (0, 2))
+    return torch.optim.SGD([{**first, "lr": 0.5}, {**second, "lr": 0.01, "momentum": 0.9}])
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """One group."""
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("make", [sgd_by_layers, adamw])
+def test_alone_it_is_the_bare_optimizer_bit_by_bit(
+    host: MakePeer, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
     ours, bare = small_model(), small_model()
     bare.load_state_dict(ours.state_dict())
-    opt = minga.Optimizer(make(ours.parameters(), lr=0.1), host(strategy=strategy), target_batch_size=BATCH, model=ours)
-    plain = make(bare.parameters(), lr=0.1)
+    opt, plain = minga.Optimizer(make(ours), host(), target_batch_size=BATCH, model=ours), make(bare)
     train(opt, ours)
     for batch in itertools.islice(batches(BATCH), STEPS):
         mean_loss(bare, batch).backward()
         plain.step()
         plain.zero_grad()
     assert (opt.global_step, opt.finished, opt.dropped_micro_batches) == (STEPS, True, 0)
+    assert [group["lr"] for group in opt.param_groups] == [group["lr"] for group in plain.param_groups]
     assert same(ours, bare)
 
 
@@ -66,33 +78,20 @@ def test_what_nobody_used_is_left_alone_and_a_gradient_of_zeros_is_no_missing_on
     assert same(ours, bare)
 
 
-@pytest.mark.parametrize("micro_batch", [4, 3, 1])
-def test_micro_batches_add_up_to_the_whole_batch(host: MakePeer, micro_batch: int) -> None:
+@pytest.mark.parametrize("sizes", [[1] * BATCH, [7, 1, 4]], ids=str)
+def test_micro_batches_add_up_to_the_whole_batch_by_their_samples(host: MakePeer, sizes: list[int]) -> None:
     ours, bare = small_model(), small_model()
     bare.load_state_dict(ours.state_dict())
     opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9), host(), model=ours)
     plain = torch.optim.SGD(bare.parameters(), lr=0.5, momentum=0.9)
-    train(opt, ours, micro_batch)
-    stream = batches(micro_batch)
-    for _ in range(STEPS):
-        mean_loss(bare, torch.cat(list(itertools.islice(stream, BATCH // micro_batch)))).backward()
+    for batch in itertools.islice(batches(BATCH), STEPS):
+        for part in batch.split(sizes):
+            mean_loss(ours, part).backward()
+            opt.step(samples=len(part))
+        mean_loss(bare, batch).backward()
         plain.step()
         plain.zero_grad()
     assert opt.global_step == STEPS
-    assert same(ours, bare, 1e-6)
-
-
-def test_micro_batches_of_different_sizes_count_by_their_samples(host: MakePeer) -> None:
-    ours, bare = small_model(), small_model()
-    bare.load_state_dict(ours.state_dict())
-    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.5), host(stop_after_steps=1), model=ours)
-    batch = next(batches(BATCH))
-    for part in batch.split([7, 1, 4]):
-        mean_loss(ours, part).backward()
-        opt.step(samples=len(part))
-    mean_loss(bare, batch).backward()
-    torch.optim.SGD(bare.parameters(), lr=0.5).step()
-    assert opt.global_step == 1
     assert same(ours, bare, 1e-6)
 
 

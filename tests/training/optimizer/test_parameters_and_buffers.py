@@ -81,15 +81,6 @@ def test_parameters_thawed_later_are_not_trained_on_local_gradients(host: MakePe
     assert torch.equal(model[2].weight, before)  # type: ignore[index]
 
 
-def test_a_compiled_model(host: MakePeer) -> None:
-    model = small_model()
-    compiled = torch.compile(model, backend="eager")
-    opt = minga.Optimizer(torch.optim.SGD(compiled.parameters(), lr=0.1), host(), model=compiled)
-    train(opt, compiled)
-    assert opt.finished
-    assert any(entry.name == "model/2.bias" for entry in opt._replica.capture().tensors)
-
-
 # ---- buffers
 
 
@@ -101,11 +92,10 @@ def test_tables_that_each_peer_builds_itself_are_no_averaged_buffers() -> None:
     assert all(any(one is other for other in expected) for one in found)
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8"])
-def test_averaged_buffers(host: MakePeer, codec: str) -> None:
+def test_averaged_buffers(host: MakePeer) -> None:
     model = Normed()
     mask = model.mask.clone()
-    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(codec=codec), model=model)
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(codec="int8"), model=model)
     train(opt, model, 4, steps=2)
     assert opt.dropped_micro_batches == 0
     assert model.norm.num_batches_tracked.item() == 2
@@ -199,9 +189,3 @@ def test_gradients_are_fetched_in_few_pieces(monkeypatch: pytest.MonkeyPatch) ->
     assert [start for start, _ in pieces] == [0, 20]
     assert torch.equal(pieces[0][1], torch.cat(values[:2]))
     assert torch.equal(pieces[1][1], torch.cat(values[2:]))
-
-
-def test_nothing_to_fetch() -> None:
-    model = small_model()
-    vector = ParameterVector(torch.optim.SGD(model.parameters(), lr=0.1), SharedBuffers(None), "float32")
-    assert list(vector._fetch([])) == []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,62 +15,10 @@ import minga
 from minga.training.replica.replica import EMPTY_IN_ROW
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
 
-
-def test_parameter_groups_keep_their_own_learning_rates(host: MakePeer) -> None:
-    ours, bare = small_model(), small_model()
-    bare.load_state_dict(ours.state_dict())
-
-    def groups(model: Any) -> list[dict[str, Any]]:
-        return [
-            {"params": model[0].parameters(), "lr": 0.5},
-            {"params": model[2].parameters(), "lr": 0.01, "momentum": 0.9},
-        ]
-
-    opt = minga.Optimizer(torch.optim.SGD(groups(ours), lr=0.1), host(), model=ours)
-    plain = torch.optim.SGD(groups(bare), lr=0.1)
-    train(opt, ours)
-    for batch in itertools.islice(batches(BATCH), STEPS):
-        mean_loss(bare, batch).backward()
-        plain.step()
-        plain.zero_grad()
-    assert [group["lr"] for group in opt.param_groups] == [0.5, 0.01]
-    assert same(ours, bare)
-
-
-def test_named_parameters_are_accepted(host: MakePeer) -> None:
-    model = small_model()
-    opt = minga.Optimizer(torch.optim.SGD(model.named_parameters(), lr=0.1), host())
-    train(opt, model)
-    assert opt.finished
-    assert any(entry.name == "model/2.bias" for entry in opt._replica.capture().tensors)
-
-
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad_is_harmless_and_not_needed(host: MakePeer, to_none: bool) -> None:
-    calling, silent = small_model(), small_model()
-    silent.load_state_dict(calling.state_dict())
-    first = minga.Optimizer(torch.optim.SGD(calling.parameters(), lr=0.1), host(), model=calling)
-    second = minga.Optimizer(torch.optim.SGD(silent.parameters(), lr=0.1), host(), model=silent)
-    for batch in itertools.islice(batches(4), 3 * STEPS):
-        for model, opt in ((calling, first), (silent, second)):
-            mean_loss(model, batch).backward()
-            opt.step(samples=4)
-            assert all(p.grad is None for p in model.parameters())
-        first.zero_grad(set_to_none=to_none)
-    assert same(calling, silent)
-    mean_loss(calling, next(batches(4))).backward()
-    first.zero_grad(set_to_none=to_none)
-    assert all((p.grad is None) if to_none else not p.grad.any() for p in calling.parameters())
-
-
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=STEPS + 1),
     "sequential": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(o, STEPS)], [2]
-    ),
-    "chained": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], o
     ),
 }
 

@@ -281,14 +281,6 @@ def test_agreement_needs_two_digests_of_one_step() -> None:
     in_loop(check)
 
 
-def test_an_empty_board() -> None:
-    def check(swarm: Swarm) -> None:
-        status = swarm.status()
-        assert (status.peers, status.step, status.averages) == ((), 0, False)
-
-    in_loop(check)
-
-
 def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
     def check(swarm: Swarm) -> None:
         for step in range(MAX_ROWS + 5):

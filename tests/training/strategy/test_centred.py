@@ -118,42 +118,6 @@ def test_a_spring_pulls_at_both_ends_alike() -> None:
     assert sum(float(peer.x) for peer in peers) + float(peers[0].centre) == 8.0 * 6
 
 
-def test_a_peer_that_dies_pulls_no_more() -> None:
-    peers = [Peer(Elastic, ElasticSettings(beta=0.5), 1) for _ in range(2)]
-    peers[0].move_to(4.0)
-    peers[1].move_to(-4.0)
-    take_round(peers[:1], [0])
-    assert (float(peers[0].x), float(peers[0].centre)) == (2.0, 2.0)
-
-
-def double_well(peers: Sequence[Peer], rounds: int, *, one: bool) -> None:
-    """Descend (x^2 - 1)^2 with four steps a round."""
-    for _ in range(rounds):
-        for _ in range(4):
-            for peer in peers:
-                peer.step(4.0 * peer.x * (peer.x**2 - 1.0), float(((peer.x**2 - 1.0) ** 2).sum()))
-        take_round(peers, best_of(peers) if one else range(len(peers)))
-
-
-def test_between_two_wells_the_elastic_centre_stays_in_the_middle() -> None:
-    peers = [Peer(Elastic, ElasticSettings(), 1) for _ in range(4)]
-    for place, peer in enumerate(peers):
-        peer.move_to(0.9 if place % 2 else -0.9)
-    double_well(peers, 50, one=False)
-    assert float(peers[0].centre) == 0.0
-    assert [float(peer.x) > 0 for peer in peers] == [False, True, False, True]
-
-
-def test_between_two_wells_a_leader_draws_all_into_one() -> None:
-    peers = [Peer(Leader, LeaderSettings(pull=0.6, inner_pull=0.0), 1) for _ in range(4)]
-    for place, peer in enumerate(peers):
-        peer.move_to(0.9 if place % 2 else -0.9)
-    double_well(peers, 50, one=True)
-    assert len({float(peer.x) > 0 for peer in peers}) == 1
-    for peer in peers:
-        assert abs(abs(float(peer.x)) - 1.0) < 1e-3
-
-
 # ---- leader
 
 
@@ -197,19 +161,6 @@ def test_without_pull_each_peer_goes_its_own_way(kind: type[Centred], settings: 
         assert torch.equal(peer.x, parameter.detach())
 
 
-@pytest.mark.parametrize(("kind", "settings"), [(Leader, LeaderSettings()), (Elastic, ElasticSettings())])
-def test_equal_peers_stay_equal(kind: type[Centred], settings: Any) -> None:
-    torch.manual_seed(5)
-    peers = [Peer(kind, settings, momentum=0.9) for _ in range(3)]
-    for number in range(12):
-        gradient = torch.randn(6)
-        for peer in peers:
-            peer.step(gradient)
-        if number % 3 == 2:
-            take_round(peers, best_of(peers) if kind is Leader else range(3))
-    assert len({tuple(peer.x.tolist()) for peer in peers}) == 1
-
-
 def test_between_rounds_each_step_draws_a_little_to_the_last_best_peer() -> None:
     peer = Peer(Leader, LeaderSettings(pull=0.5, inner_pull=0.2), 1)
     peer.step(torch.tensor([-20.0]))
@@ -219,16 +170,6 @@ def test_between_rounds_each_step_draws_a_little_to_the_last_best_peer() -> None
     assert float(peer.x) == 4.0
     peer.step(torch.zeros(1))
     assert float(peer.x) == pytest.approx(4.0 + 0.1 * 2.0)  # it took two steps in the round before
-
-
-def test_a_run_ends_at_the_centre() -> None:
-    peers = [Peer(Leader, LeaderSettings(), 1) for _ in range(3)]
-    for place, peer in enumerate(peers):
-        peer.move_to(3.0 * place)
-    take_round(peers, range(3))
-    for peer in peers:
-        peer.strategy.conclude()
-    assert [(float(peer.x), float(peer.centre)) for peer in peers] == [(3.0, 3.0)] * 3
 
 
 def test_the_score_is_the_mean_of_the_last_losses() -> None:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
 import pytest
 import torch
 
-from minga.averaging.allreduce import sender
-from minga.averaging.allreduce.round import Round
-from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import ContributionFate, Encoder, RoundVectors
-from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.codecs.residual import ContributionFate
 from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.network.rpc.stream import MessageStream
-from minga.network.virtual.internet import HostSettings
 from minga.optim import LAMB, SGD, AdamW
-from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.swarm import Swarm
 from minga.training.replica.replica import Replica
 from minga.training.strategy.demo import Demo
 from tests.worlds.combined_peers import SAMPLES, CombinedPeer, take_step
-from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
 SPEC = RunSpec.from_mapping({"name": "demo", "training": {"strategy": "demo"}})
 RATE, DECAY = 0.01, 0.1
@@ -58,13 +48,6 @@ def test_a_step_is_the_sign_of_the_mean_and_decoupled_weight_decay(kind: type[to
         wanted = (before - RATE * (mean.sign() + DECAY * before))[:size]
         assert torch.allclose(replica.read_values()[:size], wanted, atol=1e-7)
         assert torch.equal(mean, kept)
-
-
-def test_averaged_buffers_move_by_their_mean() -> None:
-    strategy, replica = trainer(SGD)
-    mean = torch.full((replica.vector.numel,), 0.25)
-    strategy.absorb(1, mean, ContributionFate.COUNTED)
-    assert torch.equal(replica.tensors()["model/1.running_mean"], torch.full((4,), 0.25))
 
 
 @pytest.mark.parametrize("kind", [AdamW, LAMB, torch.optim.AdamW, torch.optim.RMSprop])
@@ -147,70 +130,3 @@ def test_what_is_sent_of_the_cosine_coefficients_gives_the_signs_of_the_mean(k: 
     assert clear.sum() > 1000
     assert (moved.sign() == mean.sign())[clear].float().mean() > least
     assert len({peer.replica.digest() for peer in peers}) == 1
-
-
-def test_the_residual_is_the_momentum_of_the_paper() -> None:
-    """delta <- beta (delta - sent) + g, of which the greatest coefficients are sent; a round that came to nothing
-    changes none of it, and sends the same again.
-    """
-    beta, count, samples = 0.999, 2, 4
-    layout = VectorLayout(((4096,),), f"topk(k={count})", "float32")
-    vectors = RoundVectors(lambda _: layout, torch.zeros, decay=beta)
-    (chunk,) = layout.chunks(0, layout.total, 1 << 20)
-    torch.manual_seed(8)
-    momentum = torch.zeros(4096)
-    for step in range(6):
-        gradient = torch.randint(-9, 10, (4096,)).float()
-        momentum += gradient
-        for came_to_nothing in (True, False):
-            residual = vectors.residual(step)
-            assert residual is not None
-            encoder = residual.seal(gradient, samples, step)
-            sent, room = torch.zeros(4096), as_bytes(torch.empty(chunk.upload_bytes, dtype=torch.uint8))
-            chunk.codecs.upload.decode(encoder.encode(chunk, room), sent)
-            if came_to_nothing:
-                encoder.take_back()
-            else:
-                encoder.settle([(chunk, True)], sent)
-        chosen = sent.nonzero().flatten()
-        assert len(chosen) == count
-        assert torch.allclose(sent[chosen], momentum[chosen], rtol=2e-3)
-        assert momentum[chosen].abs().min() >= momentum.abs().topk(count).values.min() * 0.999
-        momentum = beta * (momentum - sent)
-        assert torch.allclose(residual.mass / samples, momentum, atol=1e-3)
-
-
-def test_a_peer_that_dies_in_the_middle_of_its_upload_leaves_the_others_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    @virtually
-    async def main() -> None:
-        averaging = {"codec": "topk(k=32)", "sketch": "dct64", "residual_decay": 0.999}
-        spec = make_spec(32, training={"strategy": "demo"}).amended({f"averaging.{k}": v for k, v in averaging.items()})
-        swarm = Swarm(spec, make_replica=matrix_replica, gradient=pull, seed=4)
-        for _ in range(4):
-            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, 0.1))
-        send_own, killed = sender._send_own, list[str]()
-
-        async def send(round: Round, own: Encoder, index: int, buffer: memoryview, stream: MessageStream) -> None:
-            if round.plan.step == 1 and not killed:
-                killed.append(swarm.name_of(round.node.peer_id))
-                swarm.internet.kill(swarm.peers[killed[0]].network)
-            await send_own(round, own, index, buffer, stream)
-
-        monkeypatch.setattr(sender, "_send_own", send)
-        try:
-            while not killed:
-                await asyncio.sleep(0.01)
-            await swarm.run_until_step(4, peers=[peer.name for peer in swarm.alive()], limit_s=100)
-            await assert_equal_states(swarm)
-            assert not offences(swarm)
-        finally:
-            await swarm.close()
-
-    main()
-
-
-def matrix_replica(spec: RunSpec) -> Replica:
-    """One matrix under plain gradient descent."""
-    torch.manual_seed(1)
-    trained = torch.nn.Linear(96, 130, bias=False)
-    return Replica(spec, SGD(trained.parameters(), lr=RATE), model=trained)

@@ -20,6 +20,7 @@ from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Centred
 from tests.worlds import sketches
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, vector_replica, virtually
 
 ROWS, NUMEL, STEPS = 32, 32 * 32, 8
@@ -77,7 +78,7 @@ class Springs:
         patch.setattr(AllReduce, "reduce", reduced)
 
 
-@pytest.mark.parametrize("sketch", ["some_elements", "powersgd(rank=2, start=2)"])
+@pytest.mark.parametrize("sketch", [soaked("some_elements"), "powersgd(rank=2, start=2)"])
 def test_all_distances_are_in_the_means_or_left_out_by_one_peer(sketch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each counts as much as any other, whatever samples it had, and so does what a sketch keeps of it."""
     for name, entry in sketches.ENTRIES.items():

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from minga.averaging.codecs.residual import RoundVectors
 from minga.combinations import cautions, check_combinations
 from minga.core.spec.run_spec import RunSpec
-from minga.network.virtual.internet import HostSettings
-from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.combined_peers import SAMPLES, CombinedPeer, take_step
-from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, vector_replica, virtually
 
 PRESET: dict[str, Any] = {
     "training": {"strategy": "local"},
@@ -65,25 +60,3 @@ def test_the_preset_is_allowed_without_a_warning() -> None:
     spec = RunSpec.from_mapping({"name": "a run", **PRESET})
     check_combinations(spec)
     assert cautions(spec) == ()
-
-
-@pytest.mark.parametrize("speeds", [(0.32, 0.08, 0.02)])
-def test_peers_of_speeds_1_to_4_to_16_agree_by_the_preset(speeds: tuple[float, ...]) -> None:
-    @virtually
-    async def main() -> None:
-        run = {"training": PRESET["training"], "strategy": PRESET["strategy"]}
-        averaging = {f"averaging.{key}": value for key, value in PRESET["averaging"].items()}
-        spec = make_spec(24, **run).amended(averaging)
-        swarm = Swarm(spec, make_replica=vector_replica(9000), gradient=pull, seed=2)
-        for seconds in speeds:
-            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, seconds))
-        try:
-            await swarm.run_until_step(3, limit_s=200)
-            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, 0.05))
-            await swarm.run_until_step(6, limit_s=200)
-            await assert_equal_states(swarm)
-            assert not offences(swarm)
-        finally:
-            await swarm.close()
-
-    main()

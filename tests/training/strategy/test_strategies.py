@@ -13,9 +13,6 @@ from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.network.virtual.internet import HostSettings
-from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, Violation
 from minga.testing.strategies.contributions import (
     check_alone,
@@ -34,16 +31,9 @@ from minga.training.strategy.demo import Demo
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.leader import Leader
 from minga.training.strategy.synchronous import Delayed, Synchronous
-from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
 
 
-class Waiting(Delayed):
-    """Two buffers, and a trainer that waits all the same; what is late is kept."""
-
-    facts = replace(Delayed.facts, max_in_flight=0)
-
-
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader, Demo])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Elastic, Leader, Demo])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)
@@ -143,11 +133,6 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
         check_uncounted(Keeping)
 
 
-def test_the_facts_of_minga_s_own() -> None:
-    assert STRATEGIES.names() == ("synchronous", "delayed", "local", "leader", "elastic", "demo")
-    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1, 0, 0, 0, 0]
-
-
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
     for section, name in (("training", "strategy"), ("averaging", "codec")):
         spec = RunSpec.from_mapping({"name": "a run", section: {name: "elsewhere"}})
@@ -165,20 +150,3 @@ def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_facts_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="strategy: "):
         replace(Synchronous.facts, **wrong)
-
-
-def test_a_run_uses_a_strategy_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STRATEGIES._builtin, "waiting", "test_strategies:Waiting")
-
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(24, training={"strategy": "waiting"}), seed=1)
-        for _ in range(3):
-            swarm.add(HostSettings(latency_s=0.05), TrainerSettings(1, 0.1))
-        try:
-            await swarm.run_until_step(6, limit_s=300)
-            await assert_equal_states(swarm)
-        finally:
-            await swarm.close()
-
-    main()

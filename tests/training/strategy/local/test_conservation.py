@@ -82,7 +82,7 @@ def begin(
     spec = make_spec(24, training={"strategy": "local", "stop_after_steps": steps}, strategy={"local": table})
     parts = table.get("fragments", 1)
     swarm = Swarm(spec, make_replica=vector_replica(NUMEL, parts), gradient=pull, seed=4)
-    speeds = (0.1, 0.05, 0.025, 0.1, 0.1, 0.1)[:count]
+    speeds = (0.1, 0.05, 0.025, 0.1, 0.1)[:count]
     return swarm, [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, speed)) for speed in speeds]
 
 
@@ -149,7 +149,7 @@ def test_a_peer_that_dies_takes_its_own_window_along_and_no_other(kind: str, mon
 
     @virtually
     async def main() -> None:
-        swarm, peers = begin(monkeypatch, KINDS[kind], 16, 6)
+        swarm, peers = begin(monkeypatch, KINDS[kind], 12, 5)
         away, dead, *others = peers
         names = [peer.name for peer in peers]
         try:
@@ -160,7 +160,7 @@ def test_a_peer_that_dies_takes_its_own_window_along_and_no_other(kind: str, mon
             while len(swarm.log.of("round.begun")) == begun:
                 await asyncio.sleep(0.01)
             swarm.internet.kill(dead.name)
-            await swarm.run_until_step(9, peers=[peer.name for peer in others], limit_s=200)
+            await swarm.run_until_step(7, peers=[peer.name for peer in others], limit_s=200)
             for other in names[2:]:
                 swarm.internet.restore(away.name, other)
             for peer in (away, *others):

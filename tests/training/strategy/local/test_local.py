@@ -17,7 +17,6 @@ from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.testing import STRATEGY_CHECKS
 from minga.testing.strategies.trainer import Trainer
-from minga.training.replica.schedule import Schedule
 from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local import Local
 from tests.worlds.local_peers import (
@@ -46,11 +45,9 @@ VARIANTS: list[Any] = [
     soaked({"overlap": True}),  # the next but one has it
     soaked({"fragments": 3}),
     {"fragments": 2, "overlap": True},
-    {"merge": "mix", "overlap": True},
-    {"merge": "overwrite"},
+    {"merge": "mix", "overlap": True, "weight": "batch", "nesterov": False},
+    {"merge": "overwrite", "outer_momentum": 0.0, "local_batch": 1},
     {"merge": "eager", "overlap": True},
-    {"outer_momentum": 0.0, "local_batch": 1},
-    {"weight": "batch", "nesterov": False},
 ]
 
 
@@ -73,29 +70,6 @@ def test_one_step_of_gradient_descent_and_an_outer_step_of_one_are_synchronous_t
         torch.testing.assert_close(locally[0].values(), together[0].values(), rtol=0, atol=1e-6)
     digests = {peer.replica.digest() for peer in locally}
     assert len(digests) == 1
-
-
-def test_plain_averaging_gives_the_mean_of_the_parameters_by_samples() -> None:
-    peers, samples = [LocalPeer(make_optimizer=adamw, **AVERAGING) for _ in range(3)], (1, 4, 16)
-    for place, peer in enumerate(peers):
-        for step in range(place + 1):
-            peer.micro_batch(samples[place], 10 * place + step)
-    weights = [count * (place + 1) for place, count in enumerate(samples)]
-    wanted = sum(peer.values().double() * weight for peer, weight in zip(peers, weights, strict=True)) / sum(weights)
-    take_round(peers)
-    assert isinstance(wanted, torch.Tensor)
-    for peer in peers:
-        torch.testing.assert_close(peer.values(), wanted.float(), rtol=1e-6, atol=1e-7)
-
-
-def test_alone_an_outer_step_of_one_leads_to_where_the_inner_steps_led() -> None:
-    peer = LocalPeer(**AVERAGING)
-    for seed in range(5):
-        peer.micro_batch(3, seed)
-    before = peer.values()
-    take_round([peer])
-    torch.testing.assert_close(peer.anchor, before, rtol=0, atol=1e-7)
-    assert torch.equal(peer.values(), peer.anchor)
 
 
 def test_a_constant_movement_is_amplified_as_nesterov_says() -> None:
@@ -274,14 +248,6 @@ def test_a_guess_takes_a_peers_part_of_the_target_batch_for_its_part_of_the_mean
 # ---- what peers share
 
 
-def test_own_steps_are_in_no_digest() -> None:
-    peer = LocalPeer(make_optimizer=adamw)
-    before = peer.replica.digest()
-    peer.micro_batch(3, 1)
-    peer.strategy.contribution()
-    assert peer.replica.digest() == before
-
-
 def test_a_model_of_16_bits_that_took_no_step_moved_by_nothing() -> None:
     peer = LocalPeer(model=small_model(dtype=torch.bfloat16))
     for _ in range(3):
@@ -313,18 +279,6 @@ def test_models_of_mixed_types_come_to_equal_states_and_so_does_a_joiner() -> No
     assert len({peer.replica.digest() for peer in (*peers, joiner)}) == 1
 
 
-def test_averaged_buffers_are_those_of_all_peers_after_each_round() -> None:
-    for settings in ({}, {"fragments": 2}):
-        peers = [LocalPeer(model=small_model(norm=True), **settings) for _ in range(2)]  # type: ignore[arg-type]
-        for place, peer in enumerate(peers):
-            peer.micro_batch(8, place)
-        means = [peer.model[-1].running_mean.clone() for peer in peers]  # type: ignore[index]
-        take_round(peers)
-        for peer in peers:
-            torch.testing.assert_close(peer.model[-1].running_mean, (means[0] + means[1]) / 2)  # type: ignore[index]
-        assert len({peer.replica.digest() for peer in peers}) == 1
-
-
 @pytest.mark.parametrize("merge", ["rebase", "eager"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_buffers_move_while_an_inner_step_is_waited_for_counts_once(merge: str, *, fails: bool) -> None:
@@ -343,23 +297,6 @@ def test_what_buffers_move_while_an_inner_step_is_waited_for_counts_once(merge: 
     trainer.feed(one)
     trainer.absorb(trainer.seal()[0].clone())
     assert trainer.shared_count() == 8
-
-
-def test_the_inner_learning_rate_follows_from_the_round() -> None:
-    rates = []
-    for steps in (1, 4):  # in each round
-        peer = LocalPeer()
-        optimizer = peer.replica.optimizer
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
-        peer.replica._schedule = Schedule(scheduler, optimizer, None)
-        seen = []
-        for round in range(3):
-            for step in range(steps):
-                peer.micro_batch(1, 10 * round + step)
-            seen.append(optimizer.param_groups[0]["lr"])
-            take_round([peer])
-        rates.append(seen)
-    assert rates[0] == rates[1] == [0.1, 0.1 / 2, 0.1 / 3]
 
 
 def test_inner_gradients_are_clipped_each_by_itself() -> None:
@@ -388,15 +325,6 @@ def test_a_model_that_is_no_number_any_more_is_left_out_and_goes_back_to_what_is
     assert delta is not None
     assert weight == 2
     assert delta.isfinite().all()
-
-
-def test_gradients_that_are_no_numbers_are_no_inner_step() -> None:
-    peer = LocalPeer()
-    before = peer.values()
-    for parameter in peer.model.parameters():
-        parameter.grad = torch.full_like(parameter, math.inf)
-    assert not peer.strategy.micro_batch(4)
-    assert torch.equal(peer.values(), before)
 
 
 def test_gradients_of_a_large_layer_that_are_no_numbers_spoil_no_inner_step_of_several_micro_batches() -> None:

@@ -22,7 +22,7 @@ from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, p
 STEPS = 14
 
 
-@pytest.mark.parametrize(("slow_s", "fast_s"), [(16.0, 1.0), soaked(4.8, 0.3), soaked(32.0, 2.0)])
+@pytest.mark.parametrize(("slow_s", "fast_s"), [soaked(16.0, 1.0), (4.8, 0.3), soaked(32.0, 2.0)])
 @pytest.mark.parametrize("kind", [{}, soaked({"fragments": 2})])
 def test_what_a_peer_of_a_sixteenth_of_the_speed_moves_counts_in_later_rounds(
     kind: dict[str, Any], slow_s: float, fast_s: float, monkeypatch: pytest.MonkeyPatch
