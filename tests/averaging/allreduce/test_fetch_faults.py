@@ -50,7 +50,7 @@ async def mended(
     return whole
 
 
-@pytest.mark.parametrize("lost_s", [soaked(0.7), 0.5])
+@pytest.mark.parametrize("lost_s", [soaked(0.7), 0.6])
 def test_what_some_have_from_a_lost_root_is_not_fetched_from_one_line(
     lost_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
