@@ -55,7 +55,7 @@ def test_nobody_falls_out_because_its_line_is_slow(
         count = len(swarm.peers)
         await swarm.run_until_step(4)
         begun = asyncio.get_running_loop().time()
-        await asyncio.sleep(17.0)
+        await asyncio.sleep(13.0)
         late = [logged for logged in swarm.log.of("round.begun") if logged.event.time > begun]
         assert len(late) > 3 * count
         assert {logged.event.fields["members"] for logged in late} == {count}
