@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import threading
 from collections.abc import Callable, Iterator
@@ -83,40 +82,13 @@ def on_another_thread(function: Callable[[], object]) -> BaseException | None:
 def test_an_object_made_on_a_loop_is_refused_to_all_other_threads(thread: LoopThread, expected: list[str]) -> None:
     thing = thread.ask(Thing)
     assert thread.ask(thing.call) == 1
+    assert thread.call(thing.later()) == 2, "a coroutine counts where it runs"
+    assert thing.anywhere() == 2
     for use in (thing.call, lambda: thing.count, lambda: thing._add(1)):
         with pytest.raises(WrongThreadError, match="not on the thread of its loop"):
             use()
     assert len(expected) == 3
-    assert thing.calls == 1
-
-
-def test_what_runs_on_a_worker_thread_of_the_loop_is_refused_too(expected: list[str]) -> None:
-    async def main() -> None:
-        thing = Thing()
-        assert thing.call() == 1
-        with pytest.raises(WrongThreadError, match=r"Thing\.call"):
-            await asyncio.to_thread(thing.call)
-        with pytest.raises(WrongThreadError, match=r"Thing\._add"):
-            await asyncio.get_running_loop().run_in_executor(None, lambda: thing._add(1))
-
-    asyncio.run(main())
-    assert len(expected) == 2
-
-
-def test_a_coroutine_counts_where_it_runs(thread: LoopThread) -> None:
-    thing = thread.ask(Thing)
-    assert thread.call(thing.later()) == 1
-
-
-def test_what_is_for_any_thread_is_not_refused(thread: LoopThread) -> None:
-    assert thread.ask(Thing).anywhere() == 0
-
-
-def test_without_a_loop_the_first_caller_owns_the_object(expected: list[str]) -> None:
-    thing = Thing()
-    assert on_another_thread(thing.call) is None
-    with pytest.raises(WrongThreadError):
-        thing.call()
+    assert thing.calls == 2
 
 
 def test_without_the_guard_a_class_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

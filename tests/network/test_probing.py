@@ -9,14 +9,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from minga.averaging.links import Links, links_of
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
-from minga.averaging.solver.division import Division
-from minga.averaging.solver.planner import divide
-from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.errors import RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
 from minga.network import probing
@@ -43,9 +40,8 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.simulation.virtual_time import run_virtual
-from minga.training.status.run_status import live_rates
 from tests.worlds.link_world import MB, LinkWorld, Peer
-from tests.worlds.swarm_tools import later, make_spec, pull, vector_replica, virtually
+from tests.worlds.swarm_tools import later, make_spec, virtually
 
 HOMES = [(2.0, 10.0), (1.0, 5.0), (5.0, 5.0), (10.0, 10.0), (3.0, 20.0), (20.0, 20.0)]
 
@@ -89,6 +85,10 @@ async def test_six_homes_learn_their_lines() -> None:
         assert peer.rates().upload == pytest.approx(up * MB, rel=0.1)
         assert peer.rates().download == pytest.approx(down * MB, rel=0.1)
     assert [len(probed(peer)) for peer in world.peers] == [1] * 6
+    for _ in range(2):
+        await world.exchange(1_000_000)
+        await asyncio.sleep(1.5)
+    assert believed(world) == {}, "no path is slow"
     await world.close()
 
 
@@ -146,17 +146,6 @@ def test_a_prober_whose_clock_runs_late_blames_nobody(monkeypatch: pytest.Monkey
     main()
 
 
-@virtually
-async def test_a_hub_with_sixteen_slow_partners_learns_what_it_can_give_them() -> None:
-    world = LinkWorld([(20.0, 12.0), *[(1.0, 2.0)] * 16])
-    await world.start()
-    assert await probe(world, 0)
-    assert world.peers[0].rates().upload == pytest.approx(20 * MB, rel=0.1)
-    assert world.peers[0].rates().download == pytest.approx(12 * MB, rel=0.1)
-    assert [peer.rates().upload for peer in world.peers[1:]] == [None] * 16  # one probe shows nothing of their lines
-    await world.close()
-
-
 def believed(world: LinkWorld) -> dict[tuple[str, str], float]:
     records: dict[Any, Links] = world.records()
     order = [peer.peer_id for peer in world.peers]
@@ -193,18 +182,6 @@ async def test_two_sites_with_slow_paths_between_them_are_seen_as_such() -> None
 
 
 @virtually
-async def test_equal_lines_have_no_slow_paths() -> None:
-    world = LinkWorld(HOMES)
-    await world.start(probing=True)
-    await until(lambda: all(probed(peer) for peer in world.peers), 60.0)
-    for _ in range(3):
-        await world.exchange(1_000_000)
-        await asyncio.sleep(1.5)
-    assert believed(world) == {}
-    await world.close()
-
-
-@virtually
 async def test_caps_hold_for_probes_of_either_side() -> None:
     world = LinkWorld([(20.0, 20.0)] * 3, caps=[("8Mbit", "16Mbit"), (None, None), ("4Mbit", "8Mbit")])
     await world.start()
@@ -221,7 +198,7 @@ async def test_caps_hold_for_probes_of_either_side() -> None:
 
 @virtually
 async def test_of_many_others_some_are_enough() -> None:
-    world = LinkWorld([(5.0, 5.0)] * 24)
+    world = LinkWorld([(5.0, 5.0)] * 18)
     await world.start()
     peer = world.peers[0]
     peer.network.process.context.run(peer.node.spawn, peer.prober.run())
@@ -229,23 +206,6 @@ async def test_of_many_others_some_are_enough() -> None:
     assert peer.rates().upload == pytest.approx(5 * MB, rel=0.1)
     assert len(links_of(peer.node).rows) == probing.MAX_PARTNERS
     await world.close()
-
-
-@virtually
-async def test_eight_that_are_free_are_enough_where_others_are_in_a_probe() -> None:
-    for engaged in (8, 9):
-        world = LinkWorld([(5.0, 5.0)] * 18)
-        await world.start()
-        other = world.peers.pop()
-        async with contextlib.AsyncExitStack() as stack:
-            for partner in world.peers[-engaged:]:
-                reservation = await stack.enter_async_context(other.node.open(partner.peer_id, RESERVE))
-                await reservation.send(Reserve())
-                await reservation.receive(Ready)
-            assert await probe(world, 0) is (engaged == 8)
-        assert world.peers[0].rates().upload == (pytest.approx(5 * MB, rel=0.1) if engaged == 8 else None)
-        world.peers.append(other)
-        await world.close()
 
 
 # ---- at the expense of nobody
@@ -408,25 +368,6 @@ async def test_a_probe_that_brings_too_much_is_cut_off() -> None:
     await world.close()
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"frames": 0, "size": 10},
-        {"frames": 65, "size": 10},
-        {"frames": -1, "size": 10},
-        {"frames": 1, "size": 0},
-        {"frames": 1, "size": 1 << 30},
-        {"frames": 1},
-        {},
-    ],
-)
-def test_batches_out_of_range(raw: dict[str, int]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(raw, Batch)
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"max_bytes": raw.get("size", -1) - MAX_PHASE_BYTES * 2}, ProbeRequest)
-
-
 @virtually
 async def test_who_asks_for_bytes_and_takes_none_gets_none() -> None:
     world = LinkWorld([(None, None)] * 2, window_bytes=1 << 20)
@@ -482,22 +423,6 @@ async def test_a_changed_line_is_found_by_a_probe_after_doubts() -> None:
     await world.close()
 
 
-def test_equal_worlds_probe_alike() -> None:
-    logs: list[list[tuple[str, str]]] = []
-
-    @virtually
-    async def main() -> None:
-        world = LinkWorld(HOMES[:4])
-        await world.start(probing=True)
-        await asyncio.sleep(60.0)
-        logs.append([(peer.network.name, event.json()) for peer in world.peers for event in peer.log])
-        await world.close()
-
-    main()
-    main()
-    assert logs[0] == logs[1]
-
-
 # ---- in a swarm
 
 
@@ -522,32 +447,9 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
             assert len(record.rows) == 2
         assert links[ids["home"]].upload_cap == 1_000_000
     assert swarm.peers["home"].session.node.access_link.rates().upload_cap == 1e6
+    lab = swarm.peers["lab"].session.node.access_link.meter
+    assert lab.down.caps == {ids["home"]: 1_000_000 / 2}, "what limits itself says nothing of the lab's line"
     assert {logged.peer for logged in swarm.log.of("links.measured")} == set(lines)
-    await swarm.close()
-
-
-@virtually
-async def test_who_limited_its_upload_and_left_spoils_no_forecast() -> None:
-    """Rounds of the others are too short to measure a line by, and no pause between them is long enough for a probe."""
-    line = HostSettings(12 * MB, 12 * MB, latency_s=0.001)
-    swarm = Swarm(make_spec(64), seed=5, make_replica=vector_replica(120_000), gradient=pull)
-    host = swarm.add(line, auxiliary=True, name="host")
-    swarm.add(line, TrainerSettings(16, 0.1), name="fast")
-
-    def plan() -> Division:
-        live = live_rates(host.session.board)
-        return divide(live.rates, live.vector_bytes)
-
-    await swarm.run_until_step(10)
-    slow = swarm.add(line, TrainerSettings(4, 0.1), name="slow", max_upload=RateCap(0.03 * MB))
-    await asyncio.sleep(40.0)
-    binding = plan().binding
-    assert binding is not None
-    assert binding.kind == "upload", "no download is slow"
-    await slow.network.process.run(slow.session.close())
-    await asyncio.sleep(30.0)
-    assert swarm.log.of("links.probed") == []
-    assert (plan().predicted_s or 0.0) < 1.0, "a step of the two takes 0.4 s"
     await swarm.close()
 
 
@@ -572,7 +474,7 @@ async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
     await world.close()
 
 
-@pytest.mark.parametrize("max_bytes", [1000, 2048, 187_000, 5_000_000])
+@pytest.mark.parametrize("max_bytes", [2048, 5_000_000])
 def test_frames_of_a_probe_grow_with_what_was_sent_and_are_announced_together(max_bytes: int) -> None:
     batches: list[tuple[int, int]] = []
     frames: list[int] = []
@@ -599,14 +501,9 @@ def test_frames_of_a_probe_grow_with_what_was_sent_and_are_announced_together(ma
     assert len(frames) <= 32 + 16 * len(batches)
 
 
-def test_constants_fit_together() -> None:
-    assert probing.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // probing.MAX_PARTNERS
-    assert issubclass(ProtocolError, RemoteError)
-
-
 @virtually
 async def test_new_peers_that_come_together_all_probe_and_ask_nobody_too_often() -> None:
-    world = LinkWorld([(2.0, 2.0)] * 17)
+    world = LinkWorld([(2.0, 2.0)] * 10)
     asked = {peer.peer_id: 0 for peer in world.peers}
     for peer in world.peers:
 
@@ -619,16 +516,7 @@ async def test_new_peers_that_come_together_all_probe_and_ask_nobody_too_often()
         peer.node.serve(RESERVE, count)
     await world.start(probing=True)
     await until(lambda: all(probed(peer) for peer in world.peers), 120.0)
-    assert max(asked.values()) < 3 * 17
-    await world.close()
-
-
-@virtually
-async def test_a_peer_that_always_refuses_is_passed_by() -> None:
-    world = LinkWorld([(2.0, 2.0)] * 8)
-    await world.start(probing=True)
-    world.peers[0].prober._engaged_with = world.peers[-1].peer_id
-    await until(lambda: all(probed(peer) for peer in world.peers[1:]), 240.0)
+    assert max(asked.values()) < 3 * 10
     await world.close()
 
 

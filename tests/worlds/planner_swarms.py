@@ -36,7 +36,6 @@ SETUPS = {
     "D": SwarmRates((*SLOW, auxiliary(2.5))),
     "D, the auxiliary receives": SwarmRates((*SLOW, auxiliary(2.5, receives=True))),
 }
-HOMES = SwarmRates((*(peer(0.02, 0.1),) * 8, auxiliary(1.0)))
 
 
 def two_sites(inside: float = 1.0, across: float = 0.05, ends: float = 100.0, size: int = 4) -> SwarmRates:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -66,7 +64,7 @@ def test_all_get_the_same_bits_and_they_are_the_weighted_mean(codec: str, client
     main()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     numels=st.lists(st.integers(1, 3000), min_size=1, max_size=4),
     weights=st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any),
@@ -87,20 +85,6 @@ def test_any_layout_and_any_weights(numels: list[int], weights: list[int], codec
         assert all(torch.equal(result, results[0]) for result in results)
         assert torch.allclose(results[0].double(), mean_of(vectors, weights), atol=0.5)
         assert all(party.offences() == [] for party in world.parties)
-
-    main()
-
-
-def test_alone_it_is_the_own_vector() -> None:
-    @virtually
-    async def main() -> None:
-        layout = VectorLayout((500,), "float32")
-        world = World(1)
-        await world.start()
-        (vector,) = vectors_of(layout, 1)
-        (result,), _ = await world.reduce(world.plan(layout), layout, [vector], [9])
-        assert torch.allclose(result, vector)
-        await world.close()
 
     main()
 
@@ -164,11 +148,6 @@ async def send_nan(stream: MessageStream, layout: VectorLayout, plan: Plan) -> N
     await stream.send_bulk(struct.pack("<e", float("nan")) * plan.parts[0].stop)
 
 
-async def send_infinity(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
-    await say(stream)
-    await stream.send_bulk(struct.pack("<e", float("inf")) * plan.parts[0].stop)
-
-
 async def send_too_little(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream)
     await stream.send_bulk(bytes(2 * plan.parts[0].stop - 2))
@@ -184,11 +163,6 @@ async def send_a_message_instead(stream: MessageStream, layout: VectorLayout, pl
     await stream.send(FetchChunks(ROUND, (0,)))
 
 
-async def send_an_unknown_frame(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
-    await say(stream)
-    await stream._stream.write(b"\x09\x00\x00\x00\x01x")
-
-
 async def weigh_too_much(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream, weight=1 << 40)
     await stream.send_bulk(bytes(2 * plan.parts[0].stop))
@@ -198,20 +172,13 @@ async def weigh_less_than_nothing(stream: MessageStream, layout: VectorLayout, p
     await stream._send_frame(0, msgspec.msgpack.encode({"round_id": ROUND, "assignment": [0, 0], "weight": -1}))
 
 
-async def say_garbage(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
-    await stream._send_frame(0, b"\xc1" * 50)
-
-
 LIES = [
     send_nan,
-    send_infinity,
     send_too_little,
     send_too_much,
     send_a_message_instead,
-    send_an_unknown_frame,
     weigh_too_much,
     weigh_less_than_nothing,
-    say_garbage,
 ]
 
 
@@ -240,56 +207,6 @@ def test_a_lying_sender_is_named_and_left_out(lie: Lie) -> None:
         assert torch.allclose(results[0].double(), mean_of(vectors[:3], weights[:3]), atol=0.02)
         assert [peer for peer, _ in victim.offences()] == [liar.peer_id]
         assert all(peer == liar.peer_id for party in world.parties[:3] for peer, _ in party.offences())
-        await world.close()
-
-    main()
-
-
-def frames_of_no_encoding(rng: random.Random, most: int, numel: int) -> dict[str, bytes]:
-    """Frames of a codec whose encodings differ in length that no encoder makes; it takes `most` bytes at most."""
-    bits = -(-numel // 8)
-    return {
-        "nothing": b"",
-        "one byte": b"\0",
-        "bits cut short": bytes(bits - 1),
-        "more values than bits": bytes(bits) + struct.pack("<f", 1.0),
-        "fewer values than bits": b"\xff" * bits + struct.pack("<f", 1.0) * (numel - 1),
-        "nan": b"\x80" + bytes(bits - 1) + struct.pack("<f", float("nan")),
-        "infinity": b"\x80" + bytes(bits - 1) + struct.pack("<f", float("inf")),
-        "too long": bytes(most + 1),
-        "far too long": bytes(1 << 24),
-        "noise": rng.randbytes(rng.randrange(1, most)),
-        "a value cut short": b"\x80" + bytes(bits - 1) + b"\0\0\x80",
-    }
-
-
-@pytest.mark.parametrize("name", frames_of_no_encoding(random.Random(0), 1000, 100))
-def test_frames_of_any_length_are_checked_before_they_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY._builtin, "nonzero", ENTRY)
-
-    @virtually
-    async def main() -> None:
-        layout, weights = VectorLayout((9_000,), "nonzero"), [3, 4, 5, 6]
-        world = World(4)
-        await world.start()
-        vectors, plan = vectors_of(layout, 4), world.plan(layout)
-        liar, victim, chunk = world.parties[3], world.parties[0], layout.chunks(0, 2250, 16384)[0]
-        lie = frames_of_no_encoding(random.Random(1), chunk.upload_bytes, chunk.numel)[name]
-
-        async def tell_the_lie() -> None:
-            with contextlib.suppress(RemoteError):
-                async with liar.node.open(victim.peer_id, PART) as stream:
-                    await say(stream)
-                    await stream.send_bulk(lie)
-                    await stream.receive_bulk_up_to(memoryview(bytearray(chunk.download_bytes)))
-
-        telling = liar.network.process.run(tell_the_lie())
-        results, outcomes = await world.reduce(plan, layout, list(vectors), weights, who=[0, 1, 2])
-        await telling
-        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
-        assert all(torch.equal(result, results[0]) for result in results)
-        assert torch.allclose(results[0].double(), mean_of(vectors[:3], weights[:3]), atol=1e-5)
-        assert [peer for peer, _ in victim.offences()] == [liar.peer_id]
         await world.close()
 
     main()
@@ -463,20 +380,6 @@ async def test_few_requests_of_one_peer_wait_for_a_plan_at_a_time() -> None:
     assert await _ask(world, world.parties[1], FETCH, requests[0]) is not None  # and later ones may wait again
     assert not world.parties[0].all_reduce._expecting
     await world.close()
-
-
-def test_a_round_without_a_quorum_is_given_up() -> None:
-    @virtually
-    async def main() -> None:
-        world = World(5)
-        await world.start()
-        plan, vectors = world.plan(LAYOUT), vectors_of(LAYOUT, 5)
-        _, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [1] * 5, who=[3, 4])
-        assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes)
-        assert all(torch.isfinite(v).all() for v in vectors)
-        await world.close()
-
-    main()
 
 
 def test_numbers_that_cannot_be_sent_end_the_round_of_their_owner_alone() -> None:

@@ -16,7 +16,7 @@ from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import later, virtually
 
 COUNT, NUMEL = 4, 60_000
-ENCODED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.6, "sign": 1.1}
+ENCODED = {"float16": 2.0, "int8": 1.1, "sign": 1.1}
 """Bytes for each element at most."""
 AS_FLOAT32 = ["int8(rounding=stochastic)"]
 

@@ -76,8 +76,8 @@ async def reduce_with(
     return [results[i] for i in kept], [outcomes[i] for i in kept]
 
 
-@pytest.mark.parametrize("victim", range(5))
-@pytest.mark.parametrize("when_s", [0.01, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("victim", [0, 2, 4])
+@pytest.mark.parametrize("when_s", [0.01, 0.7])
 def test_a_member_dies_at_any_time(victim: int, when_s: float) -> None:
     @virtually
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_a_coordinator_that_revokes_everybody_ends_the_round_and_keeps_nobody_bu
     main()
 
 
-@pytest.mark.parametrize("pretended", [1, 2, 999])
+@pytest.mark.parametrize("pretended", [1, 999])
 def test_a_member_that_speaks_for_others_takes_nobody_s_work_away(pretended: int) -> None:
     @virtually
     async def main() -> None:
@@ -187,8 +187,7 @@ def test_a_member_that_speaks_for_others_takes_nobody_s_work_away(pretended: int
     main()
 
 
-@pytest.mark.parametrize("predicted_s", [None, 1e9])
-@pytest.mark.parametrize("stalled", [1, 4])
+@pytest.mark.parametrize(("stalled", "predicted_s"), [(1, None), (4, 1e9)])
 def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
     stalled: int, predicted_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +218,7 @@ def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
     main()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10_000), clients=st.integers(0, 2))
 def test_two_of_six_die_at_random_times(seed: int, clients: int) -> None:
     @virtually
@@ -242,27 +241,6 @@ def test_without_a_quorum_everybody_gives_up_and_nothing_hangs() -> None:
         dead = {0, 1, 2}
         _, outcomes = await reduce_with(world, dead, [(0.2, "kill", i) for i in sorted(dead)])
         assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes)
-
-    main()
-
-
-def test_a_broken_link_between_two_members_is_gone_around() -> None:
-    @virtually
-    async def main() -> None:
-        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
-        first, other = world.parties[1].network, world.parties[2].network
-        await world.start()
-        for party in world.parties:
-            for peer in world.parties:
-                if peer is not party:
-                    await party.network.process.run(party.node.connection(peer.peer_id))
-        later(0.3, lambda: world.internet.cut(first, other))
-        vectors = vectors_of(4)
-        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors), [1] * 4)
-        finished = [r for r, outcome in zip(results, outcomes, strict=True) if isinstance(outcome, RoundOutcome)]
-        assert len(finished) >= 3  # nobody died, so at most one of the two is left out
-        assert sum(torch.equal(result, finished[0]) for result in finished) >= 3
-        await world.close()
 
     main()
 

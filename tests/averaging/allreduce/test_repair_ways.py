@@ -22,7 +22,7 @@ from tests.worlds.reduce_world import World
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
 
-SEEDS = seeds(4, of=200)
+SEEDS = seeds(3, of=200)
 
 
 def large_plan(seed: int) -> Plan:

@@ -80,8 +80,8 @@ class Trial:
             return await self.world.reduce(plan, layout, list(vectors), [1] * self.count)
 
 
-TRIALS = [(s, 1) if s < 15 else soaked(s, 1) for s in range(60)]
-TRIALS += [(s, 2) if s < 108 else soaked(s, 2) for s in range(100, 130)]
+TRIALS = [(s, 1) if s < 8 else soaked(s, 1) for s in range(60)]
+TRIALS += [(s, 2) if s < 104 else soaked(s, 2) for s in range(100, 130)]
 
 
 @pytest.mark.parametrize(("seed", "faults"), TRIALS)

@@ -54,7 +54,7 @@ async def connect_all(world: World) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("contributor", range(7))
+@pytest.mark.parametrize("contributor", [0, 1, 5, 6])
 def test_the_only_contribution_of_a_round_comes_over_relays_to_the_bit(contributor: int, dies: bool) -> None:
     """No member has anything else to give. If its sender dies in the middle, the round comes to nothing for all."""
 
@@ -105,22 +105,6 @@ def test_all_get_the_same_bits_over_relays(codec: str, tolerance: float) -> None
     main()
 
 
-def test_a_site_without_samples_takes_part() -> None:
-    @virtually
-    async def main() -> None:
-        world = World(4)
-        await world.start()
-        vectors = vectors_of(4)
-        plan = world.divide(LAYOUT, two_sites([0, 1], [2, 3]))
-        results, outcomes = await world.reduce(plan, LAYOUT, [None, None, *vectors[2:]], [0, 0, 3, 1])
-        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
-        assert all(torch.equal(result, results[0]) for result in results)
-        assert torch.allclose(results[0].double(), mean_of(vectors[2:], [3, 1]), atol=1e-5)
-        await world.close()
-
-    main()
-
-
 def test_between_the_sites_each_part_goes_once_in_each_direction() -> None:
     @virtually
     async def main() -> None:
@@ -142,7 +126,7 @@ def test_between_the_sites_each_part_goes_once_in_each_direction() -> None:
     main()
 
 
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 @given(seed=st.integers(0, 10_000))
 def test_two_of_seven_die_at_random_times(seed: int) -> None:
     @virtually
@@ -163,7 +147,7 @@ def test_two_of_seven_die_at_random_times(seed: int) -> None:
     main()
 
 
-@pytest.mark.parametrize("pair", [(1, 3), (4, 1), (1, 2), (3, 5), (0, 1), (0, 3)])
+@pytest.mark.parametrize("pair", [(4, 1), (1, 2), (0, 1), (0, 3)])
 def test_a_link_that_breaks_between_two_is_gone_around(pair: tuple[int, int]) -> None:
     @virtually
     async def main() -> None:

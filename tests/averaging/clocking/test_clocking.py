@@ -50,25 +50,24 @@ def test_a_slow_peer_counts_again_when_steps_become_long_enough() -> None:
         for _ in range(3):
             swarm.add(NEAR, TrainerSettings(4, 0.25))
         swarm.add(NEAR, TrainerSettings(4, 5.0), name="slow")
-        await swarm.run_until_step(8, limit_s=600)
+        await swarm.run_until_step(6, limit_s=600)
         for name in ("peer-1", "peer-2"):
             await swarm.peers[name].session.close()
-        await swarm.run_until_step(14, limit_s=600)
+        await swarm.run_until_step(12, limit_s=600)
         await swarm.close()
         return swarm
 
-    steps = batches(main(), 11, 13)
+    steps = batches(main(), 9, 11)
     assert all(step["slow"] >= 4 for step in steps.values())
 
 
 def _with_slow_times(seconds: dict[int, float], steps: int) -> list[int]:
-    """Four alike, but that some micro-batches, by number, take the last so many seconds: its samples in each step."""
+    """Two alike, but that some micro-batches, by number, take the last so many seconds: its samples in each step."""
 
     @virtually
     async def main() -> Swarm:
-        swarm = Swarm(make_spec(96), seed=5)
-        for _ in range(2):
-            swarm.add(NEAR, TrainerSettings(4, 0.25))
+        swarm = Swarm(make_spec(64), seed=5)
+        swarm.add(NEAR, TrainerSettings(4, 0.25))
         odd = swarm.add(NEAR, TrainerSettings(4, 0.25), name="odd")
         done, compute = 0, odd.compute
 
@@ -91,13 +90,6 @@ def test_a_peer_whose_first_micro_batches_took_very_long_counts_soon() -> None:
     given = _with_slow_times({1: 20.0, 2: 15.0}, 13)
     assert given[0] == 0, "the others do not wait"
     assert sum(given[-5:]) >= 5 * 24
-
-
-def test_a_peer_that_did_something_else_for_a_while_goes_on_as_before() -> None:
-    given = _with_slow_times({8: 30.0}, 15)
-    missed = given.index(0)
-    assert sum(given[missed:]) >= 0.35 * 24 * len(given[missed:])
-    assert all(given[-5:])
 
 
 def test_a_peer_that_was_too_slow_for_a_while_comes_back() -> None:
@@ -136,13 +128,13 @@ def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batc
     @virtually
     async def main() -> Swarm:
         swarm = Swarm(make_spec(16), seed=7)
-        for _ in range(8):
+        for _ in range(6):
             swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.02))
-        await swarm.run_until_step(10, limit_s=600)
+        await swarm.run_until_step(8, limit_s=600)
         await swarm.close()
         return swarm
 
-    assert all(16 <= sum(step.values()) < 16 + 4 for step in batches(main(), 3, 9).values())
+    assert all(16 <= sum(step.values()) < 16 + 4 for step in batches(main(), 3, 7).values())
 
 
 def test_newcomers_make_the_next_step() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minga.averaging.codecs.dense import CodecPair, codec
-from minga.averaging.codecs.layout import Segment, VectorLayout, returns
+from minga.averaging.codecs.dense import codec
+from minga.averaging.codecs.layout import VectorLayout, returns
 from minga.averaging.codecs.registry import codec_choices
 from minga.core.errors import ConfigurationError
 
@@ -62,13 +62,6 @@ def test_what_adaptive_cannot_choose_between(choice: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         VectorLayout((5,), choice)
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
-def test_one_codec_is_one_segment(name: str) -> None:
-    layout = VectorLayout((5, BIG, 0, 9), name)
-    assert layout.segments == (Segment(0, BIG + 14, CodecPair(codec(name), codec(name))),)
-    assert layout.total == BIG + 14
 
 
 def test_chunks_are_whole_blocks_of_about_the_target() -> None:
@@ -124,15 +117,6 @@ def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: in
         assert max(upload, download) == layout.encoded_bytes(start, stop)
         assert layout.chunks(start, stop, target_bytes) == chunks
     assert expected == layout.total
-
-
-def test_neighbouring_segments_differ_and_tile() -> None:
-    layout = VectorLayout((1, BIG, 2, 3, BIG, BIG, 0, 1), "adaptive")
-    ends = [segment.stop for segment in layout.segments]
-    assert [segment.start for segment in layout.segments] == [0, *ends[:-1]]
-    assert ends[-1] == layout.total
-    names = [segment.codecs.upload.name for segment in layout.segments]
-    assert names == ["float16", "int8"] * 2 + ["float16"]
 
 
 def test_fingerprints_tell_layouts_apart() -> None:

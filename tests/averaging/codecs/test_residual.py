@@ -22,16 +22,12 @@ from minga.averaging.codecs.residual import (
 )
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
-from minga.network.virtual.internet import HostSettings
-from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.swarm import Swarm
 from minga.testing import Violation
 from minga.testing.codecs.defence import check_hostile_bytes
 from minga.testing.codecs.suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
-from tests.worlds.seeds import soaked
-from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
+from tests.worlds.swarm_tools import later, virtually
 
 NUMEL = 403
 COUNTED, UNCOUNTED = ContributionFate.COUNTED, ContributionFate.UNCOUNTED
@@ -184,76 +180,6 @@ def test_a_round_that_comes_to_nothing_leaves_the_residual_as_it_was(layout: Vec
     main()
 
 
-def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
-    """The distance from the minimum of a quadratic after many steps of two peers whose gradients differ a lot."""
-    targets = [torch.full((NUMEL,), 1.0), torch.linspace(-3, 3, NUMEL)]
-    targets[0][::16] = 40.0  # the loudest in its block on one peer, for as long as it has any gradient there
-    targets[1][::16] = -40.0
-    model, wanted = torch.zeros(NUMEL), sum(targets) / 2
-    for step in range(600):
-        mean = torch.zeros(NUMEL)
-        for peer, target in enumerate(targets):
-            residual = residuals[peer] if residuals else Residual(NUMEL)
-            sealed = residual.seal(model - target, 1, step)
-            chunks = layout.chunks(0, NUMEL, 1000)
-            for chunk in chunks:
-                mean[chunk.start : chunk.stop] += sealed._decoded(chunk, sealed._encoded(chunk)) / 2
-            sealed.settle([(chunk, True) for chunk in chunks], mean)
-        model -= 0.02 * mean
-    return float((model - wanted).norm() / wanted.norm())
-
-
-def test_with_the_residual_training_converges_and_without_it_does_not(layout: VectorLayout) -> None:
-    assert descend(layout, None) > 0.5
-    assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.3
-
-
-@pytest.mark.parametrize("strategy", [soaked("synchronous"), "delayed"])
-def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLayout) -> None:
-    """Uploads by one codec, means by another; all peers hold one state, and the state gets to where it should."""
-
-    @virtually
-    async def main() -> None:
-        averaging = {"codec": "loudest", "download_codec": "float16"}
-        spec = make_spec(6, averaging=averaging, training={"strategy": strategy})
-        swarm = Swarm(spec, make_replica=vector_replica(64), gradient=pull, seed=3)
-        for _ in range(3):
-            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-        try:
-            await swarm.run_until_step(14, limit_s=300)
-            await assert_equal_states(swarm)
-            assert not swarm.log.of("round.aborted")
-            for peer in swarm.peers.values():
-                residual = peer.session.member.vectors.residual(14)  # type: ignore[union-attr]
-                assert residual is not None
-                assert residual.step >= 12
-                assert residual.mass.any()
-        finally:
-            await swarm.close()
-
-    main()
-
-
-def test_a_peer_goes_on_whose_residual_has_become_too_large(layout: VectorLayout) -> None:
-    """Alone, nobody else could take the step for it."""
-
-    @virtually
-    async def main() -> None:
-        averaging = {"codec": layout.codec_choice, "download_codec": "float32"}
-        swarm = Swarm(make_spec(16, averaging=averaging), seed=1, make_replica=vector_replica(NUMEL), gradient=pull)
-        peer = swarm.add()
-        try:
-            await swarm.run_until_step(2)
-            residual = peer.session.member.vectors.residual(2)  # type: ignore[union-attr]
-            assert residual is not None
-            residual.mass.fill_(1e33)
-            await swarm.run_until_step(5)
-        finally:
-            await swarm.close()
-
-    main()
-
-
 @pytest.mark.parametrize("division", [FLAT, SITES], ids=["flat", "sites"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
@@ -373,3 +299,35 @@ def test_of_what_travels_whole_nothing_is_kept_whatever_becomes_of_the_round() -
         residual.settle(fate, [TakenUp(0, 14_000, 4, None)])
         assert residual.mass[:9_000].all()
         assert not residual.mass[9_000:].any()
+
+
+# ---- runs that average several vectors in turn: which one, follows from the number of the round
+
+
+def layouts_of(count: int) -> RoundVectors:
+    layouts = [VectorLayout((10 + 5 * (i // 2),), "loudest", "float32", f"fragment {i}") for i in range(count)]
+    return RoundVectors(lambda step: layouts[step % count], torch.zeros)
+
+
+def test_memory_is_by_length_and_residuals_are_by_layout() -> None:
+    vectors = layouts_of(4)
+    assert [vectors.result(step).numel() for step in range(8)] == [10, 10, 15, 15] * 2
+    assert vectors.result(0) is vectors.result(1) is vectors.result(4) is not vectors.result(2)
+    assert vectors.residual(0) is vectors.residual(4) is not vectors.residual(1)
+    assert vectors.described(2).numel == 15
+    assert vectors.encoded_bytes(2) == vectors.layout_of(2).encoded_bytes(0, 15)
+    plain = RoundVectors(lambda step: VectorLayout((5,), "int8"), torch.zeros)
+    assert plain.residual(0) is None
+
+
+@pytest.mark.parametrize("count", [1, 30])
+@pytest.mark.parametrize("missed", [MOST_ROUNDS_KEPT, MOST_ROUNDS_KEPT + 1])
+def test_residuals_age_by_the_rounds_of_their_own_vector(count: int, missed: int) -> None:
+    vectors = layouts_of(count)
+    residual = vectors.residual(2 * count)
+    assert residual is not None
+    vector = torch.ones(residual.mass.numel())
+    residual.seal(vector, 1, 2 * count).settle((), vector)
+    residual.mass.fill_(3.0)
+    residual.seal(vector, 1, (2 + missed) * count)
+    assert bool(residual.mass.any()) == (missed <= MOST_ROUNDS_KEPT)

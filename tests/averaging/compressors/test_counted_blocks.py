@@ -23,9 +23,7 @@ def test_the_union_is_exact_as_float16_and_no_longer_than_that(share: float) -> 
     assert share > 0.5 or len(encoded) < (0.1 + 3 * share) * 10_000
 
 
-@pytest.mark.parametrize(
-    ("peers", "k", "density", "bits"), [(8, 32, 0.061, 1.4), (8, 64, 0.118, 2.5), (16, 64, 0.223, 4.4)]
-)
+@pytest.mark.parametrize(("peers", "k", "density", "bits"), [(8, 32, 0.061, 1.4), (8, 64, 0.118, 2.5)])
 def test_the_density_of_the_union_of_several_peers(peers: int, k: int, density: float, bits: float) -> None:
     """Of what is not alike, as here; of gradients that are, it is less."""
     numel, upload, total = 1 << 17, codec(f"topk(k={k})"), torch.zeros(1 << 17)

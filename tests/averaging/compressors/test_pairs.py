@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -17,17 +15,16 @@ from minga.testing.pair_suite import check_mass, check_relay, check_returns
 PAIRS = [
     ("topk", "gtopk"),
     ("topk(values=2bit)", "union"),
-    ("gaussiank(k=41)", "gtopk"),
     ("randomk", "union"),
     ("topk", "float16"),
     ("int8", "gtopk"),
 ]
 
 
-@pytest.mark.parametrize("check", PAIR_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("up", "down"), PAIRS)
-def test_pairs_keep_what_they_promise(check: Callable[[CodecPair], None], up: str, down: str) -> None:
-    check(CodecPair(codec(up), codec(down)))
+def test_pairs_keep_what_they_promise(up: str, down: str) -> None:
+    for check in PAIR_CHECKS:
+        check(CodecPair(codec(up), codec(down)))
 
 
 class Keeper(GlobalTopKCodec):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -15,18 +13,15 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS
 from minga.testing.codecs.cases import decoded_of, encoded_of
-from minga.testing.codecs.classes import distance_after
 from minga.testing.codecs.suite import check_processes
 from tests.worlds.seeds import soaked
 
-CHOICES = ("topk(k=41, values=2bit)", soaked("topk(k=4096)"), "gtopk(k=1)")
-ONE_PROCESS = [check for check in CODEC_CHECKS if check is not check_processes]  # of all codecs at once elsewhere
 
-
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("check", ONE_PROCESS, ids=lambda check: check.__name__)
-def test_conformance_with_other_settings(check: Callable[[Codec], None], choice: str) -> None:
-    check(codec(choice))
+@pytest.mark.parametrize("choice", ["topk(k=41, values=2bit)", soaked("topk(k=4096)"), "gtopk(k=1)"])
+def test_conformance_with_other_settings(choice: str) -> None:
+    for check in CODEC_CHECKS:
+        if check is not check_processes:  # of all codecs at once elsewhere
+            check(codec(choice))
 
 
 def largest(source: torch.Tensor, k: int) -> torch.Tensor:
@@ -63,10 +58,9 @@ def test_bytes_are_a_function_of_the_length_as_the_table_has_them() -> None:
         assert lengths == sorted(lengths)
 
 
-@pytest.mark.parametrize(("k", "wanted"), [(41, (0.9155, 0.838, 0.63)), (64, (0.8805, 0.7845, 0.58))])
-def test_it_leaves_out_what_it_should_of_common_distributions(k: int, wanted: tuple[float, ...]) -> None:
+def test_it_leaves_out_what_it_should_of_common_distributions() -> None:
     """And two bits for each value leave out little more, also of heavy tails."""
-    chance = torch.Generator().manual_seed(4)
+    k, wanted, chance = 64, (0.8805, 0.7845, 0.58), torch.Generator().manual_seed(4)
     normal = torch.randn(1 << 19, generator=chance)
     laplace = torch.rand(1 << 19, generator=chance).log() * torch.randn(1 << 19, generator=chance).sign()
     student = torch.randn(1 << 19, generator=chance) / torch.randn(3, 1 << 19, generator=chance).square().mean(0).sqrt()
@@ -127,10 +121,3 @@ def test_no_constant_bounds_what_values_of_float16_lose() -> None:
         made = codec(choice)
         assert not decoded_of(made, encoded_of(made, tiny), 4096).any()
         assert made.delta(4096) is None
-
-
-def test_without_a_residual_the_largest_elements_alone_lead_astray_and_others_arrive() -> None:
-    for choice in ("topk", "topk(values=2bit)", "gaussiank"):
-        assert distance_after(codec(choice), with_residual=False) > 1e4
-    for choice in ("sign", "randomk"):
-        assert distance_after(codec(choice), with_residual=False, rate=0.05) < 1e-3

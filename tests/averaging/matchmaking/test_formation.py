@@ -21,7 +21,7 @@ from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.matchmaking.attempt import JOIN, PATIENT_TRIES, PROBE, OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.votes import Position
-from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.averaging.solver.planner import MIN_PART_BYTES
@@ -215,17 +215,16 @@ def test_realised_batches_of_groups_of_any_size(count: int, delay_s: float, seed
     main()
 
 
-@pytest.mark.parametrize("clients", [0, 31])
-def test_clients_take_part_over_connections_that_they_dialled(clients: int) -> None:
+def test_clients_take_part_over_connections_that_they_dialled() -> None:
     @virtually
     async def main() -> None:
-        camp = Camp(32, clients=clients, batch=32 * 4 * 5, seed=clients, vector_bytes=32 * MIN_PART_BYTES)
+        camp = Camp(12, clients=9, batch=12 * 4 * 5, seed=9, vector_bytes=12 * MIN_PART_BYTES)
         await camp.begin()
         await camp.until_step(4)
         for step in range(1, 4):
             (plan,) = {member.plans[step][0] for member in camp.members}
-            assert len(plan.members) == 32
-            assert sum(not member.aggregates for member in plan.members) == clients
+            assert len(plan.members) == 12
+            assert sum(not member.aggregates for member in plan.members) == 9
             assert {part.root for part in plan.parts} == {i for i, m in enumerate(plan.members) if m.aggregates}
         await camp.close()
 
@@ -432,25 +431,6 @@ def test_joins_that_do_not_fit_are_refused_with_the_reason() -> None:
     main()
 
 
-@pytest.mark.parametrize("frame", [b"\xc1", b"\x80", msgspec.msgpack.encode({"step": -1})])
-def test_garbage_instead_of_a_join(frame: bytes) -> None:
-    @virtually
-    async def main() -> None:
-        camp, victim, liar = await one_and_a_liar()
-
-        async def run() -> None:
-            async with liar.node.open(victim.party.peer_id, JOIN) as stream:
-                await stream._send_frame(0, frame)
-                await stream.receive_one_of(FromLeader)
-
-        await asyncio.gather(liar.network.process.run(run()), return_exceptions=True)
-        assert [peer for peer, _ in victim.party.offences()] == [liar.peer_id]
-        await camp.until_step(3)
-        await camp.close()
-
-    main()
-
-
 def forged(kind: str, victim: Member, liar: Party) -> msgspec.Struct:
     """What a lying leader sends in the place of a good plan."""
     from minga.averaging.messages import GroupMember as Listed
@@ -495,23 +475,17 @@ def test_forged_and_broken_plans_are_refused_and_their_leader_named(kind: str) -
     main()
 
 
-def test_an_endless_chain_of_redirects_does_not_hold_a_peer() -> None:
-    @virtually
-    async def main() -> None:
-        camp, victim, liar = await one_and_a_liar()
+def take_for_a_member(liar: Party, camp: Camp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everybody take it for a member of the last round: in some steps it is the first in rank."""
+    after = Position.after
 
-        async def pass_on(peer: PeerId, stream: MessageStream) -> None:
-            await stream.receive(Join)
-            await stream.send(Redirect(Address(PeerId("9" * 64), ("10.9.9.9:1",))))
+    def remember(position: Position, plan: Plan) -> Position:
+        position = after(position, plan)
+        return replace(position, view=(*position.view, liar.peer_id))
 
-        liar.node.serve(JOIN, pass_on)
-        answer = await ask(liar, victim.party, JOIN, join_of(liar, step=victim.step), Update(Report(samples=5)))
-        assert not isinstance(answer, ProtocolError)
-        await camp.until_step(4)
-        assert all(party.offences() == [] for party in camp.parties[:3])
-        await camp.close()
-
-    main()
+    monkeypatch.setattr(Position, "after", remember)
+    for member in camp.members:
+        member.sight.also = [liar.peer_id]
 
 
 def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,16 +502,7 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
             await asyncio.Event().wait()  # pulses go on: it is alive
 
         liar.node.serve(JOIN, stop_and_hush)
-
-        def remember(position: Position, plan: Plan) -> Position:
-            position = after(position, plan)
-            return replace(position, view=(*position.view, liar.peer_id))
-
-        # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
-        after = Position.after
-        monkeypatch.setattr(Position, "after", remember)
-        for member in camp.members:
-            member.sight.also = [liar.peer_id]
+        take_for_a_member(liar, camp, monkeypatch)
         await camp.until_step(12, limit_s=600.0)
         assert heard > 0
         await camp.close()
@@ -606,8 +571,6 @@ def test_a_leader_that_keeps_a_member_while_the_swarm_goes_on_is_left(monkeypatc
 def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after = Position.after
-
     @virtually
     async def main() -> None:
         camp, _, liar = await one_and_a_liar()
@@ -625,14 +588,7 @@ def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
             await stream.drain()
 
         liar.node.serve(JOIN, serve)
-
-        def remember(position: Position, plan: Plan) -> Position:
-            position = after(position, plan)
-            return replace(position, view=(*position.view, liar.peer_id))
-
-        monkeypatch.setattr(Position, "after", remember)
-        for member in camp.members:
-            member.sight.also = [liar.peer_id]
+        take_for_a_member(liar, camp, monkeypatch)
         await camp.until_step(25)
         assert asked > PATIENT_TRIES
         await camp.close()

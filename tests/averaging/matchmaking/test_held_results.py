@@ -15,7 +15,7 @@ import pytest
 
 from minga.averaging.election import has_quorum, may_be_committed, ranking
 from minga.averaging.matchmaking.attempt import JOIN, VIEW
-from minga.averaging.matchmaking.votes import MOST_RAISED, Position
+from minga.averaging.matchmaking.votes import Position
 from minga.averaging.messages import Accepted, AskView, FromLeader, Plan, Redirect, SignedPlan, View
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -84,37 +84,6 @@ def test_liars_that_say_that_they_hold_a_result_cost_no_attempt(liars: int, name
             assert [plan.step for plan in plans] == list(range(len(plans))), "one attempt each"
             assert not any(plan.adopts for plan in plans)
             assert sum(plan.electorate == 5 + liars for plan in plans) > 14, "the liars have votes"
-        await camp.close()
-
-    main()
-
-
-def test_numbers_that_no_member_can_promise_stop_no_step() -> None:
-    """The leader promised what the liar named, and then took twice as much for possible."""
-
-    @virtually
-    async def main() -> None:
-        camp = Camp(5, batch=100)
-        liar = camp.stranger()
-        await camp.begin()
-        await camp.until_step(1)
-
-        async def climb(victim: Member) -> None:
-            for again in itertools.count():
-                held = Accepted(1, liar.peer_id, 0, MADE_UP, MADE_UP)
-                ballot = 1 + (1 + again % 3) * MOST_RAISED // 2
-                patience_s = 0.2 if again % 3 < 2 else 50.0
-                with contextlib.suppress(RemoteError, TimeoutError):
-                    async with asyncio.timeout(patience_s), liar.node.open(victim.party.peer_id, JOIN) as stream:
-                        await stream.send(join_of(liar, step=victim.step, ballot=ballot, accepted=held))
-                        while not isinstance(await stream.receive_one_of(FromLeader), Redirect | SignedPlan):
-                            pass
-                await asyncio.sleep(0.01)
-
-        for member in camp.members:
-            liar.network.process.run(climb(member))
-        await asyncio.sleep(25.0)
-        assert min(member.step for member in camp.members) > 15
         await camp.close()
 
     main()
@@ -208,7 +177,7 @@ def test_a_holder_that_cannot_be_asked_for_long_is_waited_for_and_believed(way: 
         await camp.begin()
         first = await camp.until_the_doubt()
         if way != "is slow":
-            await asyncio.sleep(200.0)
+            await asyncio.sleep(100.0)
         free_s = asyncio.get_running_loop().time()
         members = [camp.members.index(member) for member in rest]
         await camp.until_step(STEP + 3, members, limit_s=200.0)
@@ -242,7 +211,7 @@ def test_without_the_holder_that_was_asked_too_few_are_left_for_another_result()
     main()
 
 
-@pytest.mark.parametrize("holders", [1, 2, 3, 4])
+@pytest.mark.parametrize("holders", [2, 3])
 def test_a_result_is_adopted_if_a_quorum_may_have_held_it_and_else_made_anew(holders: int) -> None:
     @virtually
     async def main() -> None:
@@ -266,7 +235,7 @@ def subsets(peers: Sequence[PeerId]) -> Iterator[set[PeerId]]:
         yield from map(set, itertools.combinations(peers, size))
 
 
-@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("size", [1, 2, 5])
 def test_whatever_a_quorum_held_may_be_committed_whichever_goodbyes_its_leader_knew(size: int) -> None:
     view = PEERS[:size]
     for departed in subsets(view):
@@ -277,7 +246,7 @@ def test_whatever_a_quorum_held_may_be_committed_whichever_goodbyes_its_leader_k
                 assert all(may_be_committed(view, lacking) for lacking in subsets(rest))
 
 
-@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("size", [1, 2, 6, 7])
 def test_what_a_minority_says_is_not_committed_if_the_others_are_here(size: int) -> None:
     view = PEERS[:size]
     for liars in subsets(view):
@@ -285,7 +254,7 @@ def test_what_a_minority_says_is_not_committed_if_the_others_are_here(size: int)
             assert not may_be_committed(view, set(view) - liars)
 
 
-@pytest.mark.parametrize("seed", seeds(40, 400))
+@pytest.mark.parametrize("seed", seeds(12, 400))
 def test_the_makers_of_a_result_may_have_decided_whichever_goodbyes_their_leader_knew(seed: int) -> None:
     rng = random.Random(seed)
     view = tuple(PEERS[: rng.randrange(1, 8)])

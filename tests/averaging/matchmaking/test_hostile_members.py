@@ -37,13 +37,13 @@ async def sit_in(guest: Party, victim: Member, make: Callable[[], Join]) -> None
 async def steps_of(
     camp: Camp, misbehave: Callable[[Member], list[Act]], until_then: Sequence[asyncio.Task[None]] = ()
 ) -> list[int]:
-    """How many steps the members take in 40 s, while what `misbehave` returns for each of them runs."""
+    """How many steps the members take in 20 s, while what `misbehave` returns for each of them runs."""
     await camp.begin()
     await camp.until_step(1)
     for member in camp.members:
         for party, act in misbehave(member):
             party.network.process.run(act)
-    await asyncio.sleep(40.0)
+    await asyncio.sleep(20.0)
     steps = [member.step for member in camp.members]
     await end(*until_then)
     await camp.close()
@@ -67,7 +67,7 @@ def test_numbers_that_nobody_can_be_raised_to_stop_no_step() -> None:
             pairs = zip(liars, above, strict=True)
             return [(liar, sit_in(liar, member, partial(join, liar, member, more))) for liar, more in pairs]
 
-        assert min(await steps_of(camp, misbehave)) > 13
+        assert min(await steps_of(camp, misbehave)) > 6
 
     main()
 
@@ -96,7 +96,7 @@ def test_machines_that_stall_by_turns_do_not_stop_the_others() -> None:
 
         stalling = [asyncio.ensure_future(stall(guest, 5.0 + 0.5 * number)) for number, guest in enumerate(guests)]
         steps = await steps_of(camp, misbehave, stalling)
-        assert min(steps) > 6, steps
+        assert min(steps) > 3, steps
 
     main()
 
@@ -123,7 +123,7 @@ def test_a_stranger_that_says_it_leads_many_stops_no_step() -> None:
         liar = camp.stranger()
         liar.node.serve(JOIN, take_in)
         steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, 999))])
-        assert min(steps) > 13, steps
+        assert min(steps) > 6, steps
 
     main()
 
@@ -146,7 +146,7 @@ def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
         for member in camp.members:
             make = partial(lambda m: join_of(liar, step=m.step, report=report), member)
             liar.network.process.run(sit_in(liar, member, make))
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(30.0)
         ended = [repr(life.exception()) for life in lives if life.done()]
         await camp.close()
         assert not ended, ended

@@ -170,16 +170,6 @@ async def test_who_has_no_limit_is_told_one() -> None:
 
 
 @virtually
-async def test_of_whom_nothing_is_known_one_micro_batch_is_asked() -> None:
-    scene = Scene(100, under_way(0, 100))
-    line = scene.sit(1, Report(0, parked=True, limit=0))
-    running = asyncio.ensure_future(scene.gathering.run())
-    await asyncio.sleep(0.5)
-    assert limits(line) == [1]
-    running.cancel()
-
-
-@virtually
 async def test_who_gave_its_first_micro_batch_is_told_to_go_on_soon() -> None:
     """Where nobody is known yet, limits are compared only once in a second: each would wait that long with one."""
     scene = Scene(100, Report(0, parked=True, limit=0))
@@ -387,18 +377,6 @@ async def test_who_comes_while_the_others_are_sent_on_is_told_to_ask_again() -> 
     error = scene.tasks[1].exception()
     assert isinstance(error, RejectedError)
     assert error.code == RefusalCode.STAND_BY
-
-
-@virtually
-async def test_who_comes_while_the_others_are_let_go_is_told_to_ask_again() -> None:
-    scene = Scene(100, Report(0, 10.0))
-    scene.sit(1, Report(0, 10.0))
-    await asyncio.sleep(0.1)
-    await scene.gathering.dismiss()
-    scene.sit(2, Report(0, 10.0))
-    await asyncio.sleep(0.1)
-    assert isinstance(scene.tasks[0].exception(), UnreachableError)
-    assert isinstance(scene.tasks[1].exception(), RejectedError)
 
 
 @virtually

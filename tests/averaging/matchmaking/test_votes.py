@@ -261,7 +261,7 @@ class Play:
             self.positions[peer] = self.positions[peer].holding(held, ())
 
 
-@pytest.mark.parametrize("seed", seeds(100, 1000))
+@pytest.mark.parametrize("seed", seeds(40, 1000))
 def test_no_two_results_of_a_step_get_a_quorum_whatever_happens(seed: int) -> None:
     play = Play(seed)
     for _ in range(ACTS):
@@ -270,11 +270,11 @@ def test_no_two_results_of_a_step_get_a_quorum_whatever_happens(seed: int) -> No
 
 
 def test_the_random_acts_get_to_results_and_to_second_attempts() -> None:
-    plays = [Play(seed) for seed in range(40)]
+    plays = [Play(seed) for seed in range(15)]
     for play in plays:
         for _ in range(ACTS):
             play.act()
-    assert sum(bool(play.committed) for play in plays) > 20
+    assert sum(bool(play.committed) for play in plays) > 7
     assert any(len(play.rounds) > 3 and any(round.plan.adopts for round in play.rounds) for play in plays)
     assert any(play.left_out for play in plays)
 

@@ -21,7 +21,6 @@ from minga.network.interface import Address, PeerId
 IDENTITIES = [Identity.from_seed(bytes([index]) * 32) for index in range(5)]
 PEERS = [PeerId(identity.peer_id) for identity in IDENTITIES]
 RUN, STEP = "run", 3
-SECOND_IS_BEST = (PeerScore(3.0), PeerScore(2.0), None, None, None)
 
 
 def plan_of(scores: tuple[PeerScore | None, ...], *contributors: int) -> Plan:

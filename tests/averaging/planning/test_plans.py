@@ -73,8 +73,8 @@ def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dic
     assert caught.value.phase == "group"
 
 
-@pytest.mark.parametrize("rate", [1e-300, 1e-12, 0.0, 1.0, 125_000.0, 1e300])
-@pytest.mark.parametrize("numel", [1, 100, 17_800_000, 1 << 33])
+@pytest.mark.parametrize("rate", [1e-300, 0.0, 125_000.0, 1e300])
+@pytest.mark.parametrize("numel", [1, 100, 1 << 33])
 def test_whatever_rates_are_declared_the_plan_is_accepted(rate: float, numel: int) -> None:
     rates = SwarmRates((PeerRates(rate, rate), PeerRates(None, None), PeerRates(1e-9, 1e-9, aggregates=False)))
     plan = make_plan("a name", PlanNeeds(5, numel, 4 * numel), MEMBERS, divide(rates, 4.0 * numel))

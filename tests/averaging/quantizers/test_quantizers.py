@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec
+from minga.averaging.codecs.dense import FLOAT32_MAX, InvalidEncodingError, codec
 from minga.averaging.quantizers.blocks import noise_of
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, Violation
@@ -26,7 +22,6 @@ VARIANTS = [
     "natural(rounding=stochastic)",
     "sign(magnitudes=2)",
 ]
-HERE = [check for check in CODEC_CHECKS if check is not check_processes]
 
 
 def encode(choice: str, values: torch.Tensor, seed: int = 0) -> bytes:
@@ -47,9 +42,10 @@ def error(choice: str, values: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("choice", VARIANTS)
-@pytest.mark.parametrize("check", HERE, ids=lambda check: check.__name__)
-def test_conformance_with_settings(check: Callable[[Codec], None], choice: str) -> None:
-    check(codec(choice))
+def test_conformance_with_settings(choice: str) -> None:
+    for check in CODEC_CHECKS:
+        if check is not check_processes:  # of all codecs at once elsewhere
+            check(codec(choice))
 
 
 def test_exact_bytes() -> None:
@@ -99,13 +95,6 @@ def test_sizes_and_constants(choice: str, bits: float, delta: float | None, zeta
     assert made.zeta(1 << 16) == (None if zeta is None else pytest.approx(zeta, abs=6e-5))
 
 
-def test_short_slices_have_better_constants() -> None:
-    assert codec("int4").delta(1) == pytest.approx(1.0, abs=1e-4)
-    assert codec("sign").delta(4) == pytest.approx(4.0, abs=1e-3)
-    for choice in ("int4", "sign"):
-        assert (codec(choice).delta(3) or 0) < (codec(choice).delta(300) or 0)
-
-
 @pytest.mark.parametrize(("choice", "with_exact_scale"), [("int4(block=32)", 1.158), ("int4(block=128)", 1.648)])
 def test_the_constant_of_int4_counts_that_scales_are_rounded_up(choice: str, with_exact_scale: float) -> None:
     made, block = codec(choice), codec(choice).block_elements
@@ -128,38 +117,6 @@ def test_what_e3m0_loses_below_its_smallest_power_is_less_than_what_its_largest_
                 block[:count], block[-1] = worst, 1.0
                 found = error(choice, (block * largest).repeat(200))
                 assert found <= 1 - 1 / (codec(choice).delta(128) or 1.0), (largest, worst, count)
-
-
-@pytest.mark.parametrize(
-    ("choice", "wanted"),
-    [
-        ("int8", (0.00005, 0.0001, 0.0003)),
-        ("int4(block=32)", (0.009, 0.015, 0.021)),
-        ("int4", (0.012, 0.020, 0.033)),
-        ("int4(block=128)", (0.014, 0.026, 0.051)),
-        ("float8", (0.0007, 0.0006, 0.0005)),
-        ("e3m0", (0.037, 0.034, 0.028)),
-        ("sign", (0.363, 0.498, 0.589)),
-        ("sign(magnitudes=2)", (0.132, 0.207, 0.322)),
-    ],
-)
-def test_squared_errors_on_normal_laplace_and_heavy_tailed_values(
-    choice: str, wanted: tuple[float, float, float]
-) -> None:
-    chance = np.random.default_rng(3)
-    drawn = (chance.standard_normal(1 << 18), chance.laplace(size=1 << 18), chance.standard_t(3, 1 << 18))
-    found = [error(choice, torch.from_numpy(values).float()) for values in drawn]
-    assert found == [pytest.approx(value, rel=0.15, abs=1e-4) for value in wanted]
-
-
-@pytest.mark.parametrize("choice", ["int8", "int4", "e3m0", "natural"])
-def test_rounding_at_random_takes_away_the_bias_for_about_twice_the_squared_error(choice: str) -> None:
-    values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(4))
-    assert 1.8 < error(f"{choice}(rounding=stochastic)", values) / error(choice, values) < 2.4
-    small = torch.full((64 * 512,), 0.02)  # far below half a step of a block that holds a 1
-    small[::64] = 1.0
-    drawn = decode(f"{choice}(rounding=stochastic)", encode(f"{choice}(rounding=stochastic)", small, 5), len(small))
-    assert float(drawn.mean()) == pytest.approx(float(small.mean()), rel=0.03)
 
 
 def test_what_lies_on_a_step_is_never_rounded_at_random() -> None:
@@ -294,9 +251,3 @@ def test_the_suite_finds_a_codec_that_never_sends_what_it_left_out() -> None:
 def test_the_largest_element_alone_diverges_without_what_was_left_out_and_arrives_with_it() -> None:
     assert distance_after(LoudestCodec(), with_residual=False) > 1e3
     assert distance_after(LoudestCodec(), with_residual=True) < 1e-3
-
-
-def test_struct_reads_the_scales() -> None:
-    values = torch.arange(130.0)
-    scales = struct.unpack_from("<3H", encode("int4", values))
-    assert [value >> 7 for value in scales] == [130, 131, 131]

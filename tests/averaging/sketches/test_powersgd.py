@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -73,28 +72,7 @@ def test_the_first_rounds_average_whole_gradients() -> None:
             PowerSGDSettings(**wrong)
 
 
-GPT_124M = (
-    [(50257, 768), (1024, 768)]
-    + 12 * [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
-    + 12 * [(768,), (768,), (2304,), (768,), (768,), (768,), (3072,), (768,)]
-    + [(768,), (768,)]
-)
 """The tensors of the GPT-2 of 124 million parameters, with one for the input and the output words."""
-
-
-def test_the_bytes_of_a_language_model_are_those_of_the_formula() -> None:
-    """r (sum of rows and columns) + the rest as it is: 922 thousand elements for both sides, 1.84 MB as float16."""
-    sketch = powersgd(*GPT_124M, codec="float16", rank=4)
-    total, rest = sketch.whole.total, sum(math.prod(shape) for shape in GPT_124M if len(shape) == 1)
-    rows, columns = (sketch.layout(step).total for step in (0, 1))
-    assert total == 124_439_808
-    assert rows + columns - rest == 4 * sum(sum(shape) for shape in GPT_124M if len(shape) == 2) + rest == 922_436
-    both = 2 * (rows + columns - rest)
-    assert both == 1_844_872
-    assert round(2 * total / both) == 135
-    sent = [sketch.layout(step).encoded_bytes(0, sketch.layout(step).total) for step in (0, 1)]
-    assert sent == [2 * rows, 2 * columns] == [1_169_032, 918_528]  # their sum is `both`, and the rest once more
-    assert sum(basis.numel() for basis in sketch.basis().values()) == 922_436 - rest
 
 
 @pytest.mark.parametrize("kind", ["zeros", "one rank", "huge column", "equal columns", "tiny", "the spare direction"])

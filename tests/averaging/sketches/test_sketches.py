@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,22 +60,18 @@ def low(**settings: int) -> MakeSketch:
 
 ALL: dict[str, MakeSketch] = {
     "identity": IdentitySketch,
-    "some_elements": SomeElements,
     "block_means": BlockMeans,
     "powersgd": low(rank=2, start=0),
     "powersgd, dense at first": low(rank=4, start=3),
-    "powersgd, dense": low(),
     "dct64": DCT64,
 }
 
 
-HERE = [check for check in SKETCH_CHECKS if check is not check_processes]  # of all sketches at once elsewhere
-
-
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-@pytest.mark.parametrize("check", HERE)
-def test_conformance(check: Callable[[MakeSketch], None], make: MakeSketch) -> None:
-    check(make)
+def test_conformance(make: MakeSketch) -> None:
+    for check in SKETCH_CHECKS:
+        if check is not check_processes:  # of all sketches at once below
+            check(make)
 
 
 def test_another_process_has_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,9 +310,9 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             await swarm.run_until_step(5, limit_s=100)
             await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(14, limit_s=300)
+            await swarm.run_until_step(12, limit_s=300)
             swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(23, limit_s=600)
+            await swarm.run_until_step(18, limit_s=600)
             await assert_equal_states(swarm)
             bases = [peer.replica._projections.sketch.basis() for peer in swarm.alive()]  # type: ignore[attr-defined]
             assert len(bases) == 4
@@ -354,13 +350,13 @@ def test_a_run_whose_fragments_take_turns(sketch: str, codec: str) -> None:
         swarm = Swarm(spec, make_replica=two_matrices, gradient=pull_to_number, seed=11)
         peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1)) for _ in range(3)]
         try:
-            await swarm.run_until_step(9, limit_s=100)
+            await swarm.run_until_step(6, limit_s=100)
             await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
-            await swarm.run_until_step(28, limit_s=600)
+            await swarm.run_until_step(22, limit_s=600)
             await assert_equal_states(swarm)
             assert not offences(swarm)
-            layouts = {newcomer.replica.layout_of(step).fingerprint for step in range(20, 28)}
+            layouts = {newcomer.replica.layout_of(step).fingerprint for step in range(14, 22)}
             assert len(layouts) == (4 if sketch.startswith("powersgd") else 2)
             wrong = float((newcomer.replica.read_values()[:97] - 3.0).norm() / 3.0 / 97**0.5)
             assert wrong < 0.2
@@ -482,14 +478,6 @@ class Turning(Sketch):
 def test_a_basis_of_the_whole_vector_is_none_of_its_fragments() -> None:
     with pytest.raises(ConfigurationError, match='"turning" has a basis of the whole vector, and this run averages'):
         RoundProjections(Turning(WHOLE)).divide([VectorLayout(((8, 6),), "float32")], [(0,)])
-
-
-def test_the_identity_changes_nothing() -> None:
-    sketch: Sketch = make_sketch("identity", WHOLE)
-    vector = normal(1)
-    assert sketch.project(vector, 0) is sketch.expand(vector, 0) is vector
-    assert Projection(sketch).contribution(vector, 1, 0, "a round") is vector
-    assert not Projection(sketch).residual.mass.any()
 
 
 def test_what_travels_whole_is_no_part_of_the_sketch_nor_of_what_it_leaves_out() -> None:

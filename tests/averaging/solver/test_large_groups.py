@@ -6,9 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
-from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.links import Links
 from minga.averaging.planning.signed_plan import unfair_parts
@@ -90,25 +88,6 @@ def test_former_ways_are_kept_while_they_cost_little_and_their_aggregators_are_t
     assert root not in {peer for part in without.parts for peer in (part.root, *part.relays)}
     quarters = tuple(replace(part, share=part.share / 4) for part in first.parts for _ in range(4))
     assert divide(rates, VECTOR_BYTES, replace(first, parts=quarters)) == first, "more parts than there should be"
-
-
-@virtually
-async def test_a_round_of_seventy_gives_everybody_the_exact_mean() -> None:
-    count, layout = 70, VectorLayout((40_000,), "float32")
-    world = World(count, up_bytes_per_s=30 * MBIT, down_bytes_per_s=150 * MBIT)
-    await world.start()
-    generator = torch.Generator().manual_seed(3)
-    vectors = [torch.randn(layout.total, generator=generator) for _ in range(count)]
-    weights = [1 + index % 5 for index in range(count)]
-    rates = SwarmRates((PeerRates(30 * MBIT, 150 * MBIT),) * count)
-    division = divide(rates, 4.0 * layout.total)
-    assert division.sites
-    results, outcomes = await world.reduce(world.divide(layout, division), layout, list(vectors), weights)
-    assert all(isinstance(outcome, RoundOutcome) and not outcome.lost for outcome in outcomes)
-    assert all(torch.equal(result, results[0]) for result in results)
-    mean = sum(w * v.double() for w, v in zip(weights, vectors, strict=True)) / sum(weights)
-    assert torch.allclose(results[0].double(), torch.as_tensor(mean), atol=1e-5)
-    await world.close()
 
 
 @virtually

@@ -18,7 +18,6 @@ from tests.worlds.lower_bound import shortest_round
 from tests.worlds.planner_swarms import (
     FAST,
     GBIT,
-    HOMES,
     SETUPS,
     SLOW,
     VECTOR,
@@ -90,21 +89,9 @@ def test_the_plan_beats_equal_parts_and_the_parameter_server() -> None:
     assert seconds(helped) < min(equal, server)
 
 
-def test_home_links_and_one_fast_auxiliary() -> None:
-    vector = 0.286 * GBIT
-    assert seconds(HOMES, vector) == pytest.approx(14.3, rel=1e-3)
-    assert shortest_round(usable(HOMES), vector) == pytest.approx(14.3, rel=1e-3)
-    assert predict(equal_parts(HOMES), HOMES, vector).seconds == pytest.approx(25.025, rel=1e-3)
-    # An ordinary all-reduce of all nine, the auxiliary getting the result as well:
-    nine = SwarmRates((*HOMES.peers[:8], auxiliary(1.0, receives=True)))
-    everybody = Division(tuple(PartShare(1 / 9, root) for root in range(9)))
-    assert predict(everybody, nine, vector).seconds == pytest.approx(25.4, rel=1e-3)
-    assert predict(parameter_server(HOMES, vector), HOMES, vector).seconds == pytest.approx(14.3, rel=1e-3)
-
-
 def test_symmetric_groups_get_the_closed_form() -> None:
     generator = random.Random(7)
-    for _ in range(250):
+    for _ in range(80):
         count = generator.randint(3, 19)
         able = [True, *(generator.random() > 0.3 for _ in range(count - 1))]
         bandwidths = [10 ** generator.uniform(5, 8) for _ in range(count)]
@@ -147,30 +134,6 @@ def sizes(numel: int, bandwidths: Bandwidths, least: int = 0) -> tuple[int, ...]
     return apportion(numel, roots(division, len(peers)))
 
 
-def cost(parts: tuple[int, ...], bandwidths: Bandwidths) -> float:
-    extra, numel = len(parts) - 2, sum(parts)
-    return max((numel + extra * part) / b for part, b in zip(parts, bandwidths, strict=True) if b)
-
-
-@pytest.mark.parametrize(
-    ("numel", "bandwidths", "known"),
-    [
-        (60, (0.25, 0.25, 0.25, 0.25), (15, 15, 15, 15)),
-        (1024, (0.3, 0.5, 0.9), (0, 255, 769)),
-        (60, (0.44, 0.33, 0.22), (42, 18, 0)),
-        (60, (0.55, 0.44, 0.40), (35, 16, 9)),
-        (2**20, (0.3, 0.5, 0.9, 0.6), (0, 169_327, 602_629, 276_620)),
-        (2**20, (0, 0.5, 0, 0.6), (0, 428_963, 0, 619_613)),
-    ],
-)
-def test_known_plans_are_no_better(numel: int, bandwidths: Bandwidths, known: tuple[int, ...]) -> None:
-    ours = sizes(numel, bandwidths)
-    assert sum(ours) == numel
-    slowest = min(b for b in bandwidths if b)
-    # Integers cost at most one element more.
-    assert cost(ours, bandwidths) <= cost(known, bandwidths) + (len(bandwidths) - 2) / slowest
-
-
 @pytest.mark.parametrize(
     ("numel", "bandwidths", "least", "expected"),
     [
@@ -188,7 +151,7 @@ def test_known_sizes(numel: int, bandwidths: Bandwidths, least: int, expected: t
 
 def test_without_slow_paths_the_division_is_as_good_as_any_of_one_level() -> None:
     generator = random.Random(11)
-    for _ in range(60):
+    for _ in range(25):
         rates = random_swarm(generator, generator.randint(2, 12))
         bound = shortest_round(usable(rates), VECTOR)
         assert bound * (1 - 1e-6) <= seconds(rates) <= bound * 1.01
@@ -208,31 +171,6 @@ def test_with_slow_paths_no_flat_division_beats_the_bound_and_ours_is_near() -> 
     assert sorted(ratios)[len(ratios) // 2] < 1.02
 
 
-def test_slow_paths_are_solved_exactly_within_the_form_that_is_executed() -> None:
-    optimize = pytest.importorskip("scipy.optimize", reason="scipy solves the linear programme")
-    generator = random.Random(13)
-    for _ in range(12):
-        rates = random_swarm(generator, generator.randint(3, 8), paths=0.3, clients=0.0)
-        given, count = usable(rates), len(rates.peers)
-        rows, limits = [], []
-        for i in range(count):
-            for capacity in (given.upload[i], given.download[i]):
-                rows.append([(count - 2.0) * (j == i) for j in range(count)] + [-capacity / VECTOR])
-                limits.append(-1.0)
-            for j in range(count):
-                if i != j:
-                    rows.append([float(k in (i, j)) for k in range(count)] + [-given.limits[i, j] / VECTOR])
-                    limits.append(0.0)
-        found = optimize.linprog(
-            [0.0] * count + [1.0], A_ub=rows, b_ub=limits, A_eq=[[1.0] * count + [0.0]], b_eq=[1.0]
-        )
-        division = divide(rates, VECTOR, min_part_bytes=0)
-        if not division.sites:
-            assert division.predicted_s == pytest.approx(found.fun, rel=count * 1.5e-3)
-        else:
-            assert division.predicted_s <= 0.9 * found.fun * 1.01
-
-
 # ---- two levels
 
 
@@ -248,16 +186,6 @@ def test_two_sites(ends: float, flat: float, two_level: float) -> None:
     assert {frozenset(part.relays) for part in division.parts} == {
         frozenset((i, j)) for i in range(4) for j in range(4, 8)
     }
-
-
-def test_sites_are_found_whoever_is_numbered_how() -> None:
-    rates = two_sites(ends=1.0)
-    order = [3, 6, 0, 5, 4, 1, 7, 2]
-    moved = SwarmRates(rates.peers, {(order[i], order[j]): rate for (i, j), rate in rates.pairs.items()})
-    division = divide(moved, VECTOR)
-    check(division, moved)
-    assert division.sites == ((0, 3, 5, 6), (1, 2, 4, 7))
-    assert division.predicted_s == pytest.approx(1.75, rel=1e-3)
 
 
 def test_three_sites_and_somebody_outside() -> None:
@@ -289,14 +217,6 @@ def test_clients_make_no_site_and_relay_nothing() -> None:
 # ---- who cannot do what
 
 
-def test_clients_and_absent_paths() -> None:
-    rates = SwarmRates((client(1.0), peer(0.2), client(1.0), peer(0.3)), {(0, 2): 0.0, (2, 0): 0.0})
-    division = divide(rates, VECTOR, min_part_bytes=0)
-    check(division, rates)
-    assert {part.root for part in division.parts} == {1, 3}
-    assert math.isfinite(division.predicted_s or math.inf)
-
-
 def test_peers_apart_are_no_roots_for_each_other() -> None:
     rates = SwarmRates((peer(1.0),) * 4, {(0, 1): 0.0})
     division = divide(rates, VECTOR)
@@ -316,16 +236,6 @@ def test_a_group_without_a_way_between_some_still_gets_a_plan() -> None:
     assert shortest_round(usable(SwarmRates((peer(1.0),) * 4, everywhere)), VECTOR) == math.inf
     large = divide(SwarmRates((peer(1.0),) * 200, {(i, (i + 1) % 200): 0.0 for i in range(200)}), VECTOR)
     assert math.fsum(roots(large, 200)) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_a_relay_may_be_the_only_way() -> None:
-    # Each site sees the other only through one of its members: no flat division reaches everybody.
-    open_ = {(1, 2), (2, 1), (0, 1), (1, 0), (2, 3), (3, 2)}
-    pairs = {(i, j): 0.0 if (i, j) not in open_ else 0.5 * GBIT for i in range(4) for j in range(4) if i != j}
-    rates = SwarmRates((peer(1.0),) * 4, pairs)
-    division = divide(rates, VECTOR)
-    check(division, rates)
-    assert division.sites == () or math.isfinite(division.predicted_s or math.inf)
 
 
 def test_small_groups_and_nobody() -> None:
@@ -404,7 +314,7 @@ def test_equal_input_gives_an_equal_division() -> None:
 
 def test_the_order_of_peers_does_not_matter() -> None:
     generator = random.Random(18)
-    for trial in range(20):
+    for trial in range(8):
         rates = random_swarm(generator, 7, paths=0.4 if trial % 2 else 0.0)
         order = list(range(7))
         generator.shuffle(order)
@@ -417,13 +327,6 @@ def test_the_order_of_peers_does_not_matter() -> None:
         renamed = roots(after, 7)
         assert [renamed[new] for new in order] == pytest.approx(roots(before, 7), abs=1e-6)
         assert sorted(after.sites) == sorted(tuple(sorted(order[i] for i in site)) for site in before.sites)
-
-
-def test_shares_become_elements() -> None:
-    division = divide(SETUPS["C"], VECTOR)
-    sizes = apportion(17_850_000, [part.share for part in division.parts])
-    assert sum(sizes) == 17_850_000
-    assert max(sizes) - min(sizes) <= 1
 
 
 # ---- bad measurements
@@ -447,7 +350,6 @@ def test_whatever_was_measured_there_is_a_plan(data: st.DataObject) -> None:
     division = divide(rates, 1e6)
     check(division, rates)
     assert not math.isnan(division.predicted_s or 0.0)
-    assert division == divide(rates, 1e6)
 
 
 def test_absurd_rates_are_named() -> None:

@@ -58,18 +58,6 @@ def test_every_kind_of_the_catalogue_is_emitted_somewhere() -> None:
     assert sorted(CLASSES.keys() - named) == []
 
 
-def test_only_objects_of_the_catalogue_are_emitted() -> None:
-    emitted = [
-        (str(path.relative_to(SOURCE)), node.args)
-        for path, tree in sources(SOURCE, pattern="emit")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit"
-    ]
-    assert len(emitted) > 50
-    assert [where for where, arguments in emitted if len(arguments) != 1] == []
-    assert [where for where, arguments in emitted if isinstance(arguments[0], ast.Constant)] == []
-
-
 def test_kinds_have_one_class_and_names_of_their_own() -> None:
     assert len(CATALOGUE) == sum(1 for module in MODULES for _ in kinds_of(module)) == len(CLASSES)
     assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", kind) for kind in CATALOGUE)

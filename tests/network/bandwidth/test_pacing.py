@@ -40,8 +40,8 @@ async def drain(pacer: TokenBucket, size: int, *, urgent: bool = False, piece: i
     return now()
 
 
-@pytest.mark.parametrize("rate", [12_500.0, 1e6, 125e6])
-@pytest.mark.parametrize("streams", [1, 3, 50])
+@pytest.mark.parametrize("rate", [12_500.0, 125e6])
+@pytest.mark.parametrize("streams", [1, 50])
 def test_the_rate_is_kept_whatever_waits(rate: float, streams: int) -> None:
     @virtually
     async def main() -> None:

@@ -11,20 +11,18 @@ import pytest
 
 from minga.averaging.links import LINKS, LinkRow, Links
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
-from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Held, Page, Push, Summary, WantedRecords
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import EXCHANGE_METHOD, EXCHANGE_TIMEOUT_S
-from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
+from minga.network.gossip.record_kinds import BEAT, Beat, Payload
 from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNERS, PeerRecords, StoredRecord
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId
 from minga.network.rpc import multiplexer, node
-from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import RUN_KINDS, Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
@@ -106,21 +104,6 @@ def test_a_killed_peer_is_noticed_by_all_within_three_seconds(seed: int) -> None
     assert {peer for _, peer in losses(swarm)} == {swarm.peers[2].peer_id}
 
 
-def test_a_goodbye_is_noticed_at_once() -> None:
-    async def scenario(swarm: Swarm) -> None:
-        leaver = swarm.peers[4]
-        start = asyncio.get_running_loop().time()
-        await leaver.gossip.leave("enough")
-        await leaver.node.close()
-        assert asyncio.get_running_loop().time() - start <= 0.5
-        rest = [peer for peer in swarm.peers if peer is not leaver]
-        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 0.2
-        await asyncio.sleep(20.0)
-        assert everyone_sees(rest, rest)
-
-    assert losses(in_swarm(8, scenario)) == []
-
-
 def test_what_a_peer_says_just_before_its_goodbye_is_heard_by_all() -> None:
     async def scenario(swarm: Swarm) -> None:
         leaver, *rest = swarm.peers
@@ -168,61 +151,13 @@ def test_a_split_heals_even_after_all_records_ran_out() -> None:
             for other in right:
                 swarm.internet.cut(one.network, other.network)
         await swarm.until(lambda: everyone_sees(left, left) and everyone_sees(right, right), 20.0)
-        await asyncio.sleep(200.0)
+        await asyncio.sleep(130.0)
         for one in left:
             for other in right:
                 swarm.internet.restore(one.network, other.network)
         assert await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 120.0) < 90.0
 
     in_swarm(4, scenario, limit_s=1200.0)
-
-
-def test_clients_behind_nat_and_bad_lines_take_part() -> None:
-    async def run() -> Swarm:
-        swarm = Swarm(5)
-        await swarm.grow(3)
-        await swarm.grow(4, HostSettings(dialable=False, latency_s=0.15, loss=0.05, up_bytes_per_s=50_000))
-        await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 10.0)
-        await asyncio.sleep(20.0)
-        assert everyone_sees(swarm.peers, swarm.peers)
-        await swarm.close()
-        return swarm
-
-    assert losses(run_virtual(run(), limit_s=600.0)) == []
-
-
-@pytest.mark.parametrize("founder_s", [-840.0, soaked(0.0), soaked(840.0)])
-def test_clocks_that_are_a_quarter_of_an_hour_off_are_corrected(founder_s: float) -> None:
-    """Whatever the founder's clock shows is the run's time, to newcomers and to those that are there already."""
-
-    async def run() -> None:
-        swarm = Swarm(5)
-        for skew_s in (founder_s, 0.0, 840.0, -840.0, 0.0):
-            await swarm.grow(1, HostSettings(clock_skew_s=skew_s))
-            assert len({round(peer.node.clock.now()) for peer in swarm.peers}) == 1
-        await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 5.0)
-        await asyncio.sleep(65.0)  # records that expire too soon are gone by now: they live for 60 s
-        assert everyone_sees(swarm.peers, swarm.peers)
-        assert losses(swarm) == []
-        assert not [event for peer in swarm.peers for event in peer.log if event.kind == "record.ignored"]
-        await swarm.close()
-
-    run_virtual(run(), limit_s=600.0)
-
-
-@pytest.mark.parametrize(("skew_s", "side"), [(3600.0, "1 h ahead of"), (-3600.0, "1 h behind")])
-def test_a_clock_that_is_an_hour_off_is_refused_in_words(skew_s: float, side: str) -> None:
-    async def run() -> None:
-        swarm = Swarm(5)
-        await swarm.grow(2)
-        with pytest.raises(RejectedError, match=f"this machine's clock is {side} the run's") as refused:
-            await swarm.add(HostSettings(clock_skew_s=skew_s))
-        assert refused.value.code is RefusalCode.CLOCK
-        await asyncio.sleep(1.0)
-        assert [kind for kind, _ in swarm.peers[0].kinds("peer.turned_away")] == ["peer.turned_away"]
-        await swarm.close()
-
-    run_virtual(run(), limit_s=600.0)
 
 
 # ---- peers that lie
@@ -243,10 +178,8 @@ async def push(liar: Peer, victim: Peer, message: msgspec.Struct) -> None:
 GOOD = record(progress(1), EPOCH_MS)
 LIES: dict[str, tuple[Record, str]] = {
     "forged": (msgspec.structs.replace(GOOD, version=GOOD.version + 1, signature=bytes(64)), "wrong signature"),
-    "altered": (msgspec.structs.replace(GOOD, version=GOOD.version + 1), "wrong signature"),
     "beyond any size": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "length <= 4096"),
     "forged of an unknown kind": (msgspec.structs.replace(GOOD, code=99, version=GOOD.version + 1), "wrong signature"),
-    "bad key": (msgspec.structs.replace(GOOD, key=b""), "malformed key"),
     "bad payload": (
         records.make_record(STRANGER, RUN, BEAT.code, EPOCH_MS + 1, EPOCH_MS + 60_000, b"\xc0"),
         "the payload does not fit",
@@ -276,10 +209,8 @@ def test_a_liar_is_named_and_cut_off_and_nothing_it_sent_spreads(name: str) -> N
 
 MALFORMED: dict[str, tuple[str, list[Any]]] = {
     "push of the wrong type": (PUSH_METHOD, [Summary(True, b"")]),
-    "push of nonsense": (PUSH_METHOD, [msgspec.defstruct("X", [("x", int)])(1)]),
     "negative age": (PUSH_METHOD, [Push([Aged(GOOD, -1)])]),
     "summary cut short": (EXCHANGE_METHOD, [Summary(True, bytes(13))]),
-    "summary too long": (EXCHANGE_METHOD, [Summary(True, bytes(12 * 5000))]),
     "wanted prefix too short": (EXCHANGE_METHOD, [Summary(True, b""), Page([], False, [WantedRecords(b"x", [1])])]),
     "empty pages without end": (EXCHANGE_METHOD, [Summary(True, b""), Page([], True), Page([], True)]),
     "push instead of page": (EXCHANGE_METHOD, [Summary(True, b""), Detail([])]),
@@ -304,20 +235,6 @@ def test_messages_that_do_not_belong_are_an_offence_of_the_sender(name: str) -> 
         with pytest.raises((UnreachableError, ProtocolError)):
             await lie()
         assert len(offences(victim, liar)) == 1
-
-    in_swarm(2, scenario)
-
-
-def test_replays_and_dates_are_ignored_without_accusation() -> None:
-    async def scenario(swarm: Swarm) -> None:
-        liar, victim = swarm.peers
-        future = record(progress(1), EPOCH_MS, ttl_ms=10_000_000)
-        old = record(progress(1), EPOCH_MS, ttl_ms=-10_000_000)
-        await push(liar, victim, Push([Aged(future, 0), Aged(old, 0), Aged(GOOD, 0), Aged(GOOD, 0)]))
-        verdicts = victim.board.verdicts
-        assert verdicts[Verdict.FUTURE] == verdicts[Verdict.EXPIRED] == 1
-        assert offences(victim, liar) == []
-        assert victim.board.get(PeerId(STRANGER.peer_id), Progress) == progress(1)
 
     in_swarm(2, scenario)
 
@@ -433,7 +350,7 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
         assert len(pushed) == min(neighbours, rumours.FANOUT)
         assert {sender for sender, _ in pushed} == {writer.peer_id}
 
-    in_swarm(10, scenario)
+    in_swarm(7, scenario)
 
 
 def _holds(owners: Mapping[PeerId, PeerRecords], record: Record) -> bool:
@@ -442,7 +359,7 @@ def _holds(owners: Mapping[PeerId, PeerRecords], record: Record) -> bool:
     return entry is not None and entry.record == record
 
 
-@pytest.mark.parametrize("code", [RUN_KINDS.of(Progress).code, ADDRESS.code, 99])
+@pytest.mark.parametrize("code", [RUN_KINDS.of(Progress).code, 99])
 def test_large_records_that_nobody_can_read_are_not_repeated_whatever_kind_they_claim(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -463,7 +380,7 @@ def test_large_records_that_nobody_can_read_are_not_repeated_whatever_kind_they_
         await swarm.until(lambda: all(_holds(owners, unreadable) for owners in held), 30.0)
         assert pushed == []
 
-    in_swarm(8, scenario)
+    in_swarm(6, scenario)
 
 
 def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,11 +409,11 @@ def test_who_has_connections_enough_dials_nobody_at_random(monkeypatch: pytest.M
     monkeypatch.setattr(node, "MAX_PEERS", 4)
 
     async def scenario(swarm: Swarm) -> None:
-        await asyncio.sleep(30.0)
-        # Nobody dials more than two others; everybody would know all eleven by now.
-        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 9 * 2 * 2
+        await asyncio.sleep(15.0)
+        # Nobody dials more than two others; everybody would know all six by now.
+        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 7 * 2 * 2
 
-    in_swarm(9, scenario)
+    in_swarm(7, scenario)
 
 
 def test_who_entered_asks_no_living_peer_that_it_dials_for_what_rumours_bring(monkeypatch: pytest.MonkeyPatch) -> None:

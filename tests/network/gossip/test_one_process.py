@@ -10,11 +10,9 @@ from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.rpc import handshake
-from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.training.record_kinds import Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
-from tests.worlds.seeds import soaked
 
 
 async def settled_swarm(size: int) -> Swarm:
@@ -75,7 +73,7 @@ def test_a_refusal_without_proof_moves_no_running_peer() -> None:
     run_virtual(main(), limit_s=600.0)
 
 
-@pytest.mark.parametrize("pause_s", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("pause_s", [0.2, 4.0])
 def test_a_process_that_was_killed_is_back_within_seconds(pause_s: float) -> None:
     """Its connections still seem open to all others."""
 
@@ -116,29 +114,6 @@ def test_a_process_that_was_stopped_gets_its_place_back() -> None:
         await swarm.until(lambda: everyone_sees(living, living), 30.0)
         await swarm.until(lambda: all(incarnation_seen(v, first) == first.node.incarnation for v in living), 30.0)
         assert not first.gave_way
-        await swarm.close()
-
-    run_virtual(main(), limit_s=600.0)
-
-
-@pytest.mark.parametrize(("size", "limit_s"), [(2, 3.0), (6, 3.0), soaked(20, 6.0)])
-def test_two_that_enter_at_once_at_different_peers_find_each_other(size: int, limit_s: float) -> None:
-    async def main() -> None:
-        swarm = await settled_swarm(size)
-        key, pair = bytes(range(32)), []
-        for entry, latency_s in ((swarm.peers[0], 0.03), (swarm.peers[-1], 0.01)):
-            peer = Peer(swarm.internet.host(HostSettings(latency_s=latency_s), private_key=key), swarm)
-            pair.append((peer, entry))
-            await asyncio.sleep(0.01)  # the one started a little sooner
-        await asyncio.gather(*(peer.network.process.run(peer.join(entry)) for peer, entry in pair))
-        first, second = (peer for peer, _ in pair)
-        assert await swarm.until(lambda: second.gave_way, 30.0) < limit_s
-        await asyncio.sleep(10.0)
-        assert not first.gave_way
-        living = [*swarm.peers, first]
-        assert everyone_sees(living, living)
-        assert all(incarnation_seen(viewer, first) == first.node.incarnation for viewer in living)
-        swarm.peers.append(first)
         await swarm.close()
 
     run_virtual(main(), limit_s=600.0)

@@ -4,8 +4,6 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minga.averaging.links import LinkRow, Links
 from minga.core.errors import ConfigurationError
@@ -142,19 +140,6 @@ PROGRESS_FIELDS = {
     "vector_bytes": 0,
     "target_batch_size": 0,
 }
-BROKEN_PAYLOADS: dict[str, object] = {
-    "text for integer": {**PROGRESS_FIELDS, "step": "1"},
-    "missing field": {"step": 1},
-    "not a map": [1, 2, 3],
-    "nothing": None,
-}
-
-
-@pytest.mark.parametrize("body", BROKEN_PAYLOADS.values(), ids=BROKEN_PAYLOADS)
-def test_payloads_of_another_form_are_refused_though_signed(body: object) -> None:
-    with pytest.raises(ValueError, match="progress"):
-        opened(record(raw=msgspec.msgpack.encode(body)))
-    assert opened(record(raw=msgspec.msgpack.encode(PROGRESS_FIELDS))) is not None
 
 
 def test_fields_of_later_versions_are_ignored_and_missing_ones_take_their_defaults() -> None:
@@ -194,14 +179,6 @@ def test_a_signature_is_checked_without_knowing_the_kind() -> None:
     assert not records.is_genuine(msgspec.structs.replace(told, code=101), "r")
     with pytest.raises(ValueError, match="'#100': not known here"):
         RUN_KINDS.open(told.code, told.payload)
-
-
-@pytest.mark.parametrize("payload", VALID)
-def test_truncated_payloads_are_refused(payload: Payload) -> None:
-    encoded = RUN_KINDS.encode(payload)
-    for size in range(1, len(encoded)):
-        with pytest.raises(ValueError, match="record"):
-            opened(record(payload, raw=encoded[:size]))
 
 
 def test_an_empty_payload_retracts_but_not_a_goodbye_or_a_beat() -> None:
@@ -249,26 +226,6 @@ def test_dates_may_be_wrong_by_the_tolerated_skew_only() -> None:
     assert records.check_dates(record(ttl_s=latest + 1), NOW_MS) is Verdict.FUTURE
     assert records.check_dates(record(ttl_s=earliest), NOW_MS) is Verdict.NEW
     assert records.check_dates(record(ttl_s=earliest - 1), NOW_MS) is Verdict.EXPIRED
-
-
-@given(st.binary(max_size=300))
-def test_garbage_never_decodes_into_a_believed_record(garbage: bytes) -> None:
-    try:
-        decoded = msgspec.msgpack.decode(garbage, type=Record)
-    except msgspec.MsgspecError:
-        return
-    assert records.check_form(decoded, RUN_KINDS) is not Verdict.NEW or not records.is_genuine(decoded, "r")
-
-
-@pytest.mark.parametrize("field", range(6))
-@pytest.mark.parametrize("value", [None, -1, "text", 1.5, [], 2**63])
-def test_wrong_types_in_a_record_are_refused(field: int, value: object) -> None:
-    body = list(msgspec.structs.astuple(record()))
-    if isinstance(value, int) and value > 0 and field in (2, 3):
-        return  # a fine version, and a date that is checked later
-    body[field] = value
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=Record)
 
 
 def test_wire_codes_never_change() -> None:

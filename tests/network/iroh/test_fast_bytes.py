@@ -11,8 +11,6 @@ from typing import Any
 
 import iroh
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from iroh import iroh_ffi
 
 from minga.network.iroh import ffi_bytes
@@ -114,14 +112,7 @@ def test_changed_signatures_are_noticed(name: str, argtypes: tuple[type, ...], r
     assert reason in found
 
 
-@given(st.binary(max_size=5000), st.integers(0, 40), st.sampled_from([bytes, bytearray, memoryview]))
-def test_foreign_copy_is_what_the_bindings_read(body: bytes, skip: int, kind: Callable[[bytes], Any]) -> None:
-    view = memoryview(kind(body)).cast("B")[skip:]
-    buffer = ffi_bytes._foreign_copy(view)
-    assert iroh_ffi._UniffiFfiConverterBytes.lift(buffer) == body[skip:]
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17])
+@pytest.mark.parametrize("size", [1, 1000, PIECE_BYTES, 3 * PIECE_BYTES + 17])
 def test_bytes_arrive(path: str, size: int) -> None:
     if path == "slow":
         size = min(size, 70_000)  # the bindings take a second for 7 MB

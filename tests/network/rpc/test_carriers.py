@@ -18,7 +18,6 @@ from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.multiplexer import Multiplexer
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
-from minga.network.virtual.connection import VirtualStream
 from tests.worlds.node_world import World
 from tests.worlds.swarm_tools import virtually
 
@@ -237,7 +236,3 @@ async def test_who_did_not_dial_opens_no_carrier_and_nobody_many() -> None:
         assert len(carriers_of(one, other)) == carriers.MAX_CARRIERS
         for stream in asked:
             await stream.close()
-
-
-def test_streams_of_the_virtual_network_are_no_detours() -> None:
-    assert VirtualStream.is_detour is False

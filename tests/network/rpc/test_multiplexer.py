@@ -30,7 +30,6 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
 from minga.testing import MakeNetwork
 from minga.testing.stream_suite import STREAM_CHECKS
-from minga.testing.suite import Check
 from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("ab" * 32)
@@ -95,10 +94,10 @@ def multiplexed(internet: VirtualInternet) -> MakeNetwork:
     return make
 
 
-@pytest.mark.parametrize("check", STREAM_CHECKS, ids=lambda check: check.__name__)
-def test_streams_on_a_carrier_are_like_any_others(check: Check) -> None:
+def test_streams_on_a_carrier_are_like_any_others() -> None:
     async def main() -> None:
-        await check(multiplexed(VirtualInternet(1)))
+        for check in STREAM_CHECKS:
+            await check(multiplexed(VirtualInternet(1)))
 
     run_virtual(main())
 
@@ -189,8 +188,10 @@ async def test_an_end_alone_waits_a_moment_for_company() -> None:
         pack(DATA, 2, 1) + b"x",
         (pack(DATA, 3, PIECE_BYTES) + bytes(PIECE_BYTES)) * (WINDOW_BYTES // PIECE_BYTES + 1),
         pack(LAST, 3) + pack(LAST, 3),
+        pack(PULSE, LEAST_TICKS - 1),
+        pack(PULSE, MOST_TICKS + 1),
     ],
-    ids=["kind", "size", "never opened", "more than the window", "after its end"],
+    ids=["kind", "size", "never opened", "more than the window", "after its end", "no pause", "a long pause"],
 )
 def test_a_peer_that_breaks_the_rules_of_a_carrier_is_named(sent: bytes) -> None:
     @virtually
@@ -398,15 +399,3 @@ async def test_pauses_on_a_carrier_grow_at_once_and_shrink_by_and_by() -> None:
     await asyncio.sleep(0.001)
     assert pulses_on(wire)[:10] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
     running.cancel()
-
-
-@pytest.mark.parametrize("ticks", [LEAST_TICKS - 1, MOST_TICKS + 1])
-def test_odd_pulses_on_a_carrier_are_an_offence(ticks: int) -> None:
-    @virtually
-    async def main() -> None:
-        wire = Wire()
-        wire.fed.put_nowait(pack(PULSE, ticks))
-        with pytest.raises(ProtocolError, match="ticks"):
-            await multiplexer_on(wire).run()
-
-    main()

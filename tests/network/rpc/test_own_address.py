@@ -200,9 +200,7 @@ async def test_liars_who_agree_are_found_out_by_a_peer_that_tries() -> None:
     assert peer.seen == [(ELSEWHERE, False)]
 
 
-@pytest.mark.parametrize(
-    "nonsense", ["127.0.0.1:4433", "0.0.0.0:1", "224.0.0.1:5", "10.0.0.1:0", "10.0.0.1", "host:44"]
-)
+@pytest.mark.parametrize("nonsense", ["127.0.0.1:4433", "224.0.0.1:5", "10.0.0.1:0", "host:44"])
 def test_addresses_that_can_be_nobodys_are_not_even_tried(nonsense: str) -> None:
     async def main() -> None:
         peer, met = await world(Nat.FULL_CONE, 2)

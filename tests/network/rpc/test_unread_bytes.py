@@ -14,7 +14,6 @@ from minga.network.backlog import Backlog
 from minga.network.interface import PeerId
 from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
 from minga.network.rpc.multiplexer import (
-    CREDIT,
     DATA,
     LAST,
     MOST_WAITING_PIECES,
@@ -52,13 +51,12 @@ class Carrier:
 
 def tiny_frames() -> list[bytes]:
     frame = pack(DATA, 2, 1) + b"x"
-    return [frame * (READ_BYTES // len(frame))] * 16  # 58,000 bytes of the window
+    return [frame * (READ_BYTES // len(frame))] * 6  # 22,000 bytes of the window
 
 
 def one_in_each_read() -> list[bytes]:
-    frame, filling = pack(DATA, 2, 1) + b"x", pack(CREDIT, 4, 1)
-    read = frame + filling * ((READ_BYTES - len(frame)) // len(filling))
-    return [read] * 48  # 48 bytes of the window, of reads that hold half as much again as may be held
+    filling = pack(DATA, 0, PIECE_BYTES) + bytes(PIECE_BYTES)  # late words on a stream that has ended
+    return [pack(DATA, 2, 1) + b"x" + filling] * 160  # of reads that hold twice as much as may be held
 
 
 def multiplexer_on(carrier: Carrier, arrived: Callable[[Substream], object]) -> Multiplexer:

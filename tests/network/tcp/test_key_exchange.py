@@ -53,24 +53,6 @@ def test_each_side_hears_the_word_and_the_key_of_the_other() -> None:
     assert dialled.key != other.key
 
 
-def test_more_than_one_word_is_refused() -> None:
-    dialled, other = pair()
-    dialled.tls.write(b"\x00" + dialled.key + b"more")
-    carry(dialled, other)
-    other.hear()
-    with pytest.raises(ssl.SSLError, match="more than one word"):
-        other.rest()
-
-
-def test_the_end_of_tls_before_the_word_is_an_error() -> None:
-    dialled, other = pair()
-    with pytest.raises(ssl.SSLError):
-        dialled.tls.unwrap()
-    carry(dialled, other)
-    with pytest.raises(ssl.SSLError):
-        other.hear()
-
-
 def test_the_key_of_the_other_side_is_refused_as_ones_own() -> None:
     """Else both directions would have one key, with the same nonces."""
     dialled, other = pair()

@@ -255,17 +255,6 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main)
 
 
-def test_nothing_is_set_up_before_the_first_stream_for_bulk() -> None:
-    async def main() -> None:
-        async with joined() as pair:
-            near = await pair.outgoing.open_stream()
-            await near.write(b"x")
-            await (await pair.incoming.accept_stream()).read(1)
-            assert not lane(pair.outgoing)._offer_sent
-
-    run(main)
-
-
 # ---- who can dial whom
 
 
@@ -351,13 +340,11 @@ def _heard_with(genuine: Any, heard: Any) -> Any:
     "changes",
     [
         {"certificate": Certificate(STRANGER).der},
-        {"certificate": b"\0"},
         {"certificate": b"0" * 1024},
         {"word": "0" * 32},
-        {"port": 0},
         {"port": 1},
     ],
-    ids=["another's", "none", "junk", "word", "no port", "closed port"],
+    ids=["another's", "junk", "word", "closed port"],
 )
 def test_what_does_not_match_is_refused_and_iroh_goes_on(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -431,22 +418,21 @@ def test_bytes_changed_on_the_way_end_the_stream() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xc1",
-        b"\x80",
-        random.Random(1).randbytes(100),
-        encode(DialRequest()),
-        encode(DialRequest()) + b"x",
-        bytes(MAX_CONTROL_BYTES + 1),
-    ],
-)
-def test_nonsense_about_tcp_is_dropped(body: bytes) -> None:
+NONSENSE = [
+    b"",
+    b"\xc1",
+    b"\x80",
+    random.Random(1).randbytes(100),
+    encode(DialRequest()),
+    encode(DialRequest()) + b"x",
+    bytes(MAX_CONTROL_BYTES + 1),
+]
+
+
+def test_nonsense_about_tcp_is_dropped() -> None:
     async def main() -> None:
         async with joined() as pair:
-            for _ in range(20):
+            for body in NONSENSE * 20:
                 await pair.outgoing.send_control(body)  # type: ignore[attr-defined]
             near = await pair.outgoing.open_stream()
             await near.write(b"fine")
@@ -509,20 +495,6 @@ def test_half_open_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             await exchange(pair.outgoing, pair.incoming)
             for _, writer in crowd:
                 writer.close()
-
-    run(main)
-
-
-def test_a_handshake_that_takes_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.05)
-
-    async def main() -> None:
-        async with networks(1) as (network,):
-            assert network._listener is not None
-            reader, writer = await asyncio.open_connection(LOCAL, network._listener.port)
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
 
     run(main)
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import random
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import replace
@@ -12,17 +10,16 @@ from typing import Any
 import pytest
 
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
-from minga.network.interface import Address, Connection, Network, Stream
+from minga.network.interface import Address, Network, Stream
 from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.paths import Nat
 from minga.simulation import run_virtual
-from minga.testing import NETWORK_CHECKS, MakeNetwork
-from minga.testing.suite import Check, join, read_all, stream_pair
+from minga.testing import MakeNetwork, check_network
+from minga.testing.suite import join, read_all, stream_pair
 
 SETTINGS = {
     "fast": HostSettings(),
     "slow and lossy": HostSettings(4e7, 3e7, latency_s=0.04, loss=0.02),
-    "no latency": HostSettings(latency_s=0.0),
 }
 
 
@@ -34,10 +31,9 @@ def make_on(internet: VirtualInternet, settings: HostSettings) -> MakeNetwork:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("check", NETWORK_CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Check, settings: HostSettings) -> None:
+def test_conformance(settings: HostSettings) -> None:
     async def main() -> None:
-        await check(make_on(VirtualInternet(1), settings))
+        await check_network(make_on(VirtualInternet(1), settings))
 
     run_virtual(main())
 
@@ -85,15 +81,6 @@ async def test_transfers_share_an_uplink_evenly_and_use_what_others_leave() -> N
     sizes = [12_500_000, 12_500_000, 5_000_000]  # at 1.25, 1.25 and 0.5 MB/s each takes ten seconds
     times = await asyncio.gather(*(world.transfer_s(*pair, size) for pair, size in zip(pairs, sizes, strict=True)))
     assert times == pytest.approx([10.0, 10.0, 10.0], rel=0.05)
-
-
-@virtually
-async def test_transfers_share_a_downlink_evenly() -> None:
-    world = World()
-    sink = world.internet.host(HostSettings(1e6, 4e6))
-    pairs = [await world.streams(world.internet.host(), sink) for _ in range(4)]
-    times = await asyncio.gather(*(world.transfer_s(*pair, 1_000_000) for pair in pairs))
-    assert times == pytest.approx([1.0] * 4, rel=0.1)
 
 
 @virtually
@@ -208,26 +195,6 @@ async def test_a_small_message_does_not_wait_for_a_turn_of_every_transfer() -> N
     await asyncio.sleep(1.0)
     assert await world.transfer_s(near, far, 100) < 0.1  # and not the 0.6 s of 30 quanta
     await asyncio.gather(*transfers)
-
-
-@virtually
-async def test_many_trickles_do_not_keep_a_transfer_from_its_share() -> None:
-    world = World()
-    hub = world.internet.host(HostSettings(1e6, 1e6))
-    trickles = [await world.streams(world.internet.host(), hub) for _ in range(19)]
-
-    async def trickle(near: Stream, far: Stream) -> None:
-        reading = asyncio.create_task(far.read_into(memoryview(bytearray(300_000))))
-        for _ in range(300):  # 19 of them alone are twice as much as the link carries
-            await near.write(bytes(1000))
-            await asyncio.sleep(0.01)
-        await reading
-
-    near, far = await world.streams(world.internet.host(), hub)
-    others = [asyncio.create_task(trickle(*pair)) for pair in trickles]
-    await asyncio.sleep(0.5)
-    assert await world.transfer_s(near, far, 100_000) == pytest.approx(2.0, rel=0.25)
-    await asyncio.gather(*others)
 
 
 @virtually
@@ -426,77 +393,6 @@ async def test_a_cut_is_noticed_as_silence_on_both_sides() -> None:
         with pytest.raises(UnreachableError, match="nothing was heard for 5 s"):
             await stream.read(1)
     assert world.loop.time() - start == pytest.approx(5.0, abs=0.1)
-
-
-@virtually
-async def test_a_goodbye_into_a_cut_is_noticed_late_and_then_for_good() -> None:
-    world = World(idle_timeout_s=5.0)
-    a, b = world.internet.host(), world.internet.host()
-    _, far = await world.streams(a, b)
-    world.internet.cut(a, b)
-    await a.close()
-    world.internet.restore(a, b)
-    with pytest.raises(UnreachableError, match="nothing was heard"):
-        await far.read(1)
-
-
-@virtually
-async def test_closing_a_stalled_host_kills_it() -> None:
-    world = World()
-    a, b = world.internet.host(), world.internet.host()
-    near, far = await world.streams(a, b)
-    world.internet.stall(a)
-    await a.close()
-    with pytest.raises(ClosedError):
-        await near.read(1)
-    with pytest.raises(UnreachableError, match="nothing was heard"):
-        await far.read(1)
-
-
-def chatty_swarm(seed: int, peers: int) -> list[Delivery]:
-    log: list[Delivery] = []
-
-    async def main() -> None:
-        internet = VirtualInternet(seed, on_delivery=log.append)
-        rng = random.Random(seed)
-        hosts = [internet.host(HostSettings(1e6, 2e6, rng.uniform(0, 0.1), 0.01)) for _ in range(peers)]
-
-        async def serve(host: VirtualNetwork) -> None:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    group.create_task(echo(await host.accept()))
-
-        async def echo(connection: Connection) -> None:
-            with contextlib.suppress(UnreachableError):
-                stream = await connection.accept_stream()
-                while data := await stream.read(4096):
-                    await stream.write(data)
-
-        async def ask(host: VirtualNetwork, target: VirtualNetwork) -> None:
-            stream = await (await host.connect(target.address)).open_stream()
-            for _ in range(3):
-                await stream.write(bytes(rng.randrange(1, 100_000)))
-                await stream.read(100)
-
-        for host in hosts:
-            host.process.run(serve(host))
-        asks = [host.process.run(ask(host, rng.choice(hosts[:i] + hosts[i + 1 :]))) for i, host in enumerate(hosts)]
-        await asyncio.sleep(0.4)
-        internet.stall(hosts[1])
-        internet.kill(hosts[2])
-        await asyncio.sleep(0.4)
-        internet.resume(hosts[1])
-        await asyncio.gather(*asks, return_exceptions=True)
-
-    run_virtual(main())
-    return log
-
-
-def test_equal_seeds_give_equal_deliveries() -> None:
-    first, second, other = chatty_swarm(5, 12), chatty_swarm(5, 12), chatty_swarm(6, 12)
-    assert len(first) > 100
-    assert first == second
-    assert first != other
 
 
 @virtually
