@@ -17,7 +17,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ll
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.planner.model_facts import facts_of_recipe
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.fine_tune.adapters import with_adapters
 from minga.recipes.fine_tune.base import _of_hub
@@ -45,9 +44,9 @@ IN_PROCESSES = ("check_equal_models", "check_public_batches")
     [soaked(each) if each.__name__ in IN_PROCESSES else each for each in RECIPE_CHECKS],
     ids=lambda check: check.__name__,
 )
-def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Path, tmp_path: Path) -> None:
-    settings = {"base": str(base), "max_length": 64, "data": {"files": [str(base.parent / "chats.jsonl")]}}
-    check(RecipeCase("fine-tune", settings), tmp_path / "checked")
+def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], made_base: Path, checked: Path) -> None:
+    settings = {"base": str(made_base), "max_length": 64, "data": {"files": [str(made_base.parent / "chats.jsonl")]}}
+    check(RecipeCase("fine-tune", settings), checked)
 
 
 def test_conversations_of_which_nothing_is_learned_are_told_of(
@@ -218,23 +217,6 @@ def test_no_adapter_is_for_one_of_two_layers_that_share_their_weights(target: st
     with pytest.raises(ConfigurationError, match=f"{target} has the same weights as another layer"):
         with_adapters(LlamaForCausalLM(shape), LoraSettings(targets=("q_proj", target)))
     with_adapters(LlamaForCausalLM(shape), LoraSettings())
-
-
-def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
-    spec, files = run_of({"base_bits": 16})
-    recipe = load_recipe(spec)
-    model = first_model(recipe, files)
-    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
-    frozen = [each for each in model.parameters() if not each.requires_grad]
-    assert {each.dtype for each in frozen} == {torch.bfloat16}
-    assert recipe.parameter_sizes().frozen_bytes == 2 * sum(each.numel() for each in frozen)
-    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.parameter_sizes().frozen_bytes
-    recipe.checkpoint_activations(model)
-    batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
-    recipe.total_loss(model, batch).backward()
-    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.requires_grad)
-    again = first_model(load_recipe(spec), files)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def _chat(*ids: int, says: int) -> Chat:
