@@ -59,14 +59,6 @@ def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
     assert found == {"background": 1.0, "position": 1.0, "size": 1.0, "drawing": 0.0}
 
 
-def test_compositions_are_pinned() -> None:
-    assert [one.caption for one in draw_compositions(3, np.random.default_rng(0))] == [
-        "pink house on a blue background, small, center",
-        "black square on a blue background, small, bottom",
-        "white square on a red background, small, center",
-    ]
-
-
 def test_compositions_are_drawn_evenly_and_never_on_their_own_colour() -> None:
     made = draw_compositions(4000, np.random.default_rng(0), colours=4)
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
@@ -272,29 +264,6 @@ def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypa
     assert not set(ours) & heldout
     sizes = [len(each["codes"]) for each in itertools.islice(recipe.batches(files, StreamPosition(ALICE), 7), 20)]
     assert sizes == [7] * 20
-
-
-def test_streams_of_pairs_begin_in_different_parts_of_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 4000
-    codes = [[number % 256, number // 256] + [0] * 62 for number in range(count)]
-    rows = datasets.Dataset.from_dict({"caption": [f"picture {number}" for number in range(count)], "code": codes})
-    found = rows.to_iterable_dataset(num_shards=200)
-    monkeypatch.setattr(source, "open_hub", lambda *_: found)
-    data = {"source": "hub", "name": "owner/pairs", "code_column": "code", "shuffle_buffer": 50}
-    recipe = picture_recipe(data=data)
-    own = tmp_path / "files"
-    own.mkdir()
-    files = write_pictures(own, recipe.prepare())
-
-    def first(peer: str, step: int = 0) -> set[int]:
-        batch = next(recipe.batches(files, StreamPosition(peer, start_step=step), 60))["codes"]
-        return set((batch[:, 0] + 256 * batch[:, 1]).tolist())
-
-    streams = [first(ALICE), first(ALICE, 500), first(BOB)]
-    assert all(len(stream) == 60 for stream in streams)
-    assert all(len(a & b) < 50 for a, b in itertools.combinations(streams, 2))
 
 
 def test_the_first_held_out_pictures_are_of_the_whole_folder(tmp_path: Path) -> None:
