@@ -83,7 +83,7 @@ def test_each_data_set_is_named_by_its_commit(recipe: str, hub: Hub) -> None:
     assert not hub.asked, "a commit stays"
 
 
-@pytest.mark.parametrize("recipe", ["causal-lm", "masked-lm", "albert"])
+@pytest.mark.parametrize("recipe", ["causal-lm", "masked-lm"])
 def test_rows_of_the_commit_are_prepared_though_the_data_set_has_others_by_then(
     recipe: str, hub: Hub, tmp_path: Path
 ) -> None:

@@ -126,17 +126,6 @@ def test_a_model_that_members_compute_again_draws_nothing_at_random(recipe: str,
     assert [len(found) for found in losses.values()] == [2, 1]
 
 
-def test_the_example_explains_every_setting_of_the_recipe() -> None:
-    text = example_toml("albert")
-    read = RunSpec.from_toml(text)
-    assert published(read) == published(RunSpec(name="my first run"))
-    settings = load_recipe(read).settings
-    for section in (settings, settings.data):
-        for name in type(section).model_fields:
-            assert f"\n{name} = " in text or f"\n[recipe.albert.{name}]" in text, name
-    assert max(map(len, text.split("\n"))) <= 120
-
-
 @pytest.mark.parametrize("strategy", ["local", "elastic", "leader"])
 def test_the_example_has_the_tables_of_all_strategies_to_uncomment(strategy: str) -> None:
     """Each is at its defaults: without the # in front of its lines the spec says the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def names(tmp_path: Path) -> str:
     """Sentences in which the three names are entities."""
     path = tmp_path / "ner.txt"
     tag = dict.fromkeys(WORDS[:3], "B-person")
-    path.write_text("\n\n".join("\n".join(f"{w}\t{tag.get(w, 'O')}" for w in each) for each in sentences(300)))
+    path.write_text("\n\n".join("\n".join(f"{w}\t{tag.get(w, 'O')}" for w in each) for each in sentences(160)))
     return str(path)
 
 
@@ -159,7 +160,7 @@ def test_beside_a_model_in_16_bits_the_one_from_scratch_is_trained_in_32(
         return as_ever(tuned, *arguments)
 
     monkeypatch.setattr(evaluate, "fine_tune", spied)
-    evaluate_model(tmp_path / "half", TaskOptions("ner", names, runs=1), how=QUICK)
+    evaluate_model(tmp_path / "half", TaskOptions("ner", names, runs=1), how=replace(QUICK, epochs=1))
     assert found == [torch.float32] * 2
 
 
