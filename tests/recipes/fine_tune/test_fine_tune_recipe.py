@@ -36,14 +36,9 @@ from tests.worlds.seeds import soaked
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-IN_PROCESSES = ("check_equal_models", "check_public_batches")
 
 
-@pytest.mark.parametrize(
-    "check",
-    [soaked(each) if each.__name__ in IN_PROCESSES else each for each in RECIPE_CHECKS],
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
 def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], made_base: Path, checked: Path) -> None:
     settings = {"base": str(made_base), "max_length": 64, "data": {"files": [str(made_base.parent / "chats.jsonl")]}}
     check(RecipeCase("fine-tune", settings), checked)
@@ -297,6 +292,17 @@ def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, mon
     showing = recipe.show([first_model(recipe, files)], files)
     assert "eat on" in showing.rows[0].given.text
     assert showing.rows[0].right.text.startswith("the ")
+
+
+def test_the_base_draws_nothing_at_random_where_members_compute_again(base: Path, run_of: RunOf) -> None:
+    """Devices draw otherwise: honest members would be banned."""
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    drawn = []
+    for verification in ("none", "byzantine"):
+        spec, _ = run_of(security={"verification": verification})
+        drawn.append(json.loads(spec.recipe_settings["config"])["attention_dropout"])
+    assert drawn == [0.1, 0.0]
 
 
 @pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_bits": 16}, {"base_bits": 4}])
