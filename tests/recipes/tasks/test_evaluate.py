@@ -19,13 +19,11 @@ from minga.recipes.task_report import TaskOptions
 from minga.recipes.tasks import evaluate
 from minga.recipes.tasks.evaluate import (
     IGNORED,
-    Entity,
     FineTuning,
     SpanScores,
     encode_tagged,
     evaluate_model,
     score_spans,
-    spans_of,
 )
 from minga.recipes.tasks.examples import TaggedSentence
 from minga.recipes.text.tokenizer import train_tokenizer
@@ -99,9 +97,8 @@ def test_tagged_words_are_the_tokens_that_they_are_in_text(kind: str) -> None:
     labels = {"O": 0, "B-name": 1}
     tagged = [TaggedSentence(tuple(each), tuple("B-name" if "sa" in word else "O" for word in each)) for each in shown]
     batch = encode_tagged(tokenizer, tagged, labels, 64)
-    assert torch.equal(
-        batch["input_ids"], tokenizer([" ".join(e) for e in shown], padding=True, return_tensors="pt").input_ids
-    )
+    as_text = tokenizer([" ".join(each) for each in shown], padding=True, return_tensors="pt")
+    assert all(torch.equal(batch[name], as_text[name]) for name in ("input_ids", "attention_mask"))
     for words, ids, tags in zip(shown, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
         starts = [place for place, tag in enumerate(tags) if tag != IGNORED]
         stops = [*starts[1:], next((n for n, one in enumerate(ids) if one == tokenizer.pad_token_id), len(ids))]
@@ -193,21 +190,6 @@ def test_a_model_that_names_a_kernel_of_the_hub_is_refused(tmp_path: Path, names
 
 
 DATA = Path(__file__).parents[2] / "data"
-
-
-def test_an_entity_is_a_beginning_and_what_follows_of_its_type() -> None:
-    assert spans_of(["B-a", "I-a", "O", "B-b", "B-b", "I-b"]) == [
-        Entity("a", 0, 2),
-        Entity("b", 3, 4),
-        Entity("b", 4, 6),
-    ]
-    assert spans_of([]) == []
-    assert spans_of(["O", "O"]) == []
-
-
-def test_an_inside_tag_without_its_beginning_begins_an_entity() -> None:
-    assert spans_of(["I-a", "I-a", "O", "I-b"]) == [Entity("a", 0, 2), Entity("b", 3, 4)]
-    assert spans_of(["B-a", "I-b", "I-b"]) == [Entity("a", 0, 1), Entity("b", 1, 3)]
 
 
 def test_nothing_found_of_nothing_is_zero() -> None:
