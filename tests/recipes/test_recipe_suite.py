@@ -25,6 +25,7 @@ from minga.testing.recipe_suite import (
     check_equal_models,
     check_evaluation,
     check_loss,
+    check_public_batches,
     check_synthetic_batch,
 )
 from tests.worlds.extension_world import install_extras
@@ -134,6 +135,13 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
 def test_albert_conforms(check: Callable[[RecipeCase, Path], None], checked: Path) -> None:
     check(RecipeCase("albert", ALBERT), checked)
+
+
+@pytest.mark.usefixtures("blobs")
+def test_a_recipe_whose_settings_are_complete_once_they_are_published_conforms(tmp_path: Path) -> None:
+    for check in RECIPE_CHECKS:
+        if check not in (check_equal_models, check_public_batches):  # which start processes
+            check(RecipeCase("blobs", {"hidden": 16}), tmp_path / "checked")
 
 
 @pytest.mark.usefixtures("blobs")

@@ -74,8 +74,10 @@ def test_scores_of_the_order_are_those_of_the_whole() -> None:
 
 def test_parts_have_held_out_twins(tmp_path: Path) -> None:
     recipe: Any = language_recipe("bert")
-    figures = recipe.evaluate(new_model(recipe), prepared(recipe, tmp_path))
-    assert set(figures) == {"heldout_mlm_loss", "heldout_mlm_accuracy", "heldout_sop_accuracy"}
+    model, files = new_model(recipe), prepared(recipe, tmp_path)
+    assert set(recipe.evaluate(model, files)) == {"heldout_mlm_loss", "heldout_mlm_accuracy", "heldout_sop_accuracy"}
+    del files[HELDOUT_FILE]  # of a run that holds nothing out
+    assert recipe.evaluate(model, files) == {}
 
 
 def test_exports_load_by_auto_classes(tmp_path: Path) -> None:

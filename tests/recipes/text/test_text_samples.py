@@ -221,7 +221,7 @@ def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(
         start(StreamPosition(ALICE), seed=1),
     ]
     for number, one in enumerate(others):
-        assert all(one != other for other in [alice, *others[:number]])
+        assert all(len(set(one) & set(other)) < 10 for other in [alice, *others[:number]])
 
 
 def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
