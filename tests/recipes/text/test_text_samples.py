@@ -236,6 +236,12 @@ def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
     return list(stream)[sum(sizes[:-1]) :]
 
 
+def test_each_epoch_has_all_documents_in_an_order_of_its_own(corpus):
+    one, other = ([each.ids.tolist() for some in corpus.epoch(seed) for each in some] for seed in (0, 1))
+    assert one != other
+    assert sorted(one) == sorted(other)
+
+
 def test_no_instance_comes_twice_in_an_epoch_and_most_text_is_used(corpus):
     epoch = one_epoch(corpus, 0, 128)
     assert len({key(one) for one in epoch}) == len(epoch)
