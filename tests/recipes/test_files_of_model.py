@@ -37,7 +37,7 @@ from tests.worlds.recipe_text import GENESIS
 PLACES = ("run", "checkpoint", "export", "its file")
 LANGUAGE: Mapping[str, Mapping[str, Any]] = {
     "causal-lm": {"tokenizer": "train:wordpiece", "overrides": {**SMALL, "head_dim": 8}},
-    "masked-lm": {"tokenizer": "train:unigram", "overrides": SMALL},
+    "masked-lm": {"tokenizer": "train:bpe", "overrides": SMALL},
 }
 
 
