@@ -93,7 +93,7 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     optimizer = torch.optim.AdamW(trained, lr=0.02)
     before = recipe.evaluate(model, files)
     assert before["heldout_loss"] == pytest.approx(before["heldout_loss_of_base"])
-    for batch in islice(recipe.batches(files, StreamPosition("ab" * 32), 8), 60):
+    for batch in islice(recipe.batches(files, StreamPosition("ab" * 32), 8), 40):
         recipe.total_loss(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -117,9 +117,9 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     assert recipe.sample(model, others, ["where is the cow number 3"], options) == [answer], "nobody renders it"
 
     out, whole = base.parent / "out", base.parent / "whole"
-    recipe.export(model, files, out, recipe.provenance(60))
+    recipe.export(model, files, out, recipe.provenance(40))
     wanted = model.eval()(input_ids=ids).logits
-    recipe.export_merged(model, files, whole, recipe.provenance(60))
+    recipe.export_merged(model, files, whole, recipe.provenance(40))
     torch.testing.assert_close(wanted, peft.PeftModel.from_pretrained(plain, out)(input_ids=ids).logits)
     again = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
     torch.testing.assert_close(wanted, again(input_ids=ids).logits, atol=1e-4, rtol=1e-4)

@@ -69,7 +69,7 @@ def names(tmp_path: Path) -> str:
     """Sentences in which the three names are entities."""
     path = tmp_path / "ner.txt"
     tag = dict.fromkeys(WORDS[:3], "B-person")
-    path.write_text("\n\n".join("\n".join(f"{w}\t{tag.get(w, 'O')}" for w in each) for each in sentences(160)))
+    path.write_text("\n\n".join("\n".join(f"{w}\t{tag.get(w, 'O')}" for w in each) for each in sentences(120)))
     return str(path)
 
 

@@ -70,11 +70,11 @@ def test_a_run_ships_codes_and_captions_as_ids_and_both_tokenizers(files: dict[s
     }
     shape = picture_recipe().settings.shape()
     training, heldout = read_pairs(files[TRAINING_FILE], shape), read_pairs(files[HELDOUT_FILE], shape)
-    assert (len(training), len(heldout)) == (216, 24)
+    assert (len(training), len(heldout)) == (106, 14)
     assert training.codes.dtype == training.captions.dtype == np.uint16
-    assert training.codes.shape == (216, 64)
+    assert training.codes.shape == (106, 64)
     captions = unpack_captions(files[SAMPLES_FILE])
-    assert len(captions) == 24
+    assert len(captions) == 14
     assert all(" background, " in caption for caption in captions)
 
 
