@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.worlds.framework_peers import results_of
+from tests.worlds.framework_peers import reference, results_of, rows
 
 ACCELERATE = """
 from accelerate import Accelerator
@@ -81,35 +80,23 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
-peer = enter(spec_of(4, 2, optimizer={"max_grad_norm": "off"}))
-strategy = MingaStrategy(peer, weigh=lambda batch: len(batch) // 3)
-schedule = pl.callbacks.GradientAccumulationScheduler({0: FIRST, 1: SECOND})
-module = Module()
-trainer = pl.Trainer(max_epochs=5, accelerator="cpu", strategy=strategy, callbacks=[schedule], logger=False,
-                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-trainer.fit(module, DataLoader(rows(24, 1)[:12], batch_size=3))
-say(values=values(module))
-peer.close()
+told = []
+for number, (first, second) in enumerate(((1, 4), (4, 2))):
+    peer = enter(spec_of(4, 2, optimizer={"max_grad_norm": "off"}), number)
+    strategy = MingaStrategy(peer, weigh=lambda batch: len(batch) // 3)
+    schedule = pl.callbacks.GradientAccumulationScheduler({0: first, 1: second})
+    module = Module()
+    trainer = pl.Trainer(max_epochs=5, accelerator="cpu", strategy=strategy, callbacks=[schedule], logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(module, DataLoader(rows(24, 1)[:12], batch_size=3))
+    told.append(values(module))
+    peer.close()
+say(told=told)
 """
 
 
-def plain(batches: list[torch.Tensor]) -> list[float]:
-    """The parameters after a step by the mean gradient of each of these."""
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for batch in batches:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-    return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
-
-
-ROWS = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
-
-
 def test_a_loop_with_accelerate_may_put_its_calls_together_in_any_way(tmp_path: Path) -> None:
-    (told,) = results_of(tmp_path, [ACCELERATE])
+    (told,), data = results_of(tmp_path, [ACCELERATE]), rows(24, 1)
     ways = {"divided_by_the_program": [12], "fetched_before": [12, 6], "in_pieces": [12]}
     for way, counted in ways.items():
         alone, joined, samples = told[way]
@@ -117,10 +104,10 @@ def test_a_loop_with_accelerate_may_put_its_calls_together_in_any_way(tmp_path: 
         assert joined == pytest.approx(alone, abs=1e-6), way
     _, joined, samples = told["in_a_row"]  # with Accelerate itself the last call, of two micro-batches, counts half
     assert samples == [12, 6]
-    assert joined == pytest.approx(plain([ROWS[:12], ROWS[12:18]]), abs=1e-6)
+    assert joined == pytest.approx(reference([data[:12], data[12:18]], rates=[0.5] * 2, momentum=0.0), abs=1e-6)
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 4), (4, 2)])
-def test_lightning_may_change_how_many_micro_batches_a_call_has(first: int, second: int, tmp_path: Path) -> None:
-    (told,) = results_of(tmp_path, [LIGHTNING.replace("FIRST", str(first)).replace("SECOND", str(second))])
-    assert told["values"] == pytest.approx(plain([ROWS[:12]] * 2), abs=1e-6)
+def test_lightning_may_change_how_many_micro_batches_a_call_has(tmp_path: Path) -> None:
+    (found,) = results_of(tmp_path, [LIGHTNING])
+    expected = pytest.approx(reference([rows(24, 1)[:12]] * 2, rates=[0.5] * 2, momentum=0.0), abs=1e-6)
+    assert found["told"] == [expected, expected]

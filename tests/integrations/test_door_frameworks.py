@@ -17,11 +17,6 @@ from tests.integrations.test_trainer import TRAINER
 from tests.worlds.framework_peers import results_of
 
 TOKENS = """
-class Flat(PerToken):
-    def forward(self, x, labels, **named):
-        return super().forward(x.flatten(0, 1), labels.flatten(), **named)
-
-
 class Waiting(TrainerCallback):
     # Until the other one was refused.
     def on_step_end(self, *_, optimizer, **__):
@@ -44,8 +39,8 @@ class Stream(torch.utils.data.IterableDataset):
 heard = []
 data, peer = Stream(), enter(spec_of(6, 3))
 peer.subscribe(lambda event: event.kind == "member.unfit" and heard.append(event.fields["why"]))
-trainer = Trainer(Flat(), arguments(per_device_train_batch_size=2, gradient_accumulation_steps=1), train_dataset=data,
-                  callbacks=[Waiting()])
+settings = arguments(per_device_train_batch_size=2, gradient_accumulation_steps=1)
+trainer = Trainer(PerToken(), settings, train_dataset=data, callbacks=[Waiting()])
 join(trainer, peer)
 trainer.train()
 step = trainer.optimizer.optimizer.global_step

@@ -261,109 +261,39 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["second"] == pytest.approx(reference([six], rates=[0.5], momentum=0.0), abs=1e-5)
 
 
-TOGETHER = """
-import time
+EXAMPLE = """
 sys.path.insert(0, EXAMPLES)
 import spirals
 
-MEMBERS = 5
-module = __import__(PROGRAM) if PROGRAM else None
-spirals.SPEC = spec_of(1024, 12)
+spirals.SPEC = spec_of(1024, 3)
 spirals.enter = lambda program: enter(spirals.SPEC)
-own_step, own_show = minga.Optimizer.step, spirals.show
-told, stepped = {}, []
-
-
-def wait(optimizer):
-    # Until all are there: each has its share of the first step.
-    while optimizer.peer.status().members < MEMBERS and not optimizer.finished:
-        optimizer.follow(0.05)
+own_step, own_show, stepped = minga.Optimizer.step, spirals.show, []
 
 
 def step(self, *arguments, **named):
-    # And until all have computed something, however slowly one of them began: no run ends before.
-    if not stepped:
-        wait(self)
     result = own_step(self, *arguments, **named)
-    if not stepped:
+    if not stepped:  # no run ends before all have computed something, however slowly one of them began
         stepped.append(role)
         (folder / f"{role}.stepped").touch()
-        while len(list(folder.glob("*.stepped"))) < MEMBERS:
+        while len(list(folder.glob("*.stepped"))) < 3:
             self.follow(0.05)
     return result
 
 
 def show(network, peer):
-    told.update(values=values(network), samples=peer.metrics._samples)
+    told = dict(values=values(network), samples=peer.metrics._samples)
     own_show(network, peer)
+    say(**told)
 
 
 minga.Optimizer.step, spirals.show = step, show
-
-
-def plain():
-    peer = enter(spirals.SPEC)
-    network, points = spirals.Network(), spirals.Points()
-    inner, schedule = spirals.optimizer_of(network)
-    norm = peer.spec.optimizer.max_grad_norm
-    optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=norm, samples_per_step=64)
-    while not optimizer.finished:
-        network(**points[torch.randint(len(points), (64,))])["loss"].backward()
-        optimizer.step()
-        step = optimizer.global_step
-        while optimizer.global_step == step and not optimizer.finished:  # the frameworks do the rest of this step
-            optimizer.follow(0.01)
-    show(network, peer)
-
-
-plain() if module is None else module.main()
-say(**told)
+__import__(PROGRAM).main()
 """
 
 
-SHARDED = """
-import time
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-sys.path.insert(0, EXAMPLES)
-import spirals
-
-peer = enter(spec_of(1024, 12)) if RANK == 0 else None
-while peer is not None and peer.status().members < 4:  # the others wait for this one, too
-    time.sleep(0.05)
-dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=RANK, world_size=2)
-network, points = spirals.Network(), spirals.Points()
-for layer in (network.layers[0], network.layers[2], network):
-    fully_shard(layer)
-inner, schedule = spirals.optimizer_of(network)
-optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=1.0, samples_per_step=32)
-all_stepped = torch.zeros(1)
-while not optimizer.finished:
-    network(**points[torch.randint(len(points), (32,))])["loss"].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    while not all_stepped:  # as the others: until all have computed something, which both ranks hear from the first
-        if RANK == 0:
-            (folder / f"{role}.stepped").touch()
-        optimizer.follow(0.05)
-        if RANK == 0 and len(list(folder.glob("*.stepped"))) == 5:
-            all_stepped.fill_(1.0)
-        dist.broadcast(all_stepped, 0)
-own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
-samples = None
-if peer is not None:
-    samples = peer.metrics._samples
-    peer.close()
-dist.destroy_process_group()
-say(values=own, samples=samples)
-"""
-
-
-def test_trainer_accelerate_lightning_sharded_ranks_and_a_plain_loop_train_together(tmp_path: Path) -> None:
-    programs = ["", "huggingface_trainer", "accelerate_loop", "lightning_module"]
+def test_the_examples_with_frameworks_train_one_model_together(tmp_path: Path) -> None:
+    programs = ["huggingface_trainer", "accelerate_loop", "lightning_module"]
     head = f"EXAMPLES = {os.fspath(EXAMPLES)!r}\n"
-    scripts = [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs]
-    scripts += [f"{head}RANK = {rank}\n{SHARDED}" for rank in (0, 1)]
-    told = results_of(tmp_path, scripts)
-    assert all(each["samples"] > 0 for each in told[:5]), [each["samples"] for each in told]
+    told = results_of(tmp_path, [f"{head}PROGRAM = {program!r}\n{EXAMPLE}" for program in programs])
+    assert all(each["samples"] > 0 for each in told), [each["samples"] for each in told]
     assert all(each["values"] == told[0]["values"] for each in told)

@@ -29,7 +29,8 @@ class Mean(torch.nn.Module):
 class PerToken(Mean):
     # Says its loss over target tokens, which the Trainer counts for it.
     def forward(self, x, labels, num_items_in_batch=None, **_):
-        loss = torch.nn.functional.cross_entropy(self.layers(x), labels, ignore_index=-100, reduction="sum")
+        scores, labels = self.layers(x).flatten(0, 1), labels.flatten()
+        loss = torch.nn.functional.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
         return {"loss": loss / num_items_in_batch}
 
 
@@ -72,14 +73,7 @@ tokens = 7 if role == "0" else 5
 labels = [[i % 3 for i in range(4)], [(i + 1) % 3 if i < tokens - 4 else -100 for i in range(4)]]
 mine = rows(8, 10 + int(role)).view(2, 4, 6)
 data = [{"x": x, "labels": torch.tensor(y)} for x, y in zip(mine, labels)]
-
-
-class Flat(PerToken):
-    def forward(self, x, labels, **named):
-        return super().forward(x.flatten(0, 1), labels.flatten(), **named)
-
-
-say(samples=samples, tokens=train(1, Flat(), data, 12, per_device_train_batch_size=1))
+say(samples=samples, tokens=train(1, PerToken(), data, 12, per_device_train_batch_size=1))
 """
 
 RANKS = """
@@ -97,17 +91,10 @@ def train(number, model, data, batch=12, **settings):
 # Targets of two rows: of 7 tokens in one process and of 5 in the other, and the other way round.
 labels = [[0, 1, 2, 0, 1, 2, 0, -100], [0, 1, 2, 0, 1, -100, -100, -100]]
 tokens = [{"x": x, "labels": torch.tensor(y)} for x, y in zip(rows(16, 10).view(2, 8, 6), labels)]
-
-
-class Flat(PerToken):
-    def forward(self, x, labels, **named):
-        return super().forward(x.flatten(0, 1), labels.flatten(), **named)
-
-
 samples = train(0, Mean(), [{"x": row} for row in rows(12, 0)])
-again = train(1, Flat(), tokens, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+again = train(1, PerToken(), tokens, per_device_train_batch_size=1, gradient_accumulation_steps=1)
 lonely = [{**tokens[0], "labels": torch.tensor([1, *[-100] * 7])}, {**tokens[0], "labels": torch.full((8,), -100)}]
-one = train(2, Flat(), lonely, 1, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+one = train(2, PerToken(), lonely, 1, per_device_train_batch_size=1, gradient_accumulation_steps=1)
 say(samples=samples, tokens=again, one=one)
 torch.distributed.destroy_process_group()
 """

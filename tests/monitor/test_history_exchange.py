@@ -148,18 +148,6 @@ def test_while_the_organisers_host_is_busy_nobody_is_believed_in_its_place(
     run_virtual(test())
 
 
-def test_a_peer_that_keeps_none_refuses() -> None:
-    async def test() -> None:
-        world = World()
-        keeper, asker = await world.node(), await world.node()
-        with pytest.raises(RejectedError):
-            await ask_history(asker, keeper.peer_id, 0.0, 60.0)
-        for node in world.nodes:
-            await node.close()
-
-    run_virtual(test())
-
-
 @pytest.mark.parametrize(
     ("lines", "kept"),
     [

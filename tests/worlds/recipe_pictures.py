@@ -15,7 +15,7 @@ from minga.recipes.text_to_image.recipe import TextToImageRecipe
 SMALL: dict[str, Any] = {
     "overrides": {"width": 32, "layers": 6, "heads": 2, "text_length": 12, "vocabulary": 512},
     "tokenizer_steps": 4,
-    "data": {"compositions": 240, "heldout_fraction": 0.1},
+    "data": {"compositions": 120, "heldout_fraction": 0.1},
 }
 
 

@@ -36,7 +36,7 @@ def few_pictures(folder: Path, **settings: Any) -> tuple[RecipeCase, dict[str, P
     """The same on 90 made-up pictures instead of 1,797 digits, for tests of what figures do not depend on."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for name, body in packed_files(made_up(90, channels=1), 0.2).items():
+    for name, body in packed_files(made_up(90, side=8, channels=1), 0.2).items():
         files[name] = folder / name
         files[name].write_bytes(body)
     return RecipeCase("swav", {**SMALL, **settings}), files

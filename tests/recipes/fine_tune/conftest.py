@@ -34,7 +34,8 @@ def chats() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def _made_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the base; `chats.jsonl` lies beside it."""
     texts = [f"{each['prompt']} {each['completion']} user: assistant:" for each in chats()]
     content = train_tokenizer(texts * 4, 300, "bpe", CAUSAL_TOKENS, WRITINGS[""])
     torch.manual_seed(3)
@@ -52,14 +53,14 @@ def _made_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "base"
     LlamaForCausalLM(shape).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(content)
+    (folder.parent / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in chats()))
     return folder
 
 
 @pytest.fixture
-def base(_made_base: Path, tmp_path: Path) -> Path:
-    """The folder of the base; `chats.jsonl` lies beside it."""
-    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in chats()))
-    return Path(shutil.copytree(_made_base, tmp_path / "base"))
+def base(made_base: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return shutil.copytree(made_base.parent, tmp_path, dirs_exist_ok=True) / "base"
 
 
 @pytest.fixture

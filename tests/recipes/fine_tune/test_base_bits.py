@@ -19,8 +19,8 @@ from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.first_screen import costs_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.model_facts import facts_of_recipe
 from minga.recipes.fine_tune import recipe as fine_tune
-from minga.recipes.fine_tune.recipe import FineTuneRecipe
 from minga.recipes.init_from import given_base
 from minga.recipes.interface import StreamPosition
 from minga.recipes.registry import load_recipe
@@ -164,17 +164,23 @@ def test_before_anything_comes_a_machine_hears_what_its_own_bits_take(
 
 
 def test_a_run_may_say_in_how_many_bits_peers_hold_the_base(run_of: RunOf) -> None:
-    sizes = {}
-    for bits in (32, 16, 8, 4):
-        spec, files = run_of({"base_bits": bits})
-        recipe = load_recipe(spec)
-        assert isinstance(recipe, FineTuneRecipe)
-        sizes[bits] = recipe.parameter_sizes().frozen_bytes
-        frozen = {each.dtype for each in first_model(recipe, files).parameters() if not each.requires_grad}
-        assert frozen == {torch.float32 if bits == 32 else torch.bfloat16}  # where it is not trained
-    assert recipe.facts().frozen_bytes == sizes[4]
+    spec, files = run_of()
+    specs = {bits: spec.with_recipe_settings({**spec.recipe_settings, "base_bits": bits}) for bits in (32, 16, 8, 4)}
+    recipes = {bits: load_recipe(each) for bits, each in specs.items()}
+    sizes = {bits: recipe.parameter_sizes().frozen_bytes for bits, recipe in recipes.items()}
     assert sizes[32] == 2 * sizes[16] > 2 * sizes[8] > 2 * sizes[4] > sizes[8]
+    assert facts_of_recipe(specs[16], "run.toml").frozen_bytes == sizes[16]
+    for bits, recipe in recipes.items():
+        model = first_model(recipe, files)
+        assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
+        frozen = {each.dtype for each in model.parameters() if not each.requires_grad}
+        assert frozen == {torch.float32 if bits == 32 else torch.bfloat16}  # where it is not trained
+        if bits == 16:
+            assert sizes[16] == 2 * sum(each.numel() for each in model.parameters() if not each.requires_grad)
+            recipe.checkpoint_activations(model)
+            batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
+            recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.requires_grad)
     with pytest.raises(ConfigurationError, match="measure with base_bits = 16 or 32"):  # 4 bits would be told as 16
-        measure_speed(recipe, spec, CPU, 0.01, choose_precision("float32", CPU, spec))
-    for bits in (32, 16):
-        measure_speed(recipe.own_base(bits), spec, CPU, 0.01, choose_precision("float32", CPU, spec))
+        measure_speed(recipes[4], spec, CPU, 0.01, choose_precision("float32", CPU, spec))
+    measure_speed(recipes[4].own_base(16), spec, CPU, 0.01, choose_precision("float32", CPU, spec))

@@ -1,45 +1,83 @@
-"""Four processes that train adapters together get what PyTorch and peft get alone from the same conversations."""
+"""Four peers that train adapters together get what PyTorch and peft get alone from the same conversations."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from minga.core.spec.run_spec import RunSpec
 from minga.recipes.fine_tune.recipe import FineTuneRecipe
+from minga.recipes.fine_tune.samples import Samples
 from minga.recipes.registry import load_recipe
 from minga.recipes.running.run import first_model
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm
 from tests.recipes.fine_tune.conftest import RunOf
-from tests.worlds import forked
+from tests.worlds.extension_world import RecipeReplica
 from tests.worlds.seeds import soaked
+from tests.worlds.swarm_tools import virtually
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")
-STEPS, RATE = 3, 0.01
+STEPS, RATE, MICRO_BATCH = 3, 0.01, 4
 EPSILON = 1e-4
 """With less AdamW makes of the rounding of gradients near 0, as those of new adapters are, steps of full length."""
 
 
-def trained_together(folder: Path, peers: int) -> tuple[list[dict[str, list[int]]], list[dict[str, torch.Tensor]]]:
+def samples_of(recipe: Any, files: Mapping[str, Path]) -> Samples:
+    assert isinstance(recipe, FineTuneRecipe)
+    return recipe._samples_of(files)
+
+
+def chosen(peer: str, place: int, count: int, among: Sequence[Any]) -> list[int]:
+    """Which samples a peer takes that has given `place` of them to the run."""
+    return random.Random(f"{peer} {place}").choices(range(len(among)), k=count)
+
+
+def trained_together(
+    spec: RunSpec, files: Mapping[str, Path], count: int
+) -> tuple[dict[int, list[list[int]]], list[dict[str, torch.Tensor]]]:
     """The samples that each peer gave to each step, and what each has in the end."""
-    words = ("-m", "tests.recipes.fine_tune.taking_part", str(folder))
-    pipe: Any = subprocess.PIPE
-    processes = [forked.start(*words, str(index), str(peers), stdout=pipe, stderr=pipe) for index in range(peers)]
-    told = forked.results_of(processes, 150.0)
-    return told, [load_file(folder / f"trained-{index}.safetensors") for index in range(peers)]
+
+    def gradient(peer: SimulatedPeer, size: int) -> None:
+        assert isinstance(peer.replica, RecipeReplica)
+        recipe = peer.replica.recipe
+        samples = samples_of(recipe, files)
+        batch = samples.batch(chosen(peer.name, peer.samples_done, size, samples))
+        recipe.total_loss(peer.replica.trained, batch).backward()
+
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(spec.published({}), make_replica=partial(RecipeReplica, files=files), gradient=gradient)
+        for peer in [swarm.add() for _ in range(count)]:
+            await peer.ended.wait()
+            assert peer.error is None
+        await swarm.close()
+        return swarm
+
+    swarm, places = main(), dict[str, int]()
+    samples, given = samples_of(load_recipe(spec), files), defaultdict[int, list[list[int]]](list)
+    for name, event in swarm.log.of("step.applied"):
+        fields: Any = event.fields
+        place = places.setdefault(name, 0)
+        places[name] += fields["samples"]
+        numbers = [chosen(name, at, MICRO_BATCH, samples) for at in range(place, places[name], MICRO_BATCH)]
+        given[fields["step"]].append([number for each in numbers for number in each])
+    models = [peer.replica.trained for peer in swarm.peers.values() if isinstance(peer.replica, RecipeReplica)]
+    return given, [{name: each for name, each in model.named_parameters() if each.requires_grad} for model in models]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 @pytest.mark.parametrize("lora", [{}, soaked({"dora": True, "rslora": True})])
-def test_four_processes_train_what_pytorch_and_peft_train_alone(
-    lora: dict[str, bool], base: Path, run_of: RunOf
-) -> None:
+def test_four_peers_train_what_pytorch_and_peft_train_alone(lora: dict[str, bool], base: Path, run_of: RunOf) -> None:
     """Packed samples there, one conversation after the other here."""
     spec, files = run_of(
         {"lora": lora},
@@ -53,15 +91,13 @@ def test_four_processes_train_what_pytorch_and_peft_train_alone(
         training={"target_batch_size": 16, "stop_after_steps": STEPS},
         averaging={"codec": "float32"},
     )
-    (base.parent / "spec.toml").write_text(spec.to_toml())
-    told, trained = trained_together(base.parent, peers=4)
+    given, trained = trained_together(spec, files, 4)
     assert all(torch.equal(trained[0][name], each[name]) for each in trained for name in trained[0])
-    given = {step: [peer.get(str(step), []) for peer in told] for step in range(1, STEPS + 1)}
+    assert given.keys() == {1, 2, 3}
     assert all(sum(map(bool, peers)) >= 2 for peers in given.values())
 
     recipe = load_recipe(spec)
-    assert isinstance(recipe, FineTuneRecipe)
-    samples = recipe._samples_of(files)
+    samples = samples_of(recipe, files)
     begun = {name: each for name, each in first_model(recipe, files).named_parameters() if each.requires_grad}
     kind = {f"use_{name}": value for name, value in lora.items()}
     settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", **kind)
@@ -101,14 +137,10 @@ def _joined(tensors: Mapping[str, torch.Tensor], names: list[str]) -> torch.Tens
 
 @pytest.mark.parametrize(
     ("strategy", "codec", "download_codec"),
-    [
-        soaked("synchronous", "topk", "int8"),
-        soaked("synchronous", "int8", ""),
-        ("local", "int4(block=32)", ""),
-    ],
+    [soaked("synchronous", "topk", "int8"), ("local", "int4(block=32)", "")],
 )
 def test_adapters_learn_with_other_codecs_and_strategies(
-    strategy: str, codec: str, download_codec: str, base: Path, run_of: RunOf
+    strategy: str, codec: str, download_codec: str, run_of: RunOf
 ) -> None:
     averaging = {"codec": codec, **({"download_codec": download_codec} if download_codec else {})}
     spec, files = run_of(
@@ -117,8 +149,7 @@ def test_adapters_learn_with_other_codecs_and_strategies(
         averaging=averaging,
         **({"strategy": {"local": {"local_batch": 8}}} if strategy == "local" else {}),
     )
-    (base.parent / "spec.toml").write_text(spec.to_toml())
-    _, trained = trained_together(base.parent, peers=2)
+    _, trained = trained_together(spec, files, 2)
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
     recipe = load_recipe(spec)
     model = first_model(recipe, files)

@@ -17,7 +17,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ll
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.planner.model_facts import facts_of_recipe
 from minga.recipes.data.hold_out import content_rank
 from minga.recipes.fine_tune.adapters import with_adapters
 from minga.recipes.fine_tune.base import _of_hub
@@ -37,17 +36,12 @@ from tests.worlds.seeds import soaked
 
 peft = pytest.importorskip("peft", reason="peft makes the adapters")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-IN_PROCESSES = ("check_equal_models", "check_public_batches")
 
 
-@pytest.mark.parametrize(
-    "check",
-    [soaked(each) if each.__name__ in IN_PROCESSES else each for each in RECIPE_CHECKS],
-    ids=lambda check: check.__name__,
-)
-def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], base: Path, tmp_path: Path) -> None:
-    settings = {"base": str(base), "max_length": 64, "data": {"files": [str(base.parent / "chats.jsonl")]}}
-    check(RecipeCase("fine-tune", settings), tmp_path / "checked")
+@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+def test_fine_tune_conforms(check: Callable[[RecipeCase, Path], None], made_base: Path, checked: Path) -> None:
+    settings = {"base": str(made_base), "max_length": 64, "data": {"files": [str(made_base.parent / "chats.jsonl")]}}
+    check(RecipeCase("fine-tune", settings), checked)
 
 
 def test_conversations_of_which_nothing_is_learned_are_told_of(
@@ -99,7 +93,7 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     optimizer = torch.optim.AdamW(trained, lr=0.02)
     before = recipe.evaluate(model, files)
     assert before["heldout_loss"] == pytest.approx(before["heldout_loss_of_base"])
-    for batch in islice(recipe.batches(files, StreamPosition("ab" * 32), 8), 60):
+    for batch in islice(recipe.batches(files, StreamPosition("ab" * 32), 8), 40):
         recipe.total_loss(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -123,9 +117,9 @@ def test_adapters_learn_on_a_given_base_and_are_exported_alone_and_merged(
     assert recipe.sample(model, others, ["where is the cow number 3"], options) == [answer], "nobody renders it"
 
     out, whole = base.parent / "out", base.parent / "whole"
-    recipe.export(model, files, out, recipe.provenance(60))
+    recipe.export(model, files, out, recipe.provenance(40))
     wanted = model.eval()(input_ids=ids).logits
-    recipe.export_merged(model, files, whole, recipe.provenance(60))
+    recipe.export_merged(model, files, whole, recipe.provenance(40))
     torch.testing.assert_close(wanted, peft.PeftModel.from_pretrained(plain, out)(input_ids=ids).logits)
     again = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
     torch.testing.assert_close(wanted, again(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
@@ -220,23 +214,6 @@ def test_no_adapter_is_for_one_of_two_layers_that_share_their_weights(target: st
     with_adapters(LlamaForCausalLM(shape), LoraSettings())
 
 
-def test_a_base_in_bfloat16_has_adapters_in_float32(base: Path, run_of: RunOf) -> None:
-    spec, files = run_of({"base_bits": 16})
-    recipe = load_recipe(spec)
-    model = first_model(recipe, files)
-    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
-    frozen = [each for each in model.parameters() if not each.requires_grad]
-    assert {each.dtype for each in frozen} == {torch.bfloat16}
-    assert recipe.parameter_sizes().frozen_bytes == 2 * sum(each.numel() for each in frozen)
-    assert facts_of_recipe(spec, "run.toml").frozen_bytes == recipe.parameter_sizes().frozen_bytes
-    recipe.checkpoint_activations(model)
-    batch = next(recipe.batches(files, StreamPosition("ab" * 32), 4))
-    recipe.total_loss(model, batch).backward()
-    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.requires_grad)
-    again = first_model(load_recipe(spec), files)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
-
-
 def _chat(*ids: int, says: int) -> Chat:
     import numpy as np
 
@@ -317,24 +294,27 @@ def test_the_small_base_of_minga_makes_a_run_without_any_hub(tmp_path: Path, mon
     assert showing.rows[0].right.text.startswith("the ")
 
 
+def test_the_base_draws_nothing_at_random_where_members_compute_again(base: Path, run_of: RunOf) -> None:
+    """Devices draw otherwise: honest members would be banned."""
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    drawn = []
+    for verification in ("none", "byzantine"):
+        spec, _ = run_of(security={"verification": verification})
+        drawn.append(json.loads(spec.recipe_settings["config"])["attention_dropout"])
+    assert drawn == [0.1, 0.0]
+
+
 @pytest.mark.parametrize("settings", [{"lora": {"dropout": 0.1}}, {"base_bits": 16}, {"base_bits": 4}])
 def test_what_nobody_computes_again_cannot_be_verified(settings: dict[str, Any], run_of: RunOf) -> None:
     with pytest.raises(ConfigurationError, match="dropout = 0 and base_bits"):
         run_of(settings, security={"verification": "byzantine"})
 
 
-def test_a_base_that_has_a_tensor_more_is_told_and_one_that_lacks_one_refused(
-    base: Path, run_of: RunOf, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_base_that_lacks_a_tensor_is_refused(base: Path, run_of: RunOf) -> None:
     tensors = load_file(base / "model.safetensors")
     tensors["model.norm.bias"] = tensors.pop("model.norm.weight")
     save_file(tensors, base / "model.safetensors")
     spec, files = run_of()
     with pytest.raises(ConfigurationError, match=r"lack model\.norm\.weight"):
         first_model(load_recipe(spec), files)
-    tensors["model.norm.weight"] = torch.ones(32)
-    save_file(tensors, base / "model.safetensors")
-    spec, files = run_of()
-    with caplog.at_level(logging.WARNING, "minga.recipes"):
-        first_model(load_recipe(spec), files)
-    assert "the given parameters have tensors that the model lacks: model.norm.bias" in caplog.messages

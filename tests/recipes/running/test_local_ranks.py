@@ -77,7 +77,7 @@ def test_more_devices_than_there_are_or_the_run_allows_are_refused(two_gpus: Non
 
 @pytest.fixture
 def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A peer alone in a run of five steps; its further ranks are processes without another import of torch."""
+    """A peer alone in a run of three steps; its further ranks are processes without another import of torch."""
     if not dist.is_gloo_available():
         pytest.skip("this build of torch has no gloo")
 
@@ -92,7 +92,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     subprocess, processes = local_ranks.subprocess, list[Any]()
     stand_in = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(local_ranks, "subprocess", stand_in)
-    spec = small_spec(training={"target_batch_size": 64, "stop_after_steps": 5}, network={"relay": "none"})
+    spec = small_spec(training={"target_batch_size": 32, "stop_after_steps": 3}, network={"relay": "none"})
     options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
     with minga.host(hosted(spec.model_dump(mode="json")), options, files=dict(prepared_genesis())) as peer:
         yield SimpleNamespace(peer=peer, processes=processes)
@@ -105,13 +105,13 @@ def test_two_processes_are_one_peer_to_the_end_of_the_run(peer: Any) -> None:
     with open_run(peer.peer, [CPU, CPU], Work(micro_batch=8)) as run:
         run.train(lambda _: False, lambda step, samples, loss: counted.append(samples))
         assert run.finished
-    assert counted == [16] * 20, "five steps of 64 samples, with eight of each process at once"
+    assert counted == [16] * 6, "three steps of 32 samples, with eight of each process at once"
     assert [process.returncode for process in peer.processes] == [0]
 
 
 def test_this_peer_ends_with_words_when_one_of_its_processes_dies(peer: Any) -> None:
     def report(step: int, samples: int, loss: float) -> None:
-        if step == 2:
+        if step == 1:
             peer.processes[0].kill()
 
     with (
@@ -119,7 +119,7 @@ def test_this_peer_ends_with_words_when_one_of_its_processes_dies(peer: Any) -> 
         open_run(peer.peer, [CPU, CPU], Work(micro_batch=8)) as run,
     ):
         run.train(lambda _: False, report)
-    assert 2 <= run.step < 5
+    assert 1 <= run.step < 3
 
 
 def test_a_process_that_cannot_begin_says_why(peer: Any) -> None:

@@ -86,14 +86,6 @@ def test_jitter_of_strength_0_changes_nothing_and_leaves_a_fifth_alone() -> None
     assert moved.max() <= 255.0
 
 
-def test_a_sixth_of_the_circle_of_hues_turns_red_to_yellow() -> None:
-    from minga.recipes.swav.crops import _hue
-
-    red = torch.tensor([200.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    turned = _hue(red, torch.full((1, 1, 1, 1), 1 / 6)).flatten().tolist()
-    assert turned == pytest.approx([200.0, 200.0, 0.0], abs=0.01)
-
-
 def test_grey_pictures_have_no_colour_and_a_fifth_become_grey() -> None:
     pictures = made_up(400).pictures.float()
     make_grey(pictures, np.random.default_rng(2))

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.planner.model_facts import model_facts
 from minga.recipes import StreamPosition, load_recipe, new_model
 from minga.recipes.swav.model import (
     EmbeddingQueue,
@@ -40,13 +39,6 @@ def test_the_paper_s_model_has_28_354_752_parameters_and_resnet_18_has_11_176_51
     assert counted(paper) == 28_354_752
     assert (counted(paper.trunk), counted(paper.head), counted(paper.prototypes)) == (23_508_032, 4_462_720, 384_000)
     assert counted(small) == 11_176_512
-
-
-def test_plans_know_what_an_image_of_the_paper_costs() -> None:
-    facts = model_facts("swav-paper")
-    assert facts.name == "swav-paper"
-    assert sum(facts.tensors) == 28_354_752
-    assert facts.operations == pytest.approx(75.3e9, rel=0.01)
 
 
 def test_small_pictures_get_a_small_stem() -> None:

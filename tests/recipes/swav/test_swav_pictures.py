@@ -150,7 +150,10 @@ def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("source", [{"source": "digits"}, {"source": "folder", "packed_size": 0}])
-def test_a_peer_trains_on_a_folder_of_its_own(source: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_a_peer_trains_on_a_folder_of_its_own(
+    source: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minga.recipes.swav.pictures.digit_pictures", lambda: made_up(90, side=8, channels=1))
     is_packed = source["source"] == "digits"
     if not is_packed:
         source = {**source, "folder": str(folder)}

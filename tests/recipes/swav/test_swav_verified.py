@@ -10,7 +10,7 @@ from tests.worlds.extension_world import hosted, recipe_swarm
 from tests.worlds.swarm_tools import virtually
 from tests.worlds.swav_world import SMALL, small_run
 
-STEPS = 7
+STEPS = 5
 
 
 def test_honest_peers_stay_and_one_that_turns_signs_is_banned(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_honest_peers_stay_and_one_that_turns_signs_is_banned(tmp_path: Path) ->
 
     @virtually
     async def main() -> None:
-        swarm = recipe_swarm(spec, {"p2": "sign-flip"}, from_step=2, files=files)
+        swarm = recipe_swarm(spec, {"p2": "sign-flip"}, from_step=1, files=files)
         peers = [swarm.add(name=f"p{number}") for number in range(5)]
         honest = [peer for peer in peers if peer.name != "p2"]
         for peer in honest:

@@ -178,18 +178,7 @@ def test_data_set_that_cannot_be_opened(monkeypatch):
         list(streamed_documents(TextData(source="datasets", name="no/such")))
 
 
-def test_split_depends_on_the_text_alone():
-    documents = [f"document {i}" for i in range(500)] * 2
-    training, heldout = split_documents(documents, 0.02)
-    assert len(heldout) == 2 * sum(content_rank(each) < 0.02 for each in set(documents)) > 10
-    assert not set(training) & set(heldout)
-    again = split_documents(documents[::-1], 0.02)
-    assert (set(again[0]), set(again[1])) == (set(training), set(heldout))
-
-
 def test_split_of_few_documents():
-    assert [len(side) for side in split_documents(["a", "b", "c"], 0.01)] == [2, 1]
-    assert split_documents(["a"], 0.0) == (["a"], [])
     with pytest.raises(ConfigurationError, match="none is left to train on"):
         split_documents(["a", "a"], 0.01)
     with pytest.raises(ConfigurationError, match="there is no text"):
@@ -428,17 +417,3 @@ def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path, caplog: py
     assert sum(" x " in each for each in drawn) / 4000 == pytest.approx(0.75, abs=0.03)
     with pytest.raises(ConfigurationError, match=r"source-1\.jsonl\.gz"):
         mixed_sources(data, {shipped_file(0): files[shipped_file(0)]}, 7)
-
-
-def test_held_out_documents_of_a_data_set_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"A document of number {number}." for number in range(400)]
-    rows = datasets.Dataset.from_dict({"text": texts}).to_iterable_dataset(4)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
-    data = TextData(
-        source="mixture",
-        sources=(SourceSettings(source="hub", name="owner/name"),),
-        shuffle_buffer=100,
-        heldout_fraction=0.2,
-    )
-    drawn = set(islice(mixed(mixed_sources(data, {}, 1), 1, 100), 1000))
-    assert drawn == {text for text in texts if content_rank(text) >= 0.2}

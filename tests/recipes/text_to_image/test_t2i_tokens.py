@@ -67,8 +67,8 @@ def test_the_tokenizer_has_the_shape_of_its_pictures() -> None:
 @pytest.mark.parametrize(("steps", "decibels", "codes"), [(12, 8.0, 8), soaked(800, 19.0, 150)])
 def test_the_tokenizer_learns_to_keep_pictures(steps: int, decibels: float, codes: int) -> None:
     generator = torch.random.get_rng_state()
-    tokenizer = train_fsq(pictures(600 if steps < 100 else 6000, 1), (8, 6, 5), 2, steps, 0)
-    others = pictures(200, 2)
+    tokenizer = train_fsq(pictures(25 * steps if steps < 100 else 6000, 1), (8, 6, 5), 2, steps, 0)
+    others = pictures(100, 2)
     found = tokenizer.encode(others)
     error = (tokenizer.decode(found).astype(np.float64) - others) / 255
     assert -10 * np.log10((error**2).mean()) >= decibels
