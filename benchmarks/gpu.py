@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --json                     # on a card
     python -m benchmarks.gpu --device cpu --json        # tiny models, which say nothing about speed
 
-transfers    by strategy, counted by a dispatch mode (without a card on a pretended one, see `_pretend_device.py`):
+transfers    by strategy, counted by a dispatch mode (without a card on a device that is none):
              full_vector_transfers_per_micro_batch, host_reads_per_micro_batch, and how many vectors cross in a round
              to the host and to the device
 alone        by workload (GPT-2 of 124 M with 512 tokens, ALBERT-large, ResNet-50 with SwAV; bfloat16 by autocast), a
