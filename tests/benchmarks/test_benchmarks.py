@@ -130,16 +130,6 @@ def test_recovery_survives_one_case() -> None:
     assert "worst_gap_s" in figures
 
 
-def test_a_crowd_is_counted_in_the_virtual_world() -> None:
-    # In a process of its own, since it counts calls of the whole package for as long as its process lives.
-    done = forked.run("-m", "benchmarks.crowd", "--json", "--worlds", "virtual", "--peers", "3", "--steps", "3")
-    (row,) = json.loads(done.stdout.splitlines()[-1])["virtual"]
-    assert row["peers"] == 3
-    assert row["streams"] == 0.0  # tiny parts and all messages go over the carriers
-    assert row["bulk"] == 2.0
-    assert row["cpu_ms"] > 0.0
-
-
 def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:
     with Workers() as workers:
         worker = workers.start("wrong", "benchmarks.equivalence:no_such_function", {})
