@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._attack_peer import FlippedWork, FlippingRecipe
+from benchmarks._attack_real import FlippedWork, FlippingRecipe
 from minga.security.protocol.behaviour import Behaviour
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
