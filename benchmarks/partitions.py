@@ -37,8 +37,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from benchmarks._processes import Workers
-from benchmarks._recovery_peer import SAMPLES
-from benchmarks._recovery_swarm import Swarm
+from benchmarks._recovery_swarm import SAMPLES, Swarm
 from benchmarks._report import emit, finish, note, parser, spread
 from tests.netlab import Host, Lab, why_unavailable
 from tests.worlds.lineage_play import Ending, play_story
@@ -140,7 +139,7 @@ def play_real(seed: int) -> Verdict:
     with Lab([Host(name) for name in hosts]) as lab, Workers() as workers:
         places = [{"namespace": lab.namespace(name), "host": lab.address(name)} for name in hosts]
         spec, roles = spec_of(2 * SAMPLES * PEERS), ["trainer"] * PEERS
-        swarm = Swarm(workers, spec, SETTINGS, roles, "benchmarks._recovery_peer:peer", places)
+        swarm = Swarm(workers, spec, SETTINGS, roles, places)
         swarm.wait(lambda: all(swarm.step(name) >= BEFORE for name in swarm.peers), START_S)
         _divide(lab, hosts, partition)
         time.sleep(CUT_S)
