@@ -73,13 +73,6 @@ def test_a_peer_on_a_card_is_compared_with_bare_pytorch() -> None:
     assert all(found["micro_batch_s"] > 0 and found["state"]["digest_s"] > 0 for found in figures["alone"].values())
 
 
-def test_ranks_of_a_sharded_model_need_little_memory() -> None:
-    code, found = summary("shards", "--layers", "2")
-    assert code == 0
-    assert set(found["mb_s"]) == {"add", "bring", "apply", "capture", "restore", "digest"}
-    assert found["vector_mb"] == 8.4
-
-
 def test_each_codec_has_its_figures() -> None:
     words = ("--steps", "0", "--elements", "8192", "--only", "powersgd", "int4(block=32)", "sign", "union")
     *rows, sketch = summary("codecs", *words)[1]["rows"]
