@@ -349,3 +349,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     while channel.poll() is None:
         optimizer.follow(0.02)
     entered.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
