@@ -50,7 +50,6 @@ CASES = (
     Case("masked-lm-small", 16, 128),
     Case("albert-base", 4, 256),
     Case("swav-small", 16),
-    Case("text-to-image-small", 8),
 )
 
 PASS = """
