@@ -43,7 +43,7 @@ pictures: setup
 	$(BIN)/minga demo --minutes $(MINUTES) --out minga-pictures
 	cp minga-pictures/terminal.svg docs/demo.svg
 	rm -rf minga-pictures
-	$(BIN)/python -m benchmarks.dashboard --pictures docs --seconds 90
+	$(BIN)/python -m tools.pictures docs
 
 style: setup
 	$(BIN)/ruff check .

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import time
 from pathlib import Path
 from typing import Any
@@ -75,19 +74,14 @@ class AveragingPeer:
         progress = Progress(self.step, SAMPLES, 1000.0, "training")
         self.session.board.put(progress)
 
-    async def round(self, channel: Channel, profile: cProfile.Profile | None) -> None:
+    async def round(self, channel: Channel) -> None:
         """One group and its all-reduce; the second begins when told to."""
         plan = await self.formation.form(self.step)
         channel.send(planned_s=time.monotonic(), members=len(plan.members))
         await channel.receive_on_loop()
         local, weight = await self.contributor.seal()
-        if profile is not None:
-            profile.enable()
         outcome = await self.all_reduce.reduce(plan, self.layout, local, weight, self.result)
-        done_s = time.monotonic()
-        if profile is not None:
-            profile.disable()
-        channel.send(done_s=done_s, lost=len(outcome.lost))
+        channel.send(done_s=time.monotonic(), lost=len(outcome.lost))
         self.step += 1
 
 
@@ -104,7 +98,6 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
     vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
     me = AveragingPeer(session, identity, vector, settings)
     tell_address(channel, session)
-    profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
     while (command := await channel.receive_on_loop())["do"] != "exit":
         if command["do"] == "settle":
             me.publish()
@@ -112,11 +105,9 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
                 await asyncio.sleep(0.01)
             channel.send(settled=True)
         elif command["do"] == "round":
-            await me.round(channel, profile)
+            await me.round(channel)
         elif command["do"] == "check":
             channel.send(**compare(me.result, Path(command["mean"])))
-    if profile is not None:
-        profile.dump_stats(Path(settings["profile"]) / f"peer-{settings['index']}.prof")
     await session.close()
 
 

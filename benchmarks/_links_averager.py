@@ -1,4 +1,4 @@
-"""One peer of `benchmarks.links` without its process: it finds out about its line, joins groups and averages.
+"""One peer of `benchmarks.links`, and its process: it finds out about its line, joins groups and averages.
 
 It runs on any network, so the same peers average over real links and over simulated ones, with numbers or, as a
 ghost, without.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, Final
 
+import blake3
 import msgspec
 import torch
 
-from benchmarks._allreduce_peer import FixedContributor
+from benchmarks._allreduce_peer import FixedContributor, vector_of
+from benchmarks._entering import enter, tell_address
+from benchmarks._worker import Channel
 from minga.averaging import links as link_reporter
 from minga.averaging.allreduce import round as waiting
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
@@ -34,12 +40,15 @@ from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import gossip
 from minga.network.interface import PeerId
+from minga.network.iroh.network import NetworkSettings
 from minga.network.probing import Prober
 from minga.network.rpc import keepalive, stream
+from minga.network.rpc.handshake import Role
 from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
-from minga.training.session import Session
+from minga.training.session import Session, SessionSettings
+from tests import netlab
 
 SAMPLES: Final = 1000
 SAMPLES_PER_SECOND: Final = 1.0
@@ -204,3 +213,49 @@ def describe(plan: Plan) -> dict[str, Any]:
         shares[plan.members[part.root].peer_id] += (part.stop - start) / plan.parts[-1].stop
         start = part.stop
     return {"shares": shares, "sites": len(plan.sites), "predicted_s": plan.predicted_s}
+
+
+# ---- its process, which averages in its namespace when told to and says how it went
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """The process of one peer."""
+    netlab.enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
+    torch.set_num_threads(1)
+    with crowded():
+        asyncio.run(_peer_or_end(channel, settings))
+
+
+async def _peer_or_end(channel: Channel, settings: dict[str, Any]) -> None:
+    try:
+        await _peer(channel, settings)
+    except Exception:  # a loop that ends waits for its threads, of which one waits for a command
+        traceback.print_exc()
+        os._exit(1)
+
+
+async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
+    role: Role = "auxiliary" if settings["auxiliary"] else "trainer"
+    network = NetworkSettings(host=settings["host"])
+    session, identity = await enter(settings["entries"], network, SessionSettings(role=role))
+    vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
+    company = Company(settings["count"], settings["trainers"], computes=not settings["auxiliary"])
+    me = Averager(session, identity, vector, VectorLayout((vector.numel(),), "float32"), company)
+    tell_address(channel, session)
+    await me.meet_all()
+    await me.probe_line()
+    channel.send(met=True)
+    while (command := await channel.receive_on_loop())["do"] != "exit":
+        if command["do"] == "settle":
+            await me.settle()
+            channel.send(settled=True, **me.known())
+        elif command["do"] == "round":
+            me.kind, me.server = command["kind"], command["server"]
+            plan = await me.form()
+            channel.send(planned_s=time.monotonic(), **describe(plan))
+            await channel.receive_on_loop()
+            failures = await me.reduce(plan)
+            done_s = time.monotonic()
+            digest = blake3.blake3(me.result.numpy().data.cast("B")).hexdigest()
+            channel.send(done_s=done_s, failures=failures, digest=digest)
+    await session.close()

@@ -10,7 +10,7 @@ several steps, it is cut dead with SIGKILL; the others, of which one can still b
     survived_public_peer_death  whether all others contributed to as many steps again after it
     gap_s                       the longest time without a step that any of them saw around the death
 
-There is no relay here: `_links_relayed` has one, in the virtual world.
+There is no relay here: `tests/simulation/test_relays.py` has one, in the virtual world.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks import _machine
@@ -47,7 +46,7 @@ class Swarm:
                 "index": index,
                 "entries": entries,
             }
-            worker = self._workers.start(host.name, "benchmarks._links_peer:peer", settings)
+            worker = self._workers.start(host.name, "benchmarks._links_averager:peer", settings)
             if index == 0:
                 entries.append(worker.receive(60)["address"])
                 self._ids[host.name] = entries[0][0]
@@ -104,52 +103,25 @@ def are_stable(foreseen: Sequence[float]) -> bool:
     return len(pairs) == STABLE_ROUNDS and all(b > 0.0 and abs(a - b) <= STABLE * b for b, a in pairs)
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds that count, by kind of plan, and how many came before them."""
-
-    rows: dict[str, list[dict[str, Any]]]
-    warmup_rounds: int
-
-    def median_s(self, kind: str) -> float:
-        """The usual round with plans of this kind."""
-        return statistics.median(row["seconds"] for row in self.rows[kind])
-
-    @property
-    def correct(self) -> bool:
-        """Whether all peers took part in all of them and had equal results."""
-        return all(row["correct"] for rows in self.rows.values() for row in rows)
-
-    @property
-    def cpu_share(self) -> float:
-        """Share of the machine's processors in use in the busiest of the rounds with the peers' own plans."""
-        return max(row["cpu_share"] for row in self.rows["adaptive"])
-
-
-def measure_rounds(setup: Setup, kinds: Mapping[str, int], seed: int, most_warmup: int) -> Rounds:
-    """So many rounds with each kind of plan, after rounds until the plans are stable."""
+def measure(setup: Setup, kinds: Mapping[str, int], seed: int, most_warmup: int) -> dict[str, Any]:
+    """All figures of one setup: of so many rounds with each kind of plan, after rounds until the plans are stable."""
     with Lab(setup.hosts, setup.paths) as lab, Workers() as workers:
         swarm = Swarm(setup, workers, seed)
         swarm.start(lab)
         warmup_rounds = warm_up(swarm, most_warmup)
-        return Rounds({kind: [swarm.round(kind) for _ in range(kinds[kind])] for kind in kinds}, warmup_rounds)
-
-
-def measure(setup: Setup, rounds: int, seed: int, most_warmup: int) -> dict[str, Any]:
-    """All figures of one setup."""
-    done = measure_rounds(setup, {"adaptive": rounds, "equal": 1, "server": 1}, seed, most_warmup)
-    seconds = {kind: round(done.median_s(kind), 3) for kind in done.rows}
+        rows = {kind: [swarm.round(kind) for _ in range(count)] for kind, count in kinds.items()}
+    seconds = {kind: round(statistics.median(row["seconds"] for row in rows[kind]), 3) for kind in kinds}
     figures = {
         "measured_s": seconds["adaptive"],
         "bound_s": round(setup.bound_s(), 3),
         "equal_parts_s": seconds["equal"],
         "parameter_server_s": seconds["server"],
-        "predicted_s": done.rows["adaptive"][-1]["predicted_s"],
-        "warmup_rounds": done.warmup_rounds,
-        "cpu_share": round(done.cpu_share, 3),
-        "correct": done.correct,
+        "predicted_s": rows["adaptive"][-1]["predicted_s"],
+        "warmup_rounds": warmup_rounds,
+        "cpu_share": round(max(row["cpu_share"] for row in rows["adaptive"]), 3),
+        "correct": all(row["correct"] for each in rows.values() for row in each),
     }
     if setup.sites:
-        two_level = all(row["sites"] for row in done.rows["adaptive"])
+        two_level = all(row["sites"] for row in rows["adaptive"])
         figures |= {"flat_s": seconds["equal"], "two_level_s": seconds["adaptive"] if two_level else None}
     return figures

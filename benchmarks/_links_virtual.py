@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import torch
@@ -35,22 +34,10 @@ TURN_S: Final = 0.05
 LIMIT_S: Final = 3600.0
 
 
-@dataclass
-class VirtualRounds:
-    """Seconds of the rounds that count, by kind of plan; how many came before, and whether all went well."""
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    warmup_rounds: int = 0
-    sites: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def median_s(self, kind: str) -> float:
-        """The usual round with plans of this kind."""
-        return statistics.median(self.seconds[kind])
-
-
-def simulate(setup: Setup, kinds: dict[str, int], seed: int, most_warmup: int) -> VirtualRounds:
-    """So many rounds of each kind of plan (`Averager.kind`), after rounds until the plans are stable."""
+def simulate(setup: Setup, kinds: Mapping[str, int], seed: int, most_warmup: int) -> dict[str, float]:
+    """Median seconds of so many rounds with each kind of plan (`Averager.kind`), after rounds until the plans are
+    stable. Raises `RuntimeError` if something goes wrong in one of them.
+    """
     with crowded():
         return run_virtual(_VirtualSwarm(setup).run(kinds, seed, most_warmup), limit_s=LIMIT_S)
 
@@ -61,21 +48,18 @@ class _VirtualSwarm:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._peers: dict[str, tuple[VirtualNetwork, Averager]] = {}
-        self._result = VirtualRounds()
 
-    async def run(self, kinds: dict[str, int], seed: int, most_warmup: int) -> VirtualRounds:
+    async def run(self, kinds: Mapping[str, int], seed: int, most_warmup: int) -> dict[str, float]:
         await self._start(seed)
         foreseen: list[float] = []
         while len(foreseen) < most_warmup and not are_stable(foreseen):
             await asyncio.sleep(REST_S)
             plan, _ = await self._round("adaptive")
             foreseen.append(plan.predicted_s or 0.0)
-        self._result.warmup_rounds = len(foreseen)
-        for kind, count in kinds.items():
-            self._result.seconds[kind] = [(await self._round(kind))[1] for _ in range(count)]
+        seconds = {kind: [(await self._round(kind))[1] for _ in range(count)] for kind, count in kinds.items()}
         for network, peer in self._peers.values():
             await network.process.run(peer.session.close())
-        return self._result
+        return {kind: statistics.median(each) for kind, each in seconds.items()}
 
     async def _start(self, seed: int) -> None:
         setup, internet = self._setup, VirtualInternet(seed, turn_s=TURN_S)
@@ -111,10 +95,9 @@ class _VirtualSwarm:
         plans = dict(zip(self._peers, await self._all(Averager.form), strict=True))
         begun_s = asyncio.get_running_loop().time()
         averaging = [net.process.run(peer.reduce(plans[name])) for name, (net, peer) in self._peers.items()]
-        self._result.failures += [failure for failures in await asyncio.gather(*averaging) for failure in failures]
-        plan = next(iter(plans.values()))
-        self._result.sites = len(plan.sites)
-        return plan, asyncio.get_running_loop().time() - begun_s
+        if failures := [failure for failures in await asyncio.gather(*averaging) for failure in failures]:
+            raise RuntimeError(f"a simulated round went wrong: {failures[:5]}")
+        return next(iter(plans.values())), asyncio.get_running_loop().time() - begun_s
 
     async def _all(self, method: Callable[[Averager], Coroutine[Any, Any, Any]]) -> list[Any]:
         return await asyncio.gather(*(network.process.run(method(peer)) for network, peer in self._peers.values()))

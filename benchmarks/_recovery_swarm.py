@@ -1,15 +1,21 @@
-"""The coordinator's view of a swarm of processes that come and go: who is there, and everything that was told."""
+"""Processes that average step after step, come and go, and tell the coordinator all they do: a swarm to disturb."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from blake3 import blake3
+
 from benchmarks._processes import Message, Worker, WorkerError, Workers
-from minga import RunSpec
+from benchmarks._worker import Channel
+from minga import Event, Optimizer, PeerOptions, RunSpec, host, join
 from minga.averaging.election import ranking
+from tests.netlab import enter as enter_namespace
 
 REMOVALS = ("round.member_lost", "round.sender_dropped", "group.leader_lost", "member.lost")
 """Events by which a peer says that it gave up another one, named in the field `peer`."""
@@ -27,8 +33,8 @@ class Told(NamedTuple):
 class Swarm:
     """One peer for each of `roles` at first ("trainer", or "client", which only sends), and whoever enters later.
 
-    Each is a process that runs `function` with `settings`, its number and a folder of its own, and with those of its
-    place, if `places` are given: an address and a network namespace.
+    Each is a process that runs `peer` with `settings`, its number and a folder of its own, and with those of its place,
+    if `places` are given: an address and a network namespace.
     """
 
     def __init__(
@@ -37,7 +43,6 @@ class Swarm:
         spec: RunSpec,
         settings: dict[str, Any],
         roles: Sequence[str],
-        function: str,
         places: Sequence[dict[str, str]] = (),
     ) -> None:
         self.log: list[Told] = []
@@ -47,7 +52,7 @@ class Swarm:
         self.run_id, self.link = "", ""
         self.watcher: Callable[[Told], None] | None = None
         """Called with each event at once, on the thread that reads it."""
-        self._workers, self._settings, self._function = workers, {**settings, "spec": spec.to_toml()}, function
+        self._workers, self._settings = workers, {**settings, "spec": spec.to_toml()}
         self._places = places
         self._changed = threading.Condition()
         self._count = 0
@@ -63,7 +68,7 @@ class Swarm:
         place = self._places[self._count - 1] if self._places else {"host": "127.0.0.1"}
         directory = str(self._workers.directory / name)
         settings = {**self._settings, **place, "index": self._count, "directory": directory}
-        return self._workers.start(name, self._function, settings, self._hear)
+        return self._workers.start(name, "benchmarks._recovery_swarm:peer", settings, self._hear)
 
     def enter(self, worker: Worker, role: str) -> None:
         """Let a waiting process join the run (or, the very first, start it)."""
@@ -124,3 +129,48 @@ class Swarm:
             self._changed.notify_all()
         if self.watcher is not None:
             self.watcher(told)
+
+
+# ---- the process of one peer: it averages a vector step after step and tells all it does
+
+
+SAMPLES = 8
+QUIET = ("peer.", "sync.progress", "member.status", "state.", "board.")
+"""Events of no interest."""
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """Wait for the command to enter, then train until told to end."""
+    if settings.get("namespace"):
+        enter_namespace(settings["namespace"])  # before anything opens a socket or starts a thread that does
+    torch.set_num_threads(1)
+    channel.send(event="waiting", t=time.monotonic(), fields={})
+    enter = channel.receive()
+    options = PeerOptions(
+        role=enter["role"], ephemeral=True, directory=Path(settings["directory"]), host=settings["host"]
+    )
+    entered = join(enter["link"], options) if enter.get("link") else host(RunSpec.from_toml(settings["spec"]), options)
+
+    def tell(event: Event) -> None:
+        if not event.kind.startswith(QUIET):
+            channel.send(event=event.kind, t=event.time, fields=event.fields)
+
+    about = {"peer_id": entered.peer_id, "run_id": entered.run_id, "link": str(entered.link)}
+    channel.send(event="entered", t=time.monotonic(), fields=about)
+    entered.subscribe(tell)
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(settings["numel"]))
+    gradient = torch.randn(settings["numel"], generator=torch.Generator().manual_seed(settings["index"]))
+    optimizer = Optimizer(torch.optim.SGD([parameter], lr=0.01), entered)
+    seen = 0
+    while channel.poll() is None:
+        time.sleep(settings["micro_batch_s"])
+        parameter.grad = gradient
+        optimizer.step(samples=SAMPLES)
+        if optimizer.global_step != seen:
+            seen = optimizer.global_step
+            digest = blake3(parameter.detach().numpy().data.cast("B")).hexdigest()
+            standing = {"step": seen, "digest": digest, "link": str(entered.link)}
+            channel.send(event="standing", t=time.monotonic(), fields=standing)
+        optimizer.zero_grad()
+    entered.close()

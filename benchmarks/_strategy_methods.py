@@ -14,7 +14,6 @@ from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, facts
 from minga.planner.ways import TrainingWay, local_way
 
 Tables = Mapping[str, Any]
-TUNED_FACTORS: Final = (0.5, 1.0, 2.0)
 BITS: Final = {
     ("float32", None): (32.0, 32.0),
     ("float16", None): (16.0, 16.0),
@@ -33,14 +32,13 @@ class Method:
     """A way to train: tables of a run spec, and global batches a round (H inner steps, where peers take these).
 
     Its learning rate is `rate` times the task's. It begins with synchronous steps for the share `warm` of the samples.
-    `variant` has what tuning tries instead of some settings. With `is_plain` it is a loop of plain torch. A method is
-    `usual` with the settings that plans mean, whatever its optimizer and learning rate.
+    With `is_plain` it is a loop of plain torch. A method is `usual` with the settings that plans mean, whatever its
+    optimizer and learning rate.
     """
 
     name: str
     spec: Tables = field(default_factory=dict)
     batches: int = 1
-    variant: Tables = field(default_factory=dict)
     is_plain: bool = False
     rate: float = 1.0
     warm: float = 0.0
@@ -83,11 +81,6 @@ class Method:
             return self.spec
         warm = {"synchronous_for": warm_samples, "synchronous_batch": GLOBAL_BATCH}
         return _laid_over(self.spec, {"strategy": {self.choice["strategy"]: warm}})
-
-    def trials(self) -> list[Method]:
-        """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
-        tried = [self.spec, *([_laid_over(self.spec, self.variant)] if self.variant else [])]
-        return [replace(self, spec=spec, rate=factor) for factor in TUNED_FACTORS for spec in tried]
 
 
 def known_as(way: TrainingWay, optimizer: str = "") -> dict[str, Any]:
@@ -140,7 +133,7 @@ DEMO: Final = {
 
 def _sparseloco(batches: int, rate: float = 1.0) -> Method:
     spec = {**_strategy("local", outer_learning_rate=rate, outer_momentum=0.0), **SPARSE}
-    return Method(f"sparseloco-{batches}", spec, batches, {"strategy": {"local": {"outer_learning_rate": 4.0}}})
+    return Method(f"sparseloco-{batches}", spec, batches)
 
 
 REFERENCE: Final = "float16"
@@ -163,13 +156,12 @@ OTHERS: Final = {
         Method(
             "topk",
             _averaging("topk(k=41)", download_codec="gtopk"),
-            variant=_averaging("topk(k=82)"),
             rate=HALF,
         ),
         Method("powersgd", _averaging("float16", sketch="powersgd(rank=4, start={tenth})"), usual=False),
         Method("demo", DEMO),
-        Method("leader", _strategy("leader"), 64, {"strategy": {"leader": {"pull": 0.2}}}),
-        Method("elastic", _strategy("elastic"), 20, {"strategy": {"elastic": {"beta": 0.9}}}),
+        Method("leader", _strategy("leader"), 64),
+        Method("elastic", _strategy("elastic"), 20),
         _sparseloco(30),
     )
 }
@@ -200,11 +192,8 @@ def method_of(name: str) -> Method:
     settings |= {"outer_momentum": float(momentum)} if momentum else {}
     settings |= {"weight": "batch"} if said["weight"] else {}
     spec = {**_strategy("local", way.codec, **settings), **(MUON if said["muon"] else {})}
-    half = {"strategy": {"local": {"outer_learning_rate": settings["outer_learning_rate"] / 2}}}
     usual = not any(said[word] for word in ("rate", "momentum", "weight", "warm"))
-    return Method(
-        name, spec, batches, half, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual
-    )
+    return Method(name, spec, batches, rate=float(said["factor"] or 1), warm=int(said["warm"] or 0) / 100, usual=usual)
 
 
 def _other(name: str) -> Method:

@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks._pretend_device import pretend, pretended_device
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
@@ -21,6 +20,7 @@ from minga.optim import AdamW
 from minga.simulation.virtual_time import run_virtual
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.replica import FIRST_STEPS, Replica
+from tests.worlds.pretend_device import pretend, pretended_device
 
 _ATEN = torch.ops.aten
 _READS = (_ATEN._local_scalar_dense.default, _ATEN.equal.default)

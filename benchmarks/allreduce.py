@@ -146,19 +146,14 @@ def arguments_of() -> Any:
     options.add_argument("--against", default="", help="comma-separated: hivemind, gloo")
     options.add_argument("--against-python", default=sys.executable, help="an interpreter that has what they need")
     options.add_argument("--against-scripts", default=str(_against.DEFAULT_FOLDER), help="the folder of their scripts")
-    options.add_argument(
-        "--profile", type=str, default="", help="folder for a profile (cProfile, CPU seconds) of each peer"
-    )
     return options.parse_args()
 
 
 def start_peers(workers: Workers, arguments: Any) -> Path:
     """Start the peers; returns a file with the true mean of their vectors."""
     numel = arguments.mib * (1 << 18)
-    names = ("peers", "codec", "seed", "profile", "upload_mbit", "no_tcp")
+    names = ("peers", "codec", "seed", "upload_mbit", "no_tcp")
     shared = {name: getattr(arguments, name) for name in names} | {"numel": numel}
-    if arguments.profile:
-        Path(arguments.profile).mkdir(parents=True, exist_ok=True)
     mean_file = workers.directory / "mean.float32"
     total = np.zeros(numel)
     for index in range(arguments.peers):

@@ -51,30 +51,25 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks._attack_digits import Digits
 from benchmarks._attack_real import RECIPES as REAL_RECIPES
 from benchmarks._attack_real import RealExtent, RealTold, run_real
-from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
+from benchmarks._attack_virtual import Digits, Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._ban_times import mean_steps_to_ban_all
 from benchmarks._other_aggregates import OTHERS, Aggregation
 from benchmarks._report import emit, finish, note, parser
-from minga.core.png import blank, write
 from minga.security.protocol.rules import SecureSettings
 from minga.security.robust.interface import AGGREGATORS
 from minga.simulation.attacks.interface import attack, attacks
-from minga.simulation.outcome import Curve, draw_attack
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
 REAL_KEPT = 0.5
 BASELINES = ("mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "centered_clip")
-SIZE_INCHES = (9.0, 4.5)
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,6 @@ class Played:
     secure: Told
     undefended: Told | None = None
     others: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def curves(self) -> dict[str, Told]:
-        """What there is to draw."""
-        return {"secure": self.secure} | ({"undefended": self.undefended} if self.undefended else {})
 
 
 def play(name: str | None, extent: Extent, against: Sequence[str] = ()) -> Played:
@@ -130,20 +120,6 @@ def judge(played: Played, no_attack: float, extent: Extent) -> dict[str, Any]:
         "all_equal": told.all_equal,
         "ok": told.all_equal and not honest_banned and (is_gone or is_harmless),
     }
-
-
-def picture(name: str, runs: dict[str, Told], attack_from: int, path: Path) -> None:
-    """Draw the accuracy of the runs, each by its label, into a PNG file."""
-    figure = blank(*SIZE_INCHES)
-    axes = figure.subplots()
-    curves = {
-        label: Curve(told.accuracies, [step + 1 for step, _ in told.bans.values()]) for label, told in runs.items()
-    }
-    draw_attack(axes, curves, attack_from, "held-out accuracy")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.suptitle(name)
-    write(figure, path)
 
 
 def aggregation(name: str) -> Aggregation:
@@ -233,7 +209,6 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--attack-from", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--plot", type=Path, metavar="DIR", help="draw each attack into a PNG file in this folder")
     options.add_argument("--processes", type=int, default=os.cpu_count(), help="so many at once (default: all cores)")
     options.add_argument("--real", action="store_true", help="real processes over iroh")
     options.add_argument("--recipe", choices=REAL_RECIPES, default="albert", help="for --real: what they train")
@@ -263,9 +238,6 @@ def main() -> int:
             played = run.result()
             judged[name] = judge(played, no_attack.metric, extent)
             emit(attack=name, **judged[name])
-            if arguments.plot:
-                curves = played.curves | {"no attack": no_attack}
-                picture(name, curves, extent.attack_from, arguments.plot / f"{name}.png")
             if arguments.table:
                 table[name] = {"btard": round(played.secure.metric, 4), **played.others}
                 emit(table=name, **table[name])

@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 
-from benchmarks._codec_gradients import gradient_of_albert
-from benchmarks._report import emit, finish, parser
+from benchmarks._report import emit, finish, note, parser
+from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Subject, run_spec
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import Codec
 from minga.averaging.codecs.layout import VectorLayout
@@ -44,6 +44,7 @@ from minga.averaging.codecs.registry import CODECS
 from minga.averaging.sketches.interface import SKETCHES, Sketch, make_sketch
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.sections import DEFAULT_SKETCH
+from minga.recipes.interface import StreamPosition
 
 CHUNK_ELEMENTS, PASSES = 1 << 18, 5
 LEAST_MB_S, LEAST_BOTH_MB_S = 100.0, 25.0
@@ -178,6 +179,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slow = [row["codec"] for row in rows if row.get("encode_mb_s", LEAST_MB_S) < LEAST_MB_S]
     slow += [row["sketch"] for row in rows if row.get("both_mb_s", LEAST_BOTH_MB_S) < LEAST_BOTH_MB_S]
     return finish("codecs", not slow, given.json, gradient_elements=like, slow=slow, rows=rows)
+
+
+def gradient_of_albert(steps: int, folder: Path) -> torch.Tensor:
+    """The gradient of 32 samples after so many steps of AdamW, flat; `folder` is for the recipe's files."""
+    task = TASKS["albert"]
+    subject = Subject(task, run_spec(task, seed=0, rounds=max(2, steps), batch=GLOBAL_BATCH, changes={}), folder)
+    model = subject.new_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=float(task.optimizer["learning_rate"]))
+    batches = subject.recipe.batches(subject.files, StreamPosition("0" * 64), GLOBAL_BATCH)
+    for step in range(steps + 1):
+        optimizer.zero_grad()
+        loss = subject.recipe.total_loss(model, next(batches))
+        torch.autograd.backward(loss)
+        if step % 10 == 0:
+            note(f"step {step}: loss {float(loss.detach()):.3f}")
+        if step < steps:
+            optimizer.step()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ import torch
 
 from benchmarks._processes import Workers
 from benchmarks._report import emit, finish, parser, spread
-from benchmarks._train_alone import train_alone
 from benchmarks._worker import Channel
 from minga import Optimizer, PeerOptions, RunSpec, host, join
 from minga.network.virtual.internet import HostSettings
@@ -284,6 +284,24 @@ def main() -> int:
         digests_equal=digests_equal,
         complete=complete,
     )
+
+
+def train_alone(spec: RunSpec, steps: Mapping[int, Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
+    """What one process gets by ordinary large-batch training: step `s` takes all samples of `steps[s]` at once.
+
+    Returns the parameters at the start and at the end, and the held-out loss after each step.
+    """
+    task = Classification(spec)
+    start, losses = task.parameters(), []
+    for step in sorted(steps):
+        task.optimizer.zero_grad()
+        task.backward(steps[step])
+        if spec.optimizer.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(task.model.parameters(), spec.optimizer.max_grad_norm)
+        task.optimizer.step()
+        task.scheduler.step()
+        losses.append(task.held_out_loss())
+    return start, task.parameters(), losses
 
 
 if __name__ == "__main__":

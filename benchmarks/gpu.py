@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --json                     # on a card
     python -m benchmarks.gpu --device cpu --json        # tiny models, which say nothing about speed
 
-transfers    by strategy, counted by a dispatch mode (without a card on a pretended one, see `_pretend_device.py`):
+transfers    by strategy, counted by a dispatch mode (without a card on a device that is none):
              full_vector_transfers_per_micro_batch, host_reads_per_micro_batch, and how many vectors cross in a round
              to the host and to the device
 alone        by workload (GPT-2 of 124 M with 512 tokens, ALBERT-large, ResNet-50 with SwAV; bfloat16 by autocast), a
@@ -30,18 +30,75 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from benchmarks._gpu_workloads import NAMES, GpuWorkload, gpu_workload
 from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Workers
 from benchmarks._report import emit, finish, parser, spread
 from benchmarks._transfers import count_launches, count_transfers
-from minga import Optimizer, PeerOptions, RunSpec, host
+from benchmarks._worker import Channel
+from minga import Optimizer, PeerOptions, RunSpec, host, join
 from minga.optim import LAMB, SGD, AdamW, MomentStorage
+from minga.planner.model_facts import recipe_spec
+from minga.recipes.initial import new_model
+from minga.recipes.registry import load_recipe
+
+
+@dataclass
+class GpuWorkload:
+    """A model on its device, and `loss`, which computes the mean loss of a micro-batch of `samples` samples."""
+
+    model: nn.Module
+    samples: int
+    loss: Callable[[], torch.Tensor]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one that both sides of a comparison use."""
+        is_away = next(self.model.parameters()).is_cuda
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=is_away)
+
+
+NAMES = ("gpt2-124m", "albert-large", "swav-resnet50")
+_RECIPES = {"albert-large": ("albert-large", "albert-tiny", 16, 4), "swav-resnet50": ("swav-paper", "swav-tiny", 16, 4)}
+"""By workload: the model on a card and without one, and the samples of a micro-batch on both."""
+
+
+def gpu_workload(name: str, device: str, *, is_tiny: bool) -> GpuWorkload:
+    """One of `NAMES`, under autocast to bfloat16 on a card; with random initial values, the same each time."""
+    torch.manual_seed(0)
+    if name == "gpt2-124m":
+        return _gpt2(device, is_tiny=is_tiny)
+    large, tiny, samples, few = _RECIPES[name]
+    spec = recipe_spec(tiny if is_tiny else large)
+    samples = few if is_tiny else samples
+    if load_recipe(spec).fixed_micro_batch_size is not None:
+        spec = spec.with_recipe_settings({**spec.recipe_settings, "micro_batch_size": samples})
+    recipe = load_recipe(spec)
+    model = new_model(recipe).to(device)
+    batch = {key: value.to(device) for key, value in recipe.synthetic_batch(samples).items()}
+    return GpuWorkload(model, samples, lambda: _loss_of(device, lambda: recipe.total_loss(model, batch)))
+
+
+def _gpt2(device: str, *, is_tiny: bool) -> GpuWorkload:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 500} if is_tiny else {}
+    config = GPT2Config(n_positions=512, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
+    model: nn.Module = GPT2LMHeadModel(config).to(device)
+    samples, tokens = (2, 32) if is_tiny else (8, 512)
+    text = torch.randint(config.vocab_size, (samples, tokens)).to(device)
+    return GpuWorkload(model, samples, lambda: _loss_of(device, lambda: model(text, labels=text).loss))
+
+
+def _loss_of(device: str, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=device != "cpu"):
+        return loss()
+
 
 STRATEGIES = ("synchronous", "delayed", "local")
 COUNTED = ("synchronous", "delayed")
@@ -178,7 +235,7 @@ def measure_pair(card: Card, strategy: str, seconds: float) -> dict[str, Any]:
     with Workers() as workers:
         for index in range(2):
             directory = str(workers.directory / f"peer-{index}")
-            worker = workers.start(f"peer-{index}", "benchmarks._gpu_peer:peer", {**settings, "directory": directory})
+            worker = workers.start(f"peer-{index}", "benchmarks.gpu:peer", {**settings, "directory": directory})
             settings["link"] = settings["link"] or worker.receive(90)["link"]
             if index:
                 worker.receive(90)
@@ -256,6 +313,42 @@ def _is_lean(found: dict[str, Any]) -> bool:
         and found["crossings_to_host_per_round"] <= 1
         and found["crossings_to_device_per_round"] <= 1
     )
+
+
+# ---- the process of one of two peers on a card
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """Enter the run, and train for some seconds."""
+    torch.set_num_threads(1)
+    work = gpu_workload(settings["workload"], settings["device"], is_tiny=settings["is_tiny"])
+    link, options = (
+        settings["link"],
+        PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1"),
+    )
+    entered = join(link, options) if link else host(RunSpec.from_toml(settings["spec"]), options)
+    channel.send(link=str(entered.link))
+    optimizer = Optimizer(AdamW(work.model.parameters(), lr=1e-4), entered, model=work.model)
+    channel.send(ready=True)
+    while (command := channel.poll()) is None:
+        optimizer.follow(0.02)
+    began = time.perf_counter()
+    micro_batches, steps, held_s = 0, optimizer.global_step, list[float]()
+    while time.perf_counter() - began < command["seconds"]:
+        loss = work.loss()
+        loss.backward()
+        before, asked = optimizer.global_step, time.perf_counter()
+        optimizer.step(samples=work.samples, loss=loss)
+        if optimizer.global_step != before:
+            held_s.append(time.perf_counter() - asked)
+        micro_batches += 1
+    seconds = time.perf_counter() - began
+    channel.send(
+        samples_per_s=micro_batches * work.samples / seconds, steps=optimizer.global_step - steps, held_s=held_s
+    )
+    while channel.poll() is None:
+        optimizer.follow(0.02)
+    entered.close()
 
 
 if __name__ == "__main__":

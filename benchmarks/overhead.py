@@ -23,10 +23,6 @@
     four_share_cpu     samples for each second of processor time of minga by those of the local ones: others
                        on the machine disturb this less
     others_share       share of the machine's CPU time that other processes used meanwhile, for each of the three
-    optimizer          by set of tensors, steps of minga.optim.AdamW and of torch.optim.AdamW in turns: `ratio` of the
-                       times of neighbouring steps as [median, minimum, maximum], `ratio_fastest` of the fastest,
-                       and `torch_s`, seconds of a step of torch's. "transformer" has 148 tensors (12 layers of width
-                       256), "matrix" one of 17.8 million elements. No limit: equal bits everywhere are what it buys
 
 ok: slowdown (slowdown_fastest, where others_share exceeds 0.10) at most 0.01 for "albert", extra_memory_mb within
 its limit, import_s at most 1, and four_share at least 0.80.
@@ -39,7 +35,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from typing import Any
 
 from benchmarks import _machine
@@ -126,38 +121,6 @@ def measure_import(times: int) -> list[float]:
     return found
 
 
-def measure_optimizer(turns: int) -> dict[str, Any]:
-    """What a step of an optimizer with equal bits on every device costs, in this process."""
-    import torch
-
-    from minga.optim import AdamW
-
-    layer = [(256, 256), (256,)] * 4 + [(1024, 256), (1024,), (256, 1024), (256,)]
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "transformer": [(1000, 256), (64, 256), (256,), (256,), *layer * 12],
-        "matrix": [(4219, 4220)],
-    }
-    figures: dict[str, Any] = {}
-    for name, sizes in shapes.items():
-        sets = [[torch.nn.Parameter(torch.randn(size)) for size in sizes] for _ in range(2)]
-        for parameter in [*sets[0], *sets[1]]:
-            parameter.grad = torch.randn_like(parameter)
-        both = AdamW(sets[0], lr=1e-3), torch.optim.AdamW(sets[1], lr=1e-3)
-        seconds: tuple[list[float], list[float]] = [], []
-        for turn in range(turns + 2):
-            for which in (0, 1) if turn % 2 else (1, 0):
-                began = time.perf_counter()
-                both[which].step()
-                seconds[which].append(time.perf_counter() - began)
-        ours, theirs = (each[2:] for each in seconds)
-        figures[name] = {
-            "ratio": spread(a / b for a, b in zip(ours, theirs, strict=True)),
-            "ratio_fastest": round(min(ours) / min(theirs), 4),
-            "torch_s": spread(theirs),
-        }
-    return figures
-
-
 def measure_four(mode: str, seconds: float, target: int) -> tuple[float, dict[str, Any]]:
     """Samples per second of four processes together, counted over whole steps, and remarks on them."""
     settings = settings_of(mode, "mlp", target if mode == "minga" else target // 4, "delayed")
@@ -193,7 +156,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=20.0, help="how long the four train, each time")
     options.add_argument("--target", type=int, default=65536, help="target batch size of the four")
     options.add_argument("--imports", type=int, default=5, help="processes that import the package, one by one")
-    options.add_argument("--only", choices=["alone", "memory", "import", "four", "optimizer"], help="measure just this")
+    options.add_argument("--only", choices=["alone", "memory", "import", "four"], help="measure just this")
     arguments = options.parse_args()
     figures, ok = measure(arguments)
     return finish("overhead", ok, arguments.json, **figures)
@@ -207,8 +170,6 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         seconds = measure_import(arguments.imports)
         figures["import_s"] = spread(seconds)
         ok = ok and statistics.median(seconds) <= IMPORT_LIMIT_S
-    if arguments.only in (None, "optimizer"):
-        figures["optimizer"] = measure_optimizer(30)
     if arguments.only in (None, "memory"):
         extra, peak = measure_memory()
         limit = MEMORY_LIMIT_MB + 2 * 4 * LARGE_NUMEL / 1e6

@@ -32,14 +32,16 @@ and no error. Each seed with a fault is printed; `--seeds A:B` and `--stories A:
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Callable
 
-from benchmarks._lineage_play import Ending, play_story
-from benchmarks._partition_play import Verdict, play
-from benchmarks._partition_real import play_real
+from benchmarks._processes import Workers
+from benchmarks._recovery_swarm import SAMPLES, Swarm
 from benchmarks._report import emit, finish, note, parser, spread
-from tests.netlab import why_unavailable
+from tests.netlab import Host, Lab, why_unavailable
+from tests.worlds.lineage_play import Ending, play_story
+from tests.worlds.partition_play import CUT_S, HEALED_S, Partition, Verdict, play, spec_of, stall_s
 
 SEEDS = "0:200"
 
@@ -118,6 +120,51 @@ def _seeds(text: str) -> range:
     if not (colon and first.isdigit() and end.isdigit() and int(first) < int(end)):
         raise argparse.ArgumentTypeError(f"{text!r} is no range such as {SEEDS}")
     return range(int(first), int(end))
+
+
+# ---- four processes in network namespaces
+
+
+PEERS = 4
+SETTINGS = {"numel": 10_000, "micro_batch_s": 0.1}
+BEFORE = 5
+"""Steps that all have taken before anything happens."""
+START_S = 90.0
+
+
+def play_real(seed: int) -> Verdict:
+    """Play the partition of a seed with four processes; newcomers and kills are left to the simulated ones."""
+    partition = Partition.drawn(seed, PEERS)
+    hosts = [f"p{index}" for index in range(PEERS)]
+    with Lab([Host(name) for name in hosts]) as lab, Workers() as workers:
+        places = [{"namespace": lab.namespace(name), "host": lab.address(name)} for name in hosts]
+        spec, roles = spec_of(2 * SAMPLES * PEERS), ["trainer"] * PEERS
+        swarm = Swarm(workers, spec, SETTINGS, roles, places)
+        swarm.wait(lambda: all(swarm.step(name) >= BEFORE for name in swarm.peers), START_S)
+        _divide(lab, hosts, partition)
+        time.sleep(CUT_S)
+        for a, b, _ in partition.cut_at_s:
+            lab.restore(hosts[a], hosts[b], one_way=partition.shape == "one-way")
+        healed_s = time.monotonic()
+        time.sleep(HEALED_S)
+        end_s = time.monotonic()
+    applied = [(told.t, told.name) for told in swarm.of("standing")]
+    apart = swarm.digests_differ(0.0, "", 0)
+    moved = {name for at_s, name in applied if at_s >= healed_s + HEALED_S * 2 / 3}
+    return Verdict(
+        partition,
+        forked_at=apart[0] if apart else None,
+        steps_apart=len(apart),
+        stall_s=stall_s(applied, healed_s, end_s),
+        stood_still=tuple(sorted(swarm.peers.keys() - moved)),
+    )
+
+
+def _divide(lab: Lab, hosts: list[str], partition: Partition) -> None:
+    begun_s = time.monotonic()
+    for a, b, at_s in sorted(partition.cut_at_s, key=lambda cut: cut[2]):
+        time.sleep(max(0.0, begun_s + at_s - time.monotonic()))
+        lab.cut(hosts[a], hosts[b], one_way=partition.shape == "one-way")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ from typing import Any
 from benchmarks import _machine
 from benchmarks._plain_spec import plain_spec
 from benchmarks._processes import Worker, WorkerError, Workers
-from benchmarks._recovery_peer import SAMPLES
-from benchmarks._recovery_swarm import REMOVALS, Swarm, Told
+from benchmarks._recovery_swarm import REMOVALS, SAMPLES, Swarm, Told
 from benchmarks._report import emit, finish, note, parser
 from minga import RunSpec
 
@@ -193,7 +192,7 @@ def run_cases(cases: list[tuple[str, str, str]], arguments: argparse.Namespace) 
         with Workers() as workers:
             swarm = None
             try:
-                swarm = Swarm(workers, spec_of(arguments.codec), settings, ROLES, "benchmarks._recovery_peer:peer")
+                swarm = Swarm(workers, spec_of(arguments.codec), settings, ROLES)
                 first_step(swarm)
                 while len(rows) < len(cases):
                     row = run_case(swarm, *cases[len(rows)])

@@ -42,12 +42,11 @@ peers had as many samples as minga's.
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -68,8 +67,6 @@ from minga.core.files import write_atomically
 
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
 SPEEDS: Final = {"equal": (1.0,), "mixed": (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0)}
-TUNING_SEED: Final = 0
-"""No run of the report has it."""
 APART: Final = 1e-5
 """How far the losses of two loops may be apart that differ by the rounding of float32: 6e-8 for each of about five
 operations in each of 30 inner steps. In later rounds it grows to 1e-4, as any change of a parameter does.
@@ -138,15 +135,13 @@ class Series:
     samples: int
     budgets: Sequence[int] = (1,)
 
-    def run(self, chosen: Mapping[str, Sequence[Method]]) -> Iterator[tuple[Row, Timeline]]:
-        """The figures of all runs that are there or can be run, each with the first seed's run; `chosen` are the
-        methods of each task.
-        """
+    def run(self) -> Iterator[tuple[Row, Timeline]]:
+        """The figures of all runs that are there or can be run, each with the first seed's run."""
+        reference = self.methods[0]
         wanted = [
             (task, kappa, method, budget)
-            for task, kappa in product(self.tasks, self.kappas)
-            for method in chosen[task]
-            for budget in ((1,) if method is chosen[task][0] else self.budgets)
+            for task, kappa, method in product(self.tasks, self.kappas, self.methods)
+            for budget in ((1,) if method is reference else self.budgets)
         ]
         self.results.fill([self._cell(*each, seed) for each in wanted for seed in self.seeds])
         for task, kappa, method, budget in wanted:
@@ -154,46 +149,17 @@ class Series:
             for seed in self.seeds:
                 cells = [
                     self._cell(task, kappa, method, budget, seed),
-                    self._cell(task, kappa, chosen[task][0], 1, seed),
+                    self._cell(task, kappa, reference, 1, seed),
                 ]
                 runs = [Timeline(cell, r, kappa) for cell in cells if (r := self.results.get(cell)) is not None]
                 pairs += [runs] if len(runs) == 2 else []
             if pairs:
                 where = {"task": task, "kappa": kappa, "method": method.name, "budget": budget, "seeds": len(pairs)}
-                yield {**where, **over_seeds([run.row(reference) for run, reference in pairs])}, pairs[0][0]
+                yield {**where, **over_seeds([run.row(base) for run, base in pairs])}, pairs[0][0]
 
     def _cell(self, task: str, kappa: float, method: Method, budget: int, seed: int) -> Cell:
         """One run. Where mathematics do not depend on kappa it is the same for all of them."""
         return Cell(task, method, seed, self.speeds, budget * self.samples, kappa if method.is_overlapped else None)
-
-    def tuned(self, samples: int) -> tuple[dict[str, list[Method]], list[Row]]:
-        """Each method with the best settings of its trials, of so many samples each, and all of these trials."""
-        chosen: dict[str, list[Method]] = {}
-        told: list[Row] = []
-        equal = (1.0,) * len(self.speeds)
-        for task in self.tasks:
-            tried = [
-                [
-                    Cell(task, trial, TUNING_SEED, equal, samples, 1.0 if trial.is_overlapped else None, evaluations=1)
-                    for trial in method.trials()
-                ]
-                for method in self.methods
-            ]
-            self.results.fill([cell for cells in tried for cell in cells])
-            losses = {cell: self._final_loss(cell) for cells in tried for cell in cells}
-            best = chosen[task] = [min(cells, key=losses.__getitem__).method for cells in tried]
-            told += [
-                {"task": task, "method": cell.method.name, "spec": cell.method.spec, "rate": cell.method.rate}
-                | {"loss": loss, "chosen": cell.method in best}
-                for cell, loss in losses.items()
-            ]
-        return chosen, told
-
-    def _final_loss(self, cell: Cell) -> float:
-        """Infinite for a run that is not there, or came to no number."""
-        record = self.results.get(cell)
-        loss = math.nan if record is None else float(record["curve"][-1]["loss"])
-        return loss if math.isfinite(loss) else math.inf
 
 
 def speeds_of(kind: str, peers: int) -> tuple[float, ...]:
@@ -250,9 +216,6 @@ def _options() -> Any:
     options.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
     options.add_argument("--plots", type=Path, help="folder for a picture of each task: loss over hours")
     options.add_argument("--write-gaps", action="store_true", help="keep the gaps in the table of `minga plan`")
-    options.add_argument(
-        "--tune", type=int, default=0, metavar="SAMPLES", help="first try settings of each method on so few sequences"
-    )
     given = options.parse_args()
     if given.quick:
         given.task, given.seeds, given.kappa = "albert", "1", "1"
@@ -275,8 +238,6 @@ def _options() -> Any:
         options.error(f"there is no {error}; there are {', '.join((*OTHERS, *LOCAL))}, and others like the last ones")
     if given.write_gaps and given.speeds != "equal":
         options.error("the table of `minga plan` is of peers of equal speed: leave --speeds out")
-    if given.tune and given.against:
-        options.error("--against compares others with the same settings: leave --tune out")
     if given.against == "hivemind" and not given.only_report and not has_hivemind(given.against_python):
         options.error("--against-python has to name an interpreter that has hivemind, and what minga needs")
     if given.against == "hivemind" and (given.speeds != "equal" or GLOBAL_BATCH % given.peers):
@@ -297,10 +258,7 @@ def main() -> int:
             options.samples,
             options.budgets,
         )
-        chosen, trials = dict.fromkeys(series.tasks, series.methods), list[Row]()
-        if options.tune:
-            chosen, trials = series.tuned(options.tune)
-        found = list(series.run(chosen))
+        found = list(series.run())
         against = (
             hivemind_rows(series, options.against_python)
             if options.against == "hivemind" and not options.only_report
@@ -321,7 +279,6 @@ def main() -> int:
         options.json,
         samples=series.samples,
         peers=options.peers,
-        trials=trials,
         bytes=list(sizes.values()),
         auto=auto_rows(rows, options.peers) if options.speeds == "equal" else [],
         against=against,

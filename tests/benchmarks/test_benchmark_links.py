@@ -1,15 +1,21 @@
-"""The setups of `benchmarks.links` are those of the paper, and what counts as passed is what was meant."""
+"""The setups of `benchmarks.links` are those of the paper, their simulated rounds take what the lines allow, and what
+counts as passed is what was meant.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks._links_relayed import measure_relayed
+from benchmarks import links
+from benchmarks._links_rounds import are_stable
 from benchmarks._links_setups import CROWD_SCALE, GIGABIT, HOME_SCALE, SCALE, setups
+from benchmarks._links_virtual import simulate
 from benchmarks.links import is_ok
-from minga.network.virtual.internet import Nat
+from tests.worlds.seeds import soaked
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,9 @@ def test_the_bounds_are_the_known_ones(name: str, vectors: float) -> None:
         ("sites", {"flat_s": 4.0, "two_level_s": 2.0}, True),
         ("sites", {"flat_s": 3.9, "two_level_s": 2.0}, False),
         ("sites", {"flat_s": 4.0, "two_level_s": None}, False),
+        ("A", {"simulated": {"measured_s": 0.86, "equal_parts_s": 3.4}}, True),
+        ("A", {"simulated": {"measured_s": 0.84}}, False),
+        ("A", {"simulated": {"measured_s": 1.0, "equal_parts_s": 3.5}}, False),
     ],
 )
 def test_what_passes(name: str, figures: dict[str, Any], expected: bool) -> None:
@@ -44,16 +53,37 @@ def test_what_passes(name: str, figures: dict[str, Any], expected: bool) -> None
 
 
 def test_five_peers_must_train_three_of_them_as_clients_and_survive() -> None:
-    good = {"peers_trained": 5, "clients": 3, "survived_public_peer_death": True, "virtual": {"ok": True}}
+    good = {"peers_trained": 5, "clients": 3, "survived_public_peer_death": True}
     assert is_ok("nat", good)
-    wrong = {"peers_trained": 4, "clients": 2, "survived_public_peer_death": False, "virtual": {"ok": False}}
+    wrong = {"peers_trained": 4, "clients": 2, "survived_public_peer_death": False}
     for name, value in wrong.items():
         assert not is_ok("nat", good | {name: value})
 
 
-def test_peers_behind_every_kind_of_nat_join_by_one_link_and_train() -> None:
-    figures = measure_relayed(3)
-    assert figures["ok"]
-    assert {each["nat"] for each in figures["peers"].values()} == set(Nat)
-    assert figures["peers"]["symmetric0"]["paths"] == {"direct": 3, "relayed": 3}
-    assert figures["peers"]["cloud"]["paths"] == {"direct": 6}
+@pytest.mark.parametrize(
+    ("name", "mib", "equal"), [("A", 2.0, 1.0), soaked("home", 2.0, 50 / 28), soaked("E", 4.0, 1.46)]
+)
+def test_simulated_rounds_take_what_the_lines_allow(name: str, mib: float, equal: float) -> None:
+    """Peers that are told no rates find plans as fast as the true rates allow, and equal parts cost what they must."""
+    setup = replace(setups()[name], mib=mib)
+    seconds = simulate(setup, {"adaptive": 1, "equal": 1}, seed=1, most_warmup=10)
+    assert seconds["adaptive"] == pytest.approx(setup.bound_s(), rel=0.15)
+    assert seconds["equal"] == pytest.approx(equal * setup.bound_s(), rel=0.15)
+
+
+def test_plans_are_stable_once_three_in_a_row_expect_what_the_one_before_did() -> None:
+    assert are_stable([9.0, 1.0, 1.0, 1.01, 1.0])
+    assert not are_stable([1.0, 1.0, 1.0])
+    assert not are_stable([1.0, 1.0, 1.0, 1.1])
+    assert not are_stable([0.0, 0.0, 0.0, 0.0])
+
+
+def test_where_there_are_no_namespaces_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(links, "why_unavailable", lambda: "only root may make network namespaces")
+    monkeypatch.setattr("sys.argv", ["links", "--setup", "A", "--json"])
+    assert links.main() == 1
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["unavailable"] == "only root may make network namespaces"
+    assert summary["setups"] == {}

@@ -73,13 +73,6 @@ def test_a_peer_on_a_card_is_compared_with_bare_pytorch() -> None:
     assert all(found["micro_batch_s"] > 0 and found["state"]["digest_s"] > 0 for found in figures["alone"].values())
 
 
-def test_ranks_of_a_sharded_model_need_little_memory() -> None:
-    code, found = summary("shards", "--layers", "2")
-    assert code == 0
-    assert set(found["mb_s"]) == {"add", "bring", "apply", "capture", "restore", "digest"}
-    assert found["vector_mb"] == 8.4
-
-
 def test_each_codec_has_its_figures() -> None:
     words = ("--steps", "0", "--elements", "8192", "--only", "powersgd", "int4(block=32)", "sign", "union")
     *rows, sketch = summary("codecs", *words)[1]["rows"]
@@ -128,16 +121,6 @@ def test_recovery_survives_one_case() -> None:
     _, figures = summary("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
     assert figures["cases"] == 1
     assert "worst_gap_s" in figures
-
-
-def test_a_crowd_is_counted_in_the_virtual_world() -> None:
-    # In a process of its own, since it counts calls of the whole package for as long as its process lives.
-    done = forked.run("-m", "benchmarks.crowd", "--json", "--worlds", "virtual", "--peers", "3", "--steps", "3")
-    (row,) = json.loads(done.stdout.splitlines()[-1])["virtual"]
-    assert row["peers"] == 3
-    assert row["streams"] == 0.0  # tiny parts and all messages go over the carriers
-    assert row["bulk"] == 2.0
-    assert row["cpu_ms"] > 0.0
 
 
 def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:

@@ -150,7 +150,7 @@ def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path)
         results.keep(Cell("albert", method_of(name), seed, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
     methods = [method_of(REFERENCE), method_of("int8")]
     series = Series(results, ["albert"], methods, [1, 2], [0.1, 1.0], (1.0, 1.0), 32 * 30)
-    rows = [row for row, _ in series.run({"albert": methods})]
+    rows = [row for row, _ in series.run()]
     assert [row["gap_percent"] for row in rows] == 2 * [[0.0] * 3, [1.5, 1.0, 2.0]]
     assert write_gaps(rows, path) == write_gaps(rows, path) == 1
     table = json.loads(path.read_text("utf-8"))
@@ -171,7 +171,7 @@ def test_gaps_with_another_optimizer_are_relative_to_synchronous_steps_with_it_a
         results.keep(Cell("gpt", method_of(name), 1, (1.0, 1.0), 32 * 30), made_up((4.0, last)), 1.0)
     methods = [method_of(name) for name in losses]
     series = Series(results, ["gpt"], methods, [1], [1.0], (1.0, 1.0), 32 * 30)
-    assert write_gaps([row for row, _ in series.run({"gpt": methods})], path) == 1
+    assert write_gaps([row for row, _ in series.run()], path) == 1
     (row,) = json.loads(path.read_text("utf-8"))["rows"]
     wanted = {"strategy": "local", "codec": "int4", "optimizer": "muon", "percent": [2.5, 2.5], "basis": "measured"}
     assert row == {**wanted, "task": "gpt", "seeds": 1}

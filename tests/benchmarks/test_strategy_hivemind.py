@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _hivemind_peer, _strategy_tasks
+from benchmarks import _strategy_hivemind, _strategy_tasks
 from benchmarks._strategy_hivemind import METHODS, hivemind_row
 from benchmarks._strategy_methods import REFERENCE, method_of
 from benchmarks._strategy_run import Cell, run_cell
@@ -52,7 +52,7 @@ class Optimizer:
 def hivemind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(_strategy_tasks.TASKS, "tiny", TINY)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr(_hivemind_peer, "LOCAL_ROUND_S", 0.0)
+    monkeypatch.setattr(_strategy_hivemind, "LOCAL_ROUND_S", 0.0)
     dht = SimpleNamespace(get_visible_maddrs=lambda: ["here"], shutdown=lambda: None)
     parts = {
         "hivemind": {"Optimizer": Optimizer, "DHT": lambda **_: dht},
@@ -72,7 +72,7 @@ def said_by_a_peer(method: str, folder: Path) -> dict[str, Any]:
     sent: list[dict[str, Any]] = []
     channel: Any = SimpleNamespace(send=lambda **fields: sent.append(fields), commands=lambda: [{"do": "train"}])
     settings = {"task": "tiny", "method": method, "seed": 1, "samples": SAMPLES, "peers": 1}
-    _hivemind_peer.run(channel, {**settings, "folder": str(folder), "index": 0, "initial_peers": []})
+    _strategy_hivemind.run(channel, {**settings, "folder": str(folder), "index": 0, "initial_peers": []})
     assert sent[0] == {"addresses": ["here"]}
     assert sent[1] == {"ready": True}
     return sent[2]

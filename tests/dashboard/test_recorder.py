@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
 from minga.core.events.averaging import (
     GroupLeaderLost,
     PlanResting,
@@ -24,6 +23,7 @@ from minga.core.events.training import RunAmended, RunRegrouped, StateDonorDropp
 from minga.dashboard.recorder import PERIOD_S, RoundClock, RunRecorder
 from minga.monitor.history import History
 from minga.training.status.run_status import AmendmentStatus, SplitRunStatus, with_split
+from tests.worlds.made_up_run import BEGIN_S, MadeUpRun, peer_id
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks._pretend_device import DEVICE, pretend, pretended_device
 from benchmarks._transfers import count_launches
 from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, arithmetic, clip_by_global_norm, pieces
+from tests.worlds.pretend_device import DEVICE, pretend, pretended_device
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda each: SGD(each, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),

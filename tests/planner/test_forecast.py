@@ -126,7 +126,7 @@ def test_gossip_takes_what_the_page_about_it_says() -> None:
         assert gossip_bytes_per_s(int(peers)) == pytest.approx(1000.0 * float(size), rel=0.1)
 
 
-@pytest.mark.parametrize("size", [4, soaked(8)])
+@pytest.mark.parametrize("size", [4, soaked(8), soaked(25)])
 def test_gossip_takes_what_is_foreseen(size: int) -> None:
     """So the table of the page does not grow stale."""
 

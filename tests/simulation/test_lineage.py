@@ -8,11 +8,11 @@ import asyncio
 
 import pytest
 
-from benchmarks._lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, SYNC_MOMENTS, Story, play_story
-from benchmarks._partition_play import MOST_SKEW_S
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, SYNC_MOMENTS, Story, play_story
+from tests.worlds.partition_play import MOST_SKEW_S
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, pull, vector_replica, virtually
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks._partition_play import Partition, Verdict, play, stall_s
 from minga.averaging.messages import Plan, SignedPlan
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.core.errors import MinorityError
@@ -16,6 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.partition_play import Partition, Verdict, play, stall_s
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, same_step, virtually
 

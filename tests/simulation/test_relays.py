@@ -7,14 +7,16 @@ import itertools
 import pytest
 
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import EntryPoint, Link
+from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings, Nat
-from minga.network.virtual.paths import relay_url
+from minga.network.virtual.paths import punches, relay_url
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, read_scenario
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from minga.training.status.run_status import LossMeter, live_rates, read_status
-from tests.worlds.swarm_tools import make_spec, virtually
+from tests.worlds.swarm_tools import make_spec, rounds, virtually
 
 pytestmark = pytest.mark.promise("peers-behind-nat-take-part")
 
@@ -29,10 +31,14 @@ def swarm_behind(nats: list[Nat], *, relay: bool = True) -> Swarm:
     swarm = Swarm(make_spec(64, codec="float16"), make_replica=replica, gradient=no_gradient)
     if relay:
         swarm.add_relay("main", RELAY_BYTES_PER_S)
-    for number, nat in enumerate(nats):
-        host = HostSettings(LINE_BYTES_PER_S, LINE_BYTES_PER_S, nat=nat, relay=relay_url("main") if relay else None)
-        swarm.add(host, TrainerSettings(4, 0.5), name=f"home-{number}")
+    for nat in nats:
+        add(swarm, nat, relay=relay)
     return swarm
+
+
+def add(swarm: Swarm, nat: Nat, *, relay: bool = True, entries: list[Address] | None = None) -> None:
+    host = HostSettings(LINE_BYTES_PER_S, LINE_BYTES_PER_S, nat=nat, relay=relay_url("main") if relay else None)
+    swarm.add(host, TrainerSettings(4, 0.5), name=f"home-{len(swarm.peers)}", entries=entries)
 
 
 def paths(swarm: Swarm, name: str) -> dict[str, str]:
@@ -57,6 +63,25 @@ async def test_a_run_all_behind_symmetric_nat_trains_through_the_relay_and_the_p
         for seen in (rates.upload, rates.download):
             assert seen is not None
             assert seen <= 1.25 * RELAY_BYTES_PER_S < LINE_BYTES_PER_S / 2
+    await swarm.close()
+
+
+@virtually
+async def test_peers_behind_every_kind_of_nat_join_by_one_link_and_train_over_the_paths_that_their_nats_allow() -> None:
+    """The organiser is behind a router, too; its link is written out, and read again as a person passes it on."""
+    nats = [Nat.PORT_RESTRICTED, *Nat, Nat.SYMMETRIC]
+    swarm = swarm_behind(nats[:1])
+    here = swarm.peers["home-0"].network.address
+    link = str(Link("1f" * 32, here.peer_id, (EntryPoint(here.peer_id, here.direct, here.relay),)))
+    for nat in nats[1:]:
+        entries = Link.parse(link).entries
+        add(swarm, nat, entries=[Address(PeerId(each.peer_id), each.direct, each.relay) for each in entries])
+    await swarm.run_until_step(5)
+    for number, nat in enumerate(nats):
+        others = {f"home-{i}": punches(nat, other) for i, other in enumerate(nats) if i != number}
+        expected = {name: "direct" if is_direct else "relayed" for name, is_direct in others.items()}
+        assert paths(swarm, f"home-{number}") == expected
+    assert [set(group) for group in rounds(swarm)[4].values()] == [set(swarm.peers)]
     await swarm.close()
 
 

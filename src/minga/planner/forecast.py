@@ -91,8 +91,7 @@ DAY_S: Final = 86_400.0
 
 TOLD_BYTES, EXCHANGED_BYTES_PER_S = 190.0, 140.0
 PASSED_ON_BYTES, FIRST_COPIES = 350.0, 1.6
-"""What gossip takes, fitted to the table of docs/planning.md (`python -m benchmarks.scaling --gossip
-2,10,25,50,75,100,200`)."""
+"""What gossip takes, fitted to the table of docs/planning.md, of virtual swarms of 2 to 200 peers."""
 
 
 @dataclass(frozen=True)

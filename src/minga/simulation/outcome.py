@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,36 +184,6 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-# ---- The picture of an attack: a metric against steps, with its onset and the bans.
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The metric of one run by step: `values[i]` after step `first + i`; `bans` are the steps in which a member was
-    banned, once for each.
-    """
-
-    values: Sequence[float]
-    bans: Sequence[int] = field(default=())
-    first: int = 0
-
-    @property
-    def steps(self) -> range:
-        """The steps of the values."""
-        return range(self.first, self.first + len(self.values))
-
-
-def draw_attack(axes: Any, curves: Mapping[str, Curve], onset: int, metric: str) -> None:
-    """Draw the curves by their labels into matplotlib axes; before the step after `onset` nobody attacks."""
-    for label, curve in curves.items():
-        (line,) = axes.plot(curve.steps, curve.values, label=label)
-        if bans := [step for step in curve.bans if step in curve.steps]:
-            heights = [curve.values[step - curve.first] for step in bans]
-            axes.plot(bans, heights, "v", color=line.get_color(), label=f"bans ({len(bans)})")
-    axes.axvline(onset, color="gray", linestyle="--", label="onset")
-    axes.set(xlabel="step", ylabel=metric)
-
-
 # ---- Pictures of a simulation: loss, attacks, the anatomy of its steps, who was there, and what was sent.
 
 
@@ -256,11 +226,14 @@ def _loss(axes: Any, outcome: Outcome) -> None:
 
 
 def _attack(axes: Any, outcome: Outcome) -> None:
-    values = [step.loss for step in outcome.steps if step.loss is not None]
-    bans = [ban.step for ban in outcome.timeline.bans.values()]
+    losses = {step.number: step.loss for step in outcome.steps if step.loss is not None}
+    bans = [ban.step for ban in outcome.timeline.bans.values() if ban.step in losses]
     words = ", ".join(sorted({behaviour for behaviour, _ in outcome.timeline.attacks.values()}))
-    curve = Curve(values, bans, outcome.steps[0].number)
-    draw_attack(axes, {f"loss under attack ({words})": curve}, outcome.onset or 0, "held-out loss")
+    (line,) = axes.plot(list(losses), list(losses.values()), label=f"loss under attack ({words})")
+    if bans:
+        axes.plot(bans, [losses[step] for step in bans], "v", color=line.get_color(), label=f"bans ({len(bans)})")
+    axes.axvline(outcome.onset or 0, color="gray", linestyle="--", label="onset")
+    axes.set(xlabel="step", ylabel="held-out loss")
     members = axes.twinx()
     members.step([step.number for step in outcome.steps], [step.members for step in outcome.steps], where="mid",
                  color="tab:gray", alpha=0.6)  # fmt: skip

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from benchmarks._dashboard_swarm import MadeUpRun
 from minga.cli.taking_part import status as status_module
 from minga.cli.taking_part.status import _glance, _how_few, _show_history, last_figures
 from minga.cli.terminal.output import Output
@@ -18,6 +17,7 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.keeping.known_runs import FOLDER_DIGITS
 from minga.monitor.history import FILE_NAME, Entry, History
 from tests.worlds import cli_run
+from tests.worlds.made_up_run import MadeUpRun
 
 TOLD: list[Entry] = [
     {"t": 1000.0, "event": "joined", "peer": "aa"},

@@ -18,15 +18,14 @@ from urllib.request import urlopen
 
 import pytest
 
-from benchmarks import _chromium
-from benchmarks._chromium import DESKTOP, PHONE, page
-from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
 from minga.cli.taking_part.link import write_landing_page
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
+from tests.worlds.chromium import DESKTOP, PHONE, browser, page, why_not
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
+from tests.worlds.made_up_run import LINK, MadeUpRun, peer_id
 
-pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 PAGES = ("run", "peers", "leaderboard", "join")
 SLOW = ("--max-upload", "400kbit")
@@ -36,7 +35,7 @@ PATIENCE_MS = 40_000.0
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with _chromium.browser() as launched:
+    with browser() as launched:
         yield launched
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
 from minga.dashboard.model.contributions import MOST_PEERS, Contributions
 from minga.dashboard.model.documents import live_document, peer_counts, peer_document, run_document, state_of
 from minga.dashboard.model.run_model import MOST_MARKS, RunModel
 from minga.monitor.history import parse_entry
 from minga.receipts.book import PeerTotals
+from tests.worlds.made_up_run import BEGIN_S, MadeUpRun, peer_id
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

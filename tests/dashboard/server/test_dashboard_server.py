@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks._dashboard_swarm import BEGIN_S, LINK, MadeUpRun, peer_id
 from minga.core import web_server as connection
 from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
@@ -38,6 +37,7 @@ from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE, Entry, History, read_history
 from minga.receipts.book import PeerTotals
+from tests.worlds.made_up_run import BEGIN_S, LINK, MadeUpRun, peer_id
 
 
 class Answer(NamedTuple):

@@ -18,8 +18,11 @@ from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.multiplexer import Multiplexer
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.node_world import World
-from tests.worlds.swarm_tools import virtually
+from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -236,3 +239,17 @@ async def test_who_did_not_dial_opens_no_carrier_and_nobody_many() -> None:
         assert len(carriers_of(one, other)) == carriers.MAX_CARRIERS
         for stream in asked:
             await stream.close()
+
+
+@virtually
+async def test_the_steps_of_a_small_model_open_no_stream() -> None:
+    swarm = Swarm(make_spec(32), make_replica=vector_replica(2000), gradient=pull)
+    for _ in range(3):
+        swarm.add(HostSettings(latency_s=0.0005), TrainerSettings(1, 0.02))
+    await swarm.run_until_step(5)
+    nodes = [peer.session.node for peer in swarm.alive()]
+    opened = [Opened(node, peer) for node in nodes for peer in node.connected()]
+    await swarm.run_until_step(10)
+    assert len(opened) == 3 * 2
+    assert not [stream for each in opened for stream in each.streams]
+    await swarm.close()

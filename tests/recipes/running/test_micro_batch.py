@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import minga
-from benchmarks._pretend_device import DEVICE, pretend, pretended_device
 from minga.optim.arithmetic import is_out_of_memory
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
@@ -24,6 +23,7 @@ from minga.recipes.running.micro_batch import (
     measure_speed,
 )
 from minga.recipes.running.run import RecipeRun, Work
+from tests.worlds.pretend_device import DEVICE, pretend, pretended_device
 
 MESSAGES = (
     "CUDA error: out of memory",

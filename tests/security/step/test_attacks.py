@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks._attack_digits import Digits
-from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
+from benchmarks._attack_virtual import Digits, Extent, hostile_names, run_plainly, run_swarm
 from benchmarks.attacks import BASELINES, aggregation
 from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.rules import SecureSettings

@@ -1,4 +1,4 @@
-"""Sums of gradients whose shares lie on the devices of the ranks: pretended ones (`benchmarks/_pretend_device.py`)."""
+"""Sums of gradients whose shares lie on the devices of the ranks: pretended ones (`tests/worlds/pretend_device.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from tests.worlds.pretend_device import PretendTensor, pretend, pretended_device
 from benchmarks import _transfers
 from benchmarks._transfers import TransferCount
 from minga.averaging.codecs.residual import ContributionFate
@@ -445,7 +445,7 @@ import json, os, pathlib, sys
 import torch
 import torch.distributed as dist
 import minga
-from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from tests.worlds.pretend_device import PretendTensor, pretend, pretended_device
 from minga.optim import LAMB
 from minga.training.replica.gradient_sum import DeviceSum
 

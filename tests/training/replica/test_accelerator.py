@@ -1,4 +1,4 @@
-"""The path of a gradient on an accelerator: one that copies as late as it may (`benchmarks/_pretend_device.py`)."""
+"""The path of a gradient on an accelerator: one that copies as late as it may (`tests/worlds/pretend_device.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import minga
-from benchmarks._pretend_device import PretendModule, PretendStream, PretendTensor, pretend, pretended_device
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
@@ -31,6 +30,7 @@ from minga.training.strategy.centred import Elastic
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
+from tests.worlds.pretend_device import PretendModule, PretendStream, PretendTensor, pretend, pretended_device
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 

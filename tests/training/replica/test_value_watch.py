@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks._pretend_device import pretend, pretended_device
 from minga.training.replica.replica import Replica
+from tests.worlds.pretend_device import pretend, pretended_device
 from tests.worlds.swarm_tools import make_spec
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {

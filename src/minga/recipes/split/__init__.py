@@ -7,5 +7,5 @@ Read: settings (`[recipe.split]`), samples (whose samples are whose, and those o
 server and a client of such a run, for commands, and their parts on the disk), seen_by_server (what leaves a client, for
 people to look at). The same run without `[split]` trains the whole network at each peer, with which to compare.
 
-Called through the registry of recipes, by the commands of split learning, and by benchmarks.
+Called through the registry of recipes, and by the commands of split learning.
 """

@@ -21,7 +21,6 @@ from typing import cast
 
 import torch
 
-from benchmarks._partition_play import LIMIT_S, MOST_SKEW_S, later, spec_of
 from minga.core.errors import ConfigurationError, LocalError, RejectedError, UnreachableError
 from minga.core.events.bus import Event
 from minga.core.refusal_code import RefusalCode
@@ -34,6 +33,8 @@ from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.replica.replica import Replica
+from tests.worlds.partition_play import LIMIT_S, MOST_SKEW_S, spec_of
+from tests.worlds.swarm_tools import later
 
 AT_ONCE, FOUNDED = "at once", "state.founded"
 STEP_MOMENTS = ("step.applied", "round.begun", "round.reduced")

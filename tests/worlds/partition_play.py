@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from minga.core.errors import LocalError
@@ -18,6 +17,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.swarm_tools import later
 
 SHAPES = ("halves", "thirds", "one-way", "link by link")
 MOMENTS = ("step.applied", "round.begun", "round.reduced")
@@ -215,8 +215,3 @@ def play(seed: int) -> Verdict:
         return run_virtual(main(), limit_s=LIMIT_S)
     except LocalError as error:  # a deadlock, or no end
         return Verdict(Partition.drawn(seed), errors=[f"{type(error).__name__}: {error}"])
-
-
-def later(seconds: float, action: Callable[[], object]) -> None:
-    """Do something that belongs to no simulated peer after some virtual seconds."""
-    asyncio.get_running_loop().call_later(seconds, action, context=contextvars.Context())

@@ -1,4 +1,4 @@
-"""The system's Chromium, driven by playwright: for measuring the dashboard's pages, and for its tests and pictures."""
+"""The system's Chromium, driven by playwright, for the tests of the dashboard and its pictures."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class PretendStream:
     Work returns what brings its result to the host, if it is for that.
     """
 
-    def __init__(self, device: Any = None) -> None:  # noqa: ARG002
+    def __init__(self, device: Any = None) -> None:
         self._queue = deque[Callable[[], Callable[[], object] | None]]()
         self._arrivals = deque[tuple[int, Callable[[], object]]]()
         self._done = self._seen = 0
@@ -115,7 +115,7 @@ class PretendModule:
     room_bytes = 1 << 62
 
     @staticmethod
-    def current_stream(device: Any = None) -> PretendStream:  # noqa: ARG004
+    def current_stream(device: Any = None) -> PretendStream:
         """The one of this thread."""
         return getattr(_HERE, "stream", _MAIN)
 
@@ -129,7 +129,7 @@ class PretendModule:
             _HERE.stream = before
 
     @staticmethod
-    def get_device_properties(device: Any = None) -> SimpleNamespace:  # noqa: ARG004
+    def get_device_properties(device: Any = None) -> SimpleNamespace:
         """Each process has a device of its own."""
         return SimpleNamespace(uuid=os.getpid())
 
