@@ -79,15 +79,6 @@ def test_gradients_and_buffers_of_a_sharded_model_add_up_as_those_of_a_plain_one
     torch.testing.assert_close(*sums)
 
 
-def test_a_gradient_that_is_not_finite_counts_for_nothing(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, model := fully_shard(model_of()))
-    (model(torch.randn(8, 3)).square().mean() * torch.nan).backward()
-    assert sharded.collect(8) == 8
-    vector = sharded.vector.new()
-    assert not sharded.accumulate(vector, 8.0)
-    assert not vector.any()
-
-
 def test_gradients_that_fsdp_has_not_combined_are_missed(ranks: ProcessGroup) -> None:
     plain_model, model = model_of().eval(), fully_shard(model_of().eval())
     sharded, batches = leader(ranks, model), torch.randn(2, 4, 3)
