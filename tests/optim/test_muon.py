@@ -128,7 +128,7 @@ def test_muon_is_one_optimizer_for_both_kinds_in_own_loops(strategy: str, tmp_pa
                 return optimizer.digest(), inner.rounds_alike
         raise AssertionError
 
-    found = run_scripts(spec_of(16, 6, training={"strategy": strategy}), [train] * 2, tmp_path)
+    found = run_scripts(spec_of(16, 3, training={"strategy": strategy}), [train] * 2, tmp_path)
     assert len({digest for digest, _ in found}) == 1
     assert {exact for _, exact in found} == {strategy == "synchronous"}
 
