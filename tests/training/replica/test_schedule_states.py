@@ -18,7 +18,6 @@ from minga.optim.together import Together
 from minga.training.replica.interface import LOOP_RATES
 from minga.training.replica.replica import Replica
 from minga.training.replica.schedule import Schedule, SchedulesTogether, can_be_stretched, length_of, stretch
-from minga.training.state.manifest import build_manifest
 from tests.worlds.script_peers import network, spec_of
 
 MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -399,15 +398,6 @@ def test_what_an_optimizer_adds_and_no_state_can_hold_is_refused(added: Any) -> 
     replica.zero_grad()
     with pytest.raises(ConfigurationError, match="adds added to its parameter groups"):
         replica.apply(total.vector().clone(), 1)
-
-
-def test_a_state_without_groups_is_malformed() -> None:
-    model = network()
-    replica = Replica(spec_of(4, 20), torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    state = replica.capture()
-    state.scalars["groups"] = []
-    with pytest.raises(ConfigurationError, match="malformed"):
-        replica.check(build_manifest(state))
 
 
 @pytest.mark.parametrize(
