@@ -99,24 +99,6 @@ def test_gradients_that_fsdp_has_not_combined_are_missed(ranks: ProcessGroup) ->
     torch.testing.assert_close(vector, expected)
 
 
-def test_a_state_of_another_model_is_refused_before_anything_changes(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, fully_shard(model_of()))
-    before = sharded.digest()
-    other = torch.nn.Linear(2, 2)
-    with pytest.raises(minga.ConfigurationError, match=r"model has no `0\.weight`, this program"):
-        sharded.restore(Replica(spec(), AdamW(other.parameters()), model=other).capture())
-    assert sharded.digest() == before
-
-
-def test_an_evaluation_does_not_leave_old_parameters_behind(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, model := fully_shard(model_of()))
-    with torch.no_grad():
-        model(torch.randn(2, 3))
-    assert not hasattr(next(model.parameters()), "placements")  # whole, as the forward pass needed it
-    sharded.settle()
-    assert hasattr(next(model.parameters()), "placements")
-
-
 def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGroup) -> None:
     half = model_of()
     fully_shard(half[0])

@@ -65,22 +65,6 @@ def train(opt: minga.Optimizer, model: nn.Module, samples: int = BATCH, steps: i
         opt.step(samples=samples)
 
 
-def ended(folder: Path, strategy: str, *, offload: bool) -> tuple[str, list[torch.Tensor]]:
-    """The digest and the values after a whole run of one peer."""
-    model = model_of()
-    with minga.host(run_spec(strategy=strategy), options(folder)) as peer:
-        opt = optimizer_of(model, peer, offload=offload)
-        train(opt, model)
-        return opt.digest(), [value.detach().clone() for value in model.state_dict().values()]
-
-
-@pytest.mark.parametrize("strategy", ["synchronous", "local"])
-def test_a_run_with_and_without_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
-    plain, away = (ended(tmp_path / name, strategy, offload=name == "away") for name in ("plain", "away"))
-    assert plain[0] == away[0]
-    assert all(map(torch.equal, plain[1], away[1]))
-
-
 def test_an_update_that_torch_fuses_goes_through_memory_whose_order_is_kept() -> None:
     ends = []
     for offload in (False, True):
