@@ -157,18 +157,6 @@ async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
     assert await p.seal() == (None, 0)
 
 
-@virtually
-async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
-    p = port()
-    assert p.poll() is None
-    ones_of(p).is_finite = False
-    assert not p.add(3)
-    assert p.report().samples == 0
-    p.limit(0)
-    assert p.poll() is WAIT
-    assert await p.seal() == (None, 0)
-
-
 def test_nobody_waits_for_a_peer_whose_gradients_are_not_finite_and_its_program_is_warned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -364,16 +364,10 @@ ELSEWHERE = (
     RANK
     + """
 ranks = ProcessGroup()
-torch.set_default_device("meta")
-say(opened=ranks.open_devices(None), rows=ranks.rows((1.0 + rank,)))
-"""
-)
-
-UNFIT = (
-    RANK
-    + """
 dist.Backend.default_device_backend_map["meta"] = "gloo"  # as for mps
-say(opened=ProcessGroup().open_devices(torch.device("meta", rank)))
+unknown = ranks.open_devices(torch.device("meta", rank))
+torch.set_default_device("meta")
+say(opened=[unknown, ranks.open_devices(None)], rows=ranks.rows((1.0 + rank,)))
 """
 )
 
@@ -506,12 +500,9 @@ def test_a_device_without_memory_to_take_part_says_so_before_the_first_micro_bat
 
 
 def test_programs_whose_default_device_is_another_one_tell_each_other_numbers(tmp_path: Path) -> None:
+    """Nor are devices summed on that their backend does not know."""
     found = results_of_ranks(ELSEWHERE, tmp_path, "synchronous")
-    assert found == [{"opened": False, "rows": [[1.0], [2.0]]}] * 2
-
-
-def test_devices_that_their_backend_does_not_know_are_not_summed_on(tmp_path: Path) -> None:
-    assert results_of_ranks(UNFIT, tmp_path, "synchronous") == [{"opened": False}] * 2
+    assert found == [{"opened": [False, False], "rows": [[1.0], [2.0]]}] * 2
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:
