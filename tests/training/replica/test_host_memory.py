@@ -16,7 +16,7 @@ import minga
 from minga.optim import LAMB, MomentStorage
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.replica import Replica
-from tests.worlds.script_peers import Machine, run_scripts, values
+from tests.worlds.script_peers import Machine, run_scripts, spec_of, values
 
 BATCH, STEPS = 8, 4
 
@@ -36,14 +36,7 @@ def model_of(seed: int = 0) -> nn.Sequential:
 
 
 def run_spec(**training: Any) -> minga.RunSpec:
-    return minga.RunSpec.from_mapping(
-        {
-            "name": "offload",
-            "model": {"recipe": "custom"},
-            "training": {"target_batch_size": BATCH, "stop_after_steps": STEPS, "buffers": "average", **training},
-            "state": {"digest_every": 1},
-        }
-    )
+    return spec_of(BATCH, STEPS, training={"buffers": "average", **training})
 
 
 def options(folder: Path) -> minga.PeerOptions:
