@@ -14,14 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.optim import arithmetic, pieces
-from minga.optim.arithmetic import forbid_rounded_products, is_exact, power, rounded, square_root
+from minga.optim.arithmetic import forbid_rounded_products, power, rounded, square_root
 from minga.optim.norms import FEWEST_LANES, clip_by_global_norm, global_norm, norms, row_norms, sums_of_squares
 
 CPU = torch.device("cpu")
-
-
-def test_the_cpu_is_exact() -> None:
-    assert is_exact(CPU)
 
 
 def test_square_roots_are_rounded_once() -> None:
@@ -69,7 +65,7 @@ def test_powers(base: float, exponent: int) -> None:
     assert power(base, exponent) == pytest.approx(base**exponent, rel=1e-11, abs=1e-300)
 
 
-@pytest.mark.parametrize("numel", [0, 1, 1000, FEWEST_LANES, 16 * FEWEST_LANES + 1, 70_001])
+@pytest.mark.parametrize("numel", [0, 1, 16 * FEWEST_LANES + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_norm_is_that_of_exact_sums(numel: int, dtype: torch.dtype) -> None:
     values = torch.from_numpy(np.random.default_rng(numel).standard_normal(numel)).to(dtype)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from minga.optim import LAMB, AdamW, MomentStorage, pieces
+from minga.optim import LAMB, AdamW, MomentStorage
 from minga.optim.block_codes import blocks_of, code_values, decode, encode
 
 CODED = MomentStorage(8)
@@ -90,18 +90,6 @@ def trained(
 
 
 @pytest.mark.parametrize("kind", [LAMB, AdamW])
-def test_the_bits_do_not_depend_on_how_the_work_is_cut(
-    kind: type[LAMB | AdamW], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, in_whole = trained(kind, CODED)
-    monkeypatch.setattr(pieces, "CPU_PIECE", 5000)  # no multiple of a block
-    cut, in_pieces = trained(kind, CODED)
-    assert torch.equal(whole, cut)
-    for name, tensor in in_whole.state[whole].items():
-        assert torch.equal(tensor, in_pieces.state[cut][name])
-
-
-@pytest.mark.parametrize("kind", [LAMB, AdamW])
 def test_moments_take_two_bytes_an_element_and_are_close_to_whole_ones(kind: type[LAMB | AdamW]) -> None:
     coded, optimizer = trained(kind, CODED)
     taken = sum(tensor.nbytes for tensor in optimizer.state[coded].values())
@@ -128,7 +116,7 @@ def test_rows_without_gradient_and_decay_never_move(kind: type[LAMB | AdamW]) ->
     parameter = nn.Parameter(torch.randn(70, 1000, generator=generator))
     before = parameter.detach().clone()
     optimizer = kind([parameter], lr=1e-2, weight_decay=0.0, storage=CODED)
-    for _ in range(20):
+    for _ in range(5):
         gradient = torch.randn(70, 1000, generator=generator)
         gradient[::2] = 0.0  # in blocks with rows that have one
         parameter.grad = gradient

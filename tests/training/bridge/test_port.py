@@ -34,6 +34,21 @@ def ones_of(p: GradientPort) -> OnesReplica:
     return replica
 
 
+async def sealed(p: GradientPort) -> int:
+    """The samples of what a round takes, a mean of gradients that are all ones."""
+    vector, samples = await p.seal()
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+    return samples
+
+
+def do_work(p: GradientPort) -> None:
+    """Do what the training thread is asked for."""
+    task = p.poll()
+    assert isinstance(task, ThreadTask)
+    p.finish(task)
+
+
 def end_round(p: GradientPort, limit: int | None = None) -> None:
     p.absorb(1, torch.zeros(2), ContributionFate.COUNTED, 1, 0, 1)
     p.reopen(limit)
@@ -57,10 +72,7 @@ async def test_synchronous_life_of_a_step() -> None:
     assert p.add(4)
     assert p.report().parked
     assert p.poll() is WAIT
-    vector, samples = await p.seal()
-    assert samples == 8
-    assert vector is not None
-    assert vector.tolist() == [1.0, 1.0]
+    assert await sealed(p) == 8
     assert p.poll() is WAIT
     end_round(p)
     assert p.report().samples == 0
@@ -145,18 +157,6 @@ async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
     assert await p.seal() == (None, 0)
 
 
-@virtually
-async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
-    p = port()
-    assert p.poll() is None
-    ones_of(p).is_finite = False
-    assert not p.add(3)
-    assert p.report().samples == 0
-    p.limit(0)
-    assert p.poll() is WAIT
-    assert await p.seal() == (None, 0)
-
-
 def test_nobody_waits_for_a_peer_whose_gradients_are_not_finite_and_its_program_is_warned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -214,10 +214,7 @@ def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
         await p.unseal()
         assert p.report().samples == (5 if delayed else 3)
         assert p.add(2)
-        vector, samples = await p.seal()
-        assert samples == (7 if delayed else 5)
-        assert vector is not None
-        assert torch.allclose(vector, torch.ones(2))
+        assert await sealed(p) == (7 if delayed else 5)
 
     main()
 
@@ -304,10 +301,7 @@ async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() 
     p.limit(None)
     assert p.add(2)
     assert p.report().samples == 6
-    vector, samples = await p.seal()
-    assert samples == 6
-    assert vector is not None
-    assert vector.tolist() == [1.0, 1.0]
+    assert await sealed(p) == 6
 
 
 @virtually
@@ -322,19 +316,13 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert p.report().parked
     assert p.poll() is None  # it does not wait
     assert p.add(5)
-    vector, samples = await p.seal()
-    assert samples == 6
-    assert vector is not None
-    assert vector.tolist() == [1.0, 1.0]
+    assert await sealed(p) == 6
     assert p.add(1)  # while the round is under way
     end_round(p)
     assert p.report().samples == 6
     p.limit(0)
     assert p.poll() is None
-    vector, samples = await p.seal()
-    assert samples == 6
-    assert vector is not None
-    assert vector.tolist() == [1.0, 1.0]
+    assert await sealed(p) == 6
     p.restore(StateSnapshot(1, (), {}, torch.empty(0, dtype=torch.uint8)), Recovery.FETCH)
     assert await p.seal() == (None, 0)
 
@@ -370,9 +358,7 @@ async def test_a_check_on_the_training_thread_refuses_on_the_loop_alone() -> Non
         accepted = asyncio.ensure_future(p.accept(check))
         await asyncio.sleep(0)
         assert not accepted.done(), "the training thread has not come by"
-        work = p.poll()
-        assert isinstance(work, ThreadTask)
-        p.finish(work)  # does not raise: training goes on
+        do_work(p)  # does not raise: training goes on
         if message is None:
             await accepted
         else:
@@ -384,9 +370,7 @@ async def test_a_check_on_the_training_thread_refuses_on_the_loop_alone() -> Non
 async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> None:
     p = port()
     done = p.request("add", lambda: 40 + 2)
-    work = p.poll()
-    assert isinstance(work, ThreadTask)
-    p.finish(work)
+    do_work(p)
     assert await done == 42
 
     def fail() -> None:
@@ -448,54 +432,6 @@ def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: li
         assert computed == applied + dropped
 
     main()
-
-
-def test_a_real_thread_waits_works_and_is_let_go() -> None:
-    async def main() -> None:
-        p = port()
-        applied = 0
-        trained = 0
-
-        def train() -> None:
-            nonlocal trained
-            try:
-                while True:
-                    work = p.poll()
-                    if isinstance(work, ThreadTask):
-                        p.finish(work)
-                    elif work is WAIT:
-                        p.wait(1.0)
-                    elif p.add(1):
-                        trained += 1
-            except ClosedError:
-                return
-
-        def apply() -> None:
-            nonlocal applied
-            applied += 1
-            end_round(p)
-
-        thread = threading.Thread(target=train)
-        thread.start()
-        total = 0
-        for _ in range(6):
-            while p.report().samples < 3:
-                await p.changed.wait(1.0)
-            p.limit(0)
-            while not p.report().parked:
-                await p.changed.wait(1.0)
-            vector, samples = await p.seal()
-            assert vector is not None
-            assert torch.allclose(vector, torch.ones(2))
-            total += samples
-            await p.request("apply", apply)
-        p.close(ClosedError("the end"))
-        thread.join(10.0)
-        assert not thread.is_alive()
-        assert applied == 6
-        assert total <= trained
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("delayed", [False, True])

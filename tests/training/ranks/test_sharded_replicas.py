@@ -79,15 +79,6 @@ def test_gradients_and_buffers_of_a_sharded_model_add_up_as_those_of_a_plain_one
     torch.testing.assert_close(*sums)
 
 
-def test_a_gradient_that_is_not_finite_counts_for_nothing(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, model := fully_shard(model_of()))
-    (model(torch.randn(8, 3)).square().mean() * torch.nan).backward()
-    assert sharded.collect(8) == 8
-    vector = sharded.vector.new()
-    assert not sharded.accumulate(vector, 8.0)
-    assert not vector.any()
-
-
 def test_gradients_that_fsdp_has_not_combined_are_missed(ranks: ProcessGroup) -> None:
     plain_model, model = model_of().eval(), fully_shard(model_of().eval())
     sharded, batches = leader(ranks, model), torch.randn(2, 4, 3)
@@ -106,24 +97,6 @@ def test_gradients_that_fsdp_has_not_combined_are_missed(ranks: ProcessGroup) ->
     expected = plain.vector.new()
     assert plain.accumulate(expected, 1.0)
     torch.testing.assert_close(vector, expected)
-
-
-def test_a_state_of_another_model_is_refused_before_anything_changes(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, fully_shard(model_of()))
-    before = sharded.digest()
-    other = torch.nn.Linear(2, 2)
-    with pytest.raises(minga.ConfigurationError, match=r"model has no `0\.weight`, this program"):
-        sharded.restore(Replica(spec(), AdamW(other.parameters()), model=other).capture())
-    assert sharded.digest() == before
-
-
-def test_an_evaluation_does_not_leave_old_parameters_behind(ranks: ProcessGroup) -> None:
-    sharded = leader(ranks, model := fully_shard(model_of()))
-    with torch.no_grad():
-        model(torch.randn(2, 3))
-    assert not hasattr(next(model.parameters()), "placements")  # whole, as the forward pass needed it
-    sharded.settle()
-    assert hasattr(next(model.parameters()), "placements")
 
 
 def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGroup) -> None:

@@ -31,6 +31,7 @@ from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.pretend_device import PretendModule, PretendStream, PretendTensor, pretend, pretended_device
+from tests.worlds.script_peers import Machine, run_scripts, spec_of
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
@@ -103,13 +104,14 @@ def count(strategy: Strategy, *taken: bool | LateVerdict) -> list[bool]:
 
 
 def life(trainer: Trainer, kind: type[Strategy], settings: dict[str, Any], *, aborts: bool) -> str:
-    """Five rounds with all that may come: broken micro-batches, a contribution that is asked for again for a repair,
-    micro-batches meanwhile, and if it `aborts` a round that comes to nothing; the digest of the end.
+    """Three rounds, in the second of which all comes that may come: a broken micro-batch, a contribution that is asked
+    for again for a repair, micro-batches meanwhile, and if it `aborts` a round that comes to nothing; the digest at
+    the end.
     """
     strategy = kind(threading.Condition(), unit=12, settings=kind.Settings(**settings))
     strategy.begin(trainer.replica)
-    for step in range(1, 6):
-        broken = step in (2, 3)
+    for step in range(1, 4):
+        broken = step == 2
         taken = [take(trainer, strategy, 10 * step + i, breaks=broken and i == 1) for i in range(3)]
         assert count(strategy, *taken) == [True, not broken, True]
         strategy.close()
@@ -121,7 +123,7 @@ def life(trainer: Trainer, kind: type[Strategy], settings: dict[str, Any], *, ab
         again, _ = strategy.contribution()  # for a repair
         assert again is not None
         assert torch.equal(again, before), "what is sent again is not what was sent"
-        if step == 3 and aborts:
+        if step == 2 and aborts:
             strategy.take_back()
             if strategy.has_leftover:
                 strategy.merge()
@@ -473,57 +475,29 @@ async def test_with_a_round_in_flight_each_micro_batch_counts_once_whether_the_r
 
 
 def test_a_peer_on_a_device_and_one_in_ram_end_with_equal_bits(tmp_path: Path) -> None:
-    training = {"target_batch_size": 16, "stop_after_steps": 8, "buffers": "average", "strategy": "delayed"}
-    spec = RunSpec.from_mapping(
-        {"name": "two", "model": {"recipe": "custom"}, "training": training, "checkpoints": {"every_steps": 0}}
-    )
-    digests, together, errors = dict[bool, str](), list[int](), list[BaseException]()
-    joined = threading.Event()
-
-    def live(peer: minga.Peer, *, is_away: bool) -> None:
+    def train(machine: Machine, *, is_away: bool) -> tuple[str, int]:
+        together = list[int]()
+        machine.peer.subscribe(
+            lambda event: together.append(int(str(event.fields["members"]))) if event.kind == "step.applied" else None
+        )
         torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(nn.Linear(12, 300), nn.BatchNorm1d(300), nn.GELU(), nn.Linear(300, 5))
+        model: nn.Module = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.GELU(), nn.Linear(300, 5))
         model = pretend(model) if is_away else model
-        optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=0.5)
-        if is_away:
-            joined.set()
-        while not joined.is_set():
-            optimizer.follow(0.02)
-        number = 1000 * is_away
-        while not optimizer.finished:
-            number += 1
-            inputs, labels = torch.randn(4, 12, generator=torch.Generator().manual_seed(number)), torch.arange(4)
+        optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), machine.peer, model=model, max_grad_norm=0.5)
+        machine.meet(optimizer)
+        for inputs in machine.batches(4):
+            labels = torch.arange(4)
             if is_away:
                 inputs, labels = PretendTensor(inputs), PretendTensor(labels)
             loss = nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step(samples=4, loss=loss)
-        digests[is_away] = optimizer.digest()
-        assert math.isfinite(optimizer.last_loss or math.nan)
+            if optimizer.finished:
+                assert math.isfinite(optimizer.last_loss or math.nan)
+                return optimizer.digest(), together.count(2)
+        raise AssertionError
 
-    def guarded(peer: minga.Peer, *, is_away: bool) -> None:
-        try:
-            live(peer, is_away=is_away)
-        except BaseException as error:
-            errors.append(error)
-            joined.set()
-
-    def options(name: str) -> minga.PeerOptions:
-        return minga.PeerOptions(ephemeral=True, directory=tmp_path / name, host="127.0.0.1")
-
-    with minga.host(spec, options("ram")) as first, minga.join(first.link, options("device")) as second:
-        first.subscribe(
-            lambda event: together.append(int(str(event.fields["members"]))) if event.kind == "step.applied" else None
-        )
-        threads = [
-            threading.Thread(target=guarded, args=(peer,), kwargs={"is_away": is_away})
-            for peer, is_away in ((first, False), (second, True))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive()
-    assert not errors, errors[0]
-    assert digests[True] == digests[False]
-    assert together.count(2) >= 4
+    spec = spec_of(16, 4, training={"buffers": "average", "strategy": "delayed"})
+    (here, together), (away, _) = run_scripts(spec, [partial(train, is_away=each) for each in (False, True)], tmp_path)
+    assert here == away
+    assert together >= 2

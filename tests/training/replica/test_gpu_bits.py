@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB, AdamW, MomentStorage
 from tests.worlds.own_state_run import CHECKPOINT_EVERY, LAST, begin, train_with_checkpoints
+from tests.worlds.script_peers import Machine, run_scripts
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -77,44 +78,21 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 def test_a_gpu_and_a_processor_end_with_equal_bits(
     make: Callable[[Any], torch.optim.Optimizer], strategy: str, tmp_path: Path
 ) -> None:
-    devices, digests, together, errors = (GPU, CPU), dict[str, str](), list[int](), list[BaseException]()
-    joined = threading.Event()
-
-    def run(peer: minga.Peer, device: torch.device, seed: int) -> None:
-        model = model_of(seed=0).to(device)
-        optimizer = minga.Optimizer(make(model.parameters()), peer, model=model, max_grad_norm=0.5)
-        if seed:
-            joined.set()
-        while not joined.is_set():
-            optimizer.follow(0.05)
-        train(optimizer, model, device, seed)
-        digests[device.type] = optimizer.digest()
-
-    def guarded(*arguments: Any) -> None:
-        try:
-            run(*arguments)
-        except BaseException as error:
-            errors.append(error)
-            joined.set()
-
-    with minga.host(loop_spec(32, 12, strategy=strategy), options(tmp_path / "first")) as first:
-        first.subscribe(
+    def run(machine: Machine, device: torch.device) -> tuple[str, int]:
+        together = list[int]()
+        machine.peer.subscribe(
             lambda event: together.append(int(str(event.fields["members"]))) if event.kind == "step.applied" else None
         )
-        with minga.join(first.link, options(tmp_path / "second")) as second:
-            peers = (first, second)
-            threads = [
-                threading.Thread(target=guarded, args=(peer, device, seed))
-                for seed, (peer, device) in enumerate(zip(peers, devices, strict=True))
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-                assert not thread.is_alive()
-    assert not errors, errors[0]
-    assert digests["cuda"] == digests["cpu"]
-    assert together.count(2) >= 6
+        model = model_of().to(device)
+        optimizer = minga.Optimizer(make(model.parameters()), machine.peer, model=model, max_grad_norm=0.5)
+        machine.meet(optimizer)
+        train(optimizer, model, device, machine.number)
+        return optimizer.digest(), together.count(2)
+
+    scripts = [partial(run, device=device) for device in (GPU, CPU)]
+    (first, together), (second, _) = run_scripts(loop_spec(32, 12, strategy=strategy), scripts, tmp_path)
+    assert first == second
+    assert together >= 6
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "local"])

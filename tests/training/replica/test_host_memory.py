@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import minga
 from minga.optim import LAMB, MomentStorage
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.replica import Replica
+from tests.worlds.script_peers import Machine, run_scripts, spec_of, values
 
 BATCH, STEPS = 8, 4
 
@@ -36,14 +36,7 @@ def model_of(seed: int = 0) -> nn.Sequential:
 
 
 def run_spec(**training: Any) -> minga.RunSpec:
-    return minga.RunSpec.from_mapping(
-        {
-            "name": "offload",
-            "model": {"recipe": "custom"},
-            "training": {"target_batch_size": BATCH, "stop_after_steps": STEPS, "buffers": "average", **training},
-            "state": {"digest_every": 1},
-        }
-    )
+    return spec_of(BATCH, STEPS, training={"buffers": "average", **training})
 
 
 def options(folder: Path) -> minga.PeerOptions:
@@ -63,22 +56,6 @@ def train(opt: minga.Optimizer, model: nn.Module, samples: int = BATCH, steps: i
         batch = torch.randn(samples, 6, generator=torch.Generator().manual_seed(seed))
         model(batch).square().mean().backward()
         opt.step(samples=samples)
-
-
-def ended(folder: Path, strategy: str, *, offload: bool) -> tuple[str, list[torch.Tensor]]:
-    """The digest and the values after a whole run of one peer."""
-    model = model_of()
-    with minga.host(run_spec(strategy=strategy), options(folder)) as peer:
-        opt = optimizer_of(model, peer, offload=offload)
-        train(opt, model)
-        return opt.digest(), [value.detach().clone() for value in model.state_dict().values()]
-
-
-@pytest.mark.parametrize("strategy", ["synchronous", "local"])
-def test_a_run_with_and_without_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
-    plain, away = (ended(tmp_path / name, strategy, offload=name == "away") for name in ("plain", "away"))
-    assert plain[0] == away[0]
-    assert all(map(torch.equal, plain[1], away[1]))
 
 
 def test_an_update_that_torch_fuses_goes_through_memory_whose_order_is_kept() -> None:
@@ -142,38 +119,19 @@ def test_a_checkpoint_of_either_kind_is_where_the_other_goes_on(tmp_path: Path) 
 
 
 def test_a_newcomer_that_updates_in_ram_agrees_with_a_host_that_does_not(tmp_path: Path) -> None:
-    spec = run_spec(target_batch_size=24, stop_after_steps=12)
-    models, heard, optimizers = [model_of(), model_of(1)], list[str](), list[minga.Optimizer]()
-    is_ready, together = threading.Event(), threading.Event()
+    heard = list[str]()
 
-    def host() -> None:
-        with minga.host(spec, options(tmp_path / "early")) as peer:
-            links.append(str(peer.link))
-            peer.subscribe(lambda event: heard.append(event.kind))
-            optimizers.append(optimizer_of(models[0], peer, offload=False))
-            is_ready.set()
-            while not together.is_set():
-                optimizers[0].follow(0.01)
-            train(optimizers[0], models[0], 4, steps=99)
+    def script(machine: Machine) -> tuple[str, list[float]]:
+        machine.peer.subscribe(lambda event: heard.append(event.kind))
+        model = model_of(machine.number)
+        optimizer = optimizer_of(model, machine.peer, offload=machine.number == 1)
+        machine.meet(optimizer)
+        train(optimizer, model, 4 - machine.number, steps=99)
+        return optimizer.digest(), values(model)
 
-    def join() -> None:
-        is_ready.wait(20)
-        with minga.join(links[0], options(tmp_path / "late")) as peer:
-            peer.subscribe(lambda event: heard.append(event.kind))
-            optimizers.append(optimizer_of(models[1], peer, offload=True))
-            together.set()
-            train(optimizers[1], models[1], 3, steps=99)
-
-    links: list[str] = []
-    threads = [threading.Thread(target=live, daemon=True) for live in (host, join)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len({opt.digest() for opt in optimizers}) == 1
+    host, newcomer = run_scripts(run_spec(target_batch_size=24), [script] * 2, tmp_path)
+    assert host == newcomer
     assert "member.diverged" not in heard
-    assert all(map(torch.equal, models[0].state_dict().values(), models[1].state_dict().values()))
 
 
 def test_gradients_stay_where_they_are_while_the_state_is_read() -> None:

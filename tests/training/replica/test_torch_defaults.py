@@ -75,7 +75,7 @@ def test_a_peer_has_the_same_states(name: str) -> None:
     assert len(set(usual)) == 5
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "local", "leader"])
+@pytest.mark.parametrize("strategy", ["local", "leader"])
 def test_a_program_whose_device_is_another_one_trains_with_the_others(strategy: str, tmp_path: Path) -> None:
     def script(device: str, machine: Machine) -> Any:
         model = network()

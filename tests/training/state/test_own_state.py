@@ -241,16 +241,18 @@ def values(model: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", own_state_run.KINDS)
+@pytest.mark.parametrize(("kind", "step"), [("sketch", 4), ("strategy", 4), ("local", 3)])
 def test_a_killed_peer_goes_on_as_if_it_had_not_been_killed(
-    kind: str, tmp_path: Path, installed: None, caplog: pytest.LogCaptureFixture
+    kind: str, step: int, tmp_path: Path, installed: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The child is killed one step after a checkpoint. Another process ends where an undisturbed one does, bit for
-    bit; and somewhere else, with a line in the log, if the file of its own is garbage.
+    """The child is killed one step after a checkpoint: one of every second step, as the run spec asks for, or of every
+    third, to which its organiser amends that. Another process ends where an undisturbed one does, bit for bit; and
+    somewhere else, with a line in the log, if the file of its own is garbage.
     """
     folder = tmp_path / "peer"
     folder.mkdir()
-    child = forked.run("-m", "tests.worlds.own_state_run", str(folder), kind, "4")
+    every_steps = () if step == 4 else (str(step),)
+    child = forked.run("-m", "tests.worlds.own_state_run", str(folder), kind, str(step), *every_steps)
     assert child.returncode == -signal.SIGKILL, child.stderr
     subprocess.run(["cp", "-r", str(folder), str(tmp_path / "damaged")], check=True)
     (tmp_path / "undisturbed").mkdir()
@@ -261,7 +263,7 @@ def test_a_killed_peer_goes_on_as_if_it_had_not_been_killed(
             file.write_bytes(b"garbage")
         peer, optimizer, model = begin(tmp_path / name, kind)
         with peer:
-            assert optimizer.global_step == (0 if name == "undisturbed" else 4)
+            assert optimizer.global_step == (0 if name == "undisturbed" else step)
             train(optimizer, model, LAST)
             ends[name] = values(model)
         assert ("is not used" in caplog.text) == (name == "damaged")
@@ -311,24 +313,6 @@ def test_a_disk_that_is_full_is_told_with_what_is_lost_once_for_each_cause(
     assert again == "checkpoints are written again, from step 6 on"
     assert "no checkpoint of step 8" in last, "that of the run's end"
     assert "all steps after 6 are lost" in last
-
-
-def test_a_checkpoint_that_is_due_by_an_amendment_has_all_that_belongs_to_it(tmp_path: Path, installed: None) -> None:
-    """The run spec asks for every second step, and its organiser then for every third: the child is killed after that,
-    and the next process goes on to the bit.
-    """
-    (tmp_path / "peer").mkdir()
-    child = forked.run("-m", "tests.worlds.own_state_run", str(tmp_path / "peer"), "local", "3", "3")
-    assert child.returncode == -signal.SIGKILL, child.stderr
-    ends = {}
-    for name, step in (("peer", 3), ("undisturbed", 0)):
-        (tmp_path / name).mkdir(exist_ok=True)
-        peer, optimizer, model = begin(tmp_path / name, "local")
-        with peer:
-            assert optimizer.global_step == step
-            train(optimizer, model, LAST)
-            ends[name] = values(model)
-    assert all(map(torch.equal, ends["peer"], ends["undisturbed"]))
 
 
 def test_a_checkpoint_that_is_written_for_long_has_what_belongs_to_its_own_step(

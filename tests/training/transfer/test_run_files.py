@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,12 @@ import pytest
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError, RejectedError, StorageError, UnreachableError
-from minga.core.events.bus import Event, EventBus
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.network.interface import Address, PeerId
-from minga.network.rpc.node import Node
+from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
-from minga.network.virtual.internet import HostSettings, VirtualInternet
-from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES
 from minga.training.transfer import run_files
 from minga.training.transfer.messages import DownloadOpened, ManifestReply, ManifestRequest, OpenDownload, TakeChunks
@@ -38,6 +35,7 @@ from minga.training.transfer.run_files import (
 )
 from minga.training.transfer.server import Places, serve_chunks
 from tests.worlds.swarm_tools import later
+from tests.worlds.transfer_world import LINE, Peer, Swarm, virtually
 
 ORGANISER = Identity.from_seed(b"o" * 32)
 CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(5 * CHUNK_BYTES + 1), "empty": b""}
@@ -53,66 +51,22 @@ SPEC = RunSpec(name="files")
 SIGNED = SignedRunSpec.sign(SPEC, ORGANISER)
 
 
-class Peer:
-    def __init__(self, swarm: Swarm, settings: HostSettings) -> None:
-        self.network = swarm.internet.host(settings)
-        self.events: list[Event] = []
-        bus = EventBus(asyncio.get_running_loop().time)
-        bus.subscribe(self.events.append)
-        self.node = Node(self.network, run_id=SPEC.run_id, role="trainer", lookup=swarm.lookup, events=bus)
-        self.node.start()
-        self.id: PeerId = self.node.peer_id
-        self.files: RunFileServer
-
-    def offenders(self) -> list[str]:
-        return [str(event.fields["peer"]) for event in self.events if event.kind == "peer.offence"]
-
-
-class Swarm:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.internet = folder, VirtualInternet(3)
-        self.peers: dict[PeerId, Peer] = {}
-
-    def lookup(self, peer: PeerId) -> Address | None:
-        return self.peers[peer].network.address if peer in self.peers else None
-
-    def peer(self, rate: float = 1e6) -> Peer:
-        peer = Peer(self, HostSettings(rate, 16e6, latency_s=0.02))
-        self.peers[peer.id] = peer
-        return peer
-
-    def server(
-        self,
-        signed: SignedRunSpec = SIGNED,
-        content: dict[str, bytes] = CONTENT,
-        rate: float = 1e6,
-        kind: type[RunFileServer] = RunFileServer,
-    ) -> Peer:
-        """A peer that serves `content` as if it were the run's files."""
-        peer = self.peer(rate)
-        paths = {}
-        for name, body in content.items():
-            paths[name] = self.folder / "served" / peer.id[:8] / name
-            paths[name].parent.mkdir(parents=True, exist_ok=True)
-            paths[name].write_bytes(body)
-        peer.files = kind(peer.node, signed, ENTRIES, paths)
-        return peer
-
-
-def virtually(test: Callable[[Swarm], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
-    def run(tmp_path: Path) -> None:
-        async def main() -> None:
-            swarm = Swarm(tmp_path)
-            try:
-                await test(swarm)
-            finally:
-                for peer in swarm.peers.values():
-                    await peer.node.close()
-
-        run_virtual(main(), limit_s=1000.0)
-
-    run.__name__ = test.__name__
-    return run
+def server_of(
+    swarm: Swarm,
+    signed: SignedRunSpec = SIGNED,
+    content: dict[str, bytes] = CONTENT,
+    rate: float = 1e6,
+    kind: type[RunFileServer] = RunFileServer,
+) -> Peer:
+    """A peer that serves `content` as if it were the run's files."""
+    peer = swarm.peer(replace(LINE, up_bytes_per_s=rate))
+    paths = {}
+    for name, body in content.items():
+        paths[name] = swarm.folder / "served" / peer.id[:8] / name
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        paths[name].write_bytes(body)
+    peer.files = kind(peer.node, signed, ENTRIES, paths)
+    return peer
 
 
 async def fetch(
@@ -149,7 +103,7 @@ def check(signed: SignedRunSpec, peer: PeerId) -> None:
 @virtually
 async def test_the_spec_comes_from_any_genuine_peer(swarm: Swarm) -> None:
     forged = SignedRunSpec.sign(RunSpec(name="other"), Identity.from_seed(b"x" * 32))
-    silent, liar, honest, newcomer = swarm.peer(), swarm.server(forged), swarm.server(), swarm.peer()
+    silent, liar, honest, newcomer = swarm.peer(), server_of(swarm, forged), server_of(swarm), swarm.peer()
     signed = await fetch_run_spec(newcomer.node, [silent.id, liar.id, honest.id], check)
     assert signed == SIGNED
     assert newcomer.offenders() == [liar.id]
@@ -161,7 +115,7 @@ async def test_the_spec_comes_from_any_genuine_peer(swarm: Swarm) -> None:
 
 @virtually
 async def test_files_come_from_several_peers_and_only_once(swarm: Swarm) -> None:
-    servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
+    servers, newcomer, folder = [server_of(swarm), server_of(swarm)], swarm.peer(), swarm.folder / "here"
     assert complete(await fetch(newcomer, servers, folder), folder)
     for server in servers:
         swarm.internet.kill(server.network)
@@ -171,7 +125,7 @@ async def test_files_come_from_several_peers_and_only_once(swarm: Swarm) -> None
 @virtually
 async def test_files_that_the_machine_has_are_taken_from_there_if_they_are_the_same(swarm: Swarm) -> None:
     """What lies under the name and size of another file is fetched."""
-    server, newcomer, folder, own = swarm.server(), swarm.peer(), swarm.folder / "here", swarm.folder / "own"
+    server, newcomer, folder, own = server_of(swarm), swarm.peer(), swarm.folder / "here", swarm.folder / "own"
     (own / "deeper").mkdir(parents=True)
     (own / "train.txt").write_bytes(CONTENT["data/train.txt"])
     (own / "tokenizer.json").write_bytes(bytes(len(CONTENT["tokenizer.json"])))
@@ -197,7 +151,7 @@ def test_a_file_of_the_machine_that_cannot_be_read_is_fetched(
         own.mkdir()
         (own / "train.txt").write_bytes(CONTENT["data/train.txt"])
         monkeypatch.setattr(Path, "open", refuse_own)
-        paths = await fetch(swarm.peer(), [swarm.server()], swarm.folder / "here", own=own)
+        paths = await fetch(swarm.peer(), [server_of(swarm)], swarm.folder / "here", own=own)
         assert complete(paths, swarm.folder / "here")
 
     main(tmp_path)
@@ -206,7 +160,7 @@ def test_a_file_of_the_machine_that_cannot_be_read_is_fetched(
 
 @virtually
 async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) -> None:
-    first, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
+    first, newcomer, folder = server_of(swarm), swarm.peer(), swarm.folder / "here"
 
     def kill(arrived_bytes: int) -> None:
         if arrived_bytes > 4_000_000:
@@ -215,7 +169,7 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
     with pytest.raises(UnreachableError, match=r"nobody could send the file"):
         await fetch(newcomer, [first], folder, arrived=kill)
     assert any(path.name.endswith(".part") for path in folder.rglob("*"))
-    assert complete(await fetch(newcomer, [swarm.server()], folder), folder)
+    assert complete(await fetch(newcomer, [server_of(swarm)], folder), folder)
     received = newcomer.node.facts(next(reversed(swarm.peers)))
     assert received is not None
     assert received.bytes_received < 3_700_000
@@ -224,7 +178,7 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
 @virtually
 async def test_a_line_that_falters_for_a_moment_costs_no_peer(swarm: Swarm) -> None:
     """All fell silent at once, and none was asked again."""
-    servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
+    servers, newcomer, folder = [server_of(swarm), server_of(swarm)], swarm.peer(), swarm.folder / "here"
     cuts: list[int] = []
 
     def cut(arrived_bytes: int) -> None:
@@ -242,7 +196,7 @@ async def test_a_line_that_falters_for_a_moment_costs_no_peer(swarm: Swarm) -> N
 @virtually
 async def test_a_liar_is_named_and_others_are_asked(swarm: Swarm) -> None:
     lies = {name: bytes(len(body)) for name, body in CONTENT.items()}
-    liar, honest, newcomer = swarm.server(content=lies), swarm.server(), swarm.peer()
+    liar, honest, newcomer = server_of(swarm, content=lies), server_of(swarm), swarm.peer()
     folder = swarm.folder / "here"
     assert complete(await fetch(newcomer, [liar, honest], folder), folder)
     assert set(newcomer.offenders()) == {liar.id}
@@ -252,7 +206,7 @@ async def test_a_liar_is_named_and_others_are_asked(swarm: Swarm) -> None:
 
 @virtually
 async def test_nobody_is_blamed_for_a_damaged_beginning(swarm: Swarm) -> None:
-    honest, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
+    honest, newcomer, folder = server_of(swarm), swarm.peer(), swarm.folder / "here"
     part = folder / "data" / f"train.txt.{ENTRIES['data/train.txt'].blake3[:16]}.part"
     part.parent.mkdir(parents=True)
     for damaged in (b"x" * 1000, bytes(len(CONTENT["data/train.txt"])), b"y" * 5_000_000):
@@ -265,7 +219,7 @@ async def test_nobody_is_blamed_for_a_damaged_beginning(swarm: Swarm) -> None:
 @virtually
 async def test_each_peer_that_asks_for_a_damaged_file_is_refused(swarm: Swarm) -> None:
     """All wait for one look at the file; what the next one finds is not spoiled by it."""
-    server, path = swarm.server(), "data/train.txt"
+    server, path = server_of(swarm), "data/train.txt"
     damaged = swarm.folder / "served" / server.id[:8] / path
     damaged.write_bytes(b"short")
 
@@ -288,7 +242,7 @@ async def test_each_peer_that_asks_for_a_damaged_file_is_refused(swarm: Swarm) -
 
 @virtually
 async def test_a_server_whose_file_is_gone_or_short_is_passed_over(swarm: Swarm) -> None:
-    broken, honest, newcomer = swarm.server(), swarm.server(), swarm.peer()
+    broken, honest, newcomer = server_of(swarm), server_of(swarm), swarm.peer()
     folder = swarm.folder / "here"
     (swarm.folder / "served" / broken.id[:8] / "data" / "train.txt").write_bytes(b"short")
     (swarm.folder / "served" / broken.id[:8] / "tokenizer.json").unlink()
@@ -310,12 +264,12 @@ def test_unsafe_names_are_refused(name: str, tmp_path: Path) -> None:
 async def test_a_disk_that_refuses_is_a_storage_error(swarm: Swarm) -> None:
     (swarm.folder / "here").write_bytes(b"a file where a folder should be")
     with pytest.raises(StorageError, match="here"):
-        await fetch(swarm.peer(), [swarm.server()], swarm.folder / "here")
+        await fetch(swarm.peer(), [server_of(swarm)], swarm.folder / "here")
 
 
 @virtually
 async def test_bad_requests(swarm: Swarm) -> None:
-    server, bad = swarm.server(), swarm.peer()
+    server, bad = server_of(swarm), swarm.peer()
     known = ENTRIES["data/train.txt"].blake3
     with pytest.raises(RejectedError, match="no file with this hash"):
         await bad.node.call(server.id, FILE_HASHES, ManifestRequest("0" * 64), ManifestReply)
@@ -335,7 +289,7 @@ async def test_bad_requests(swarm: Swarm) -> None:
 
 @virtually
 async def test_a_busy_peer_is_asked_again_until_it_has_time(swarm: Swarm) -> None:
-    server, newcomer = swarm.server(), swarm.peer()
+    server, newcomer = server_of(swarm), swarm.peer()
     free, server.files._places = server.files._places, Places(0, 0)
     task = asyncio.ensure_future(fetch(newcomer, [server], swarm.folder / "here"))
     await asyncio.sleep(60.0)
@@ -347,7 +301,7 @@ async def test_a_busy_peer_is_asked_again_until_it_has_time(swarm: Swarm) -> Non
 
 @virtually
 async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
-    server, newcomer = swarm.server(), swarm.peer()
+    server, newcomer = server_of(swarm), swarm.peer()
     server.files._places = Places(0, 0)
     with pytest.raises(UnreachableError, match="0 downloads are served at a time"):
         await fetch(newcomer, [server], swarm.folder / "here")
@@ -355,7 +309,7 @@ async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
 
 @virtually
 async def test_a_file_that_another_process_finishes_meanwhile_is_taken(swarm: Swarm) -> None:
-    server, newcomer, folder, name = swarm.server(), swarm.peer(), swarm.folder / "here", "data/train.txt"
+    server, newcomer, folder, name = server_of(swarm), swarm.peer(), swarm.folder / "here", "data/train.txt"
 
     def finish(arrived_bytes: int) -> None:
         if arrived_bytes > CHUNK_BYTES and (parts := list(folder.rglob("*.part"))):
@@ -367,7 +321,7 @@ async def test_a_file_that_another_process_finishes_meanwhile_is_taken(swarm: Sw
 
 @virtually
 async def test_pieces_of_one_file_come_from_several_peers_at_once(swarm: Swarm) -> None:
-    servers, newcomer = [swarm.server(rate=5e5) for _ in range(3)], swarm.peer()
+    servers, newcomer = [server_of(swarm, rate=5e5) for _ in range(3)], swarm.peer()
     name = "data/train.txt"
     begun = asyncio.get_running_loop().time()
     await fetch(newcomer, servers, swarm.folder / "here", {name: ENTRIES[name]})
@@ -413,7 +367,7 @@ def test_a_forged_list_of_pieces_convicts_its_sender(kind: type[RunFileServer], 
     name = "data/train.txt"
 
     async def test(swarm: Swarm) -> None:
-        liar, honest, newcomer = swarm.server(kind=kind), swarm.server(), swarm.peer()
+        liar, honest, newcomer = server_of(swarm, kind=kind), server_of(swarm), swarm.peer()
         got = await fetch(newcomer, [liar, honest], swarm.folder / "here", {name: ENTRIES[name]})
         assert got[name].read_bytes() == CONTENT[name]
         assert newcomer.offenders() == [liar.id]

@@ -14,7 +14,8 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer import server
 from minga.training.transfer.download import Wanted
 from minga.training.transfer.messages import DESCRIBE, DescribeReply, DescribeRequest
-from tests.training.transfer.test_state_sync import Peer, Swarm, fetch, make_snapshot, same, virtually
+from tests.training.transfer.test_state_sync import fetch, make_snapshot, same
+from tests.worlds.transfer_world import Peer, Swarm, virtually
 
 
 async def ask(liar: Peer, donor: Peer, minimum_step: int) -> None:
@@ -22,7 +23,7 @@ async def ask(liar: Peer, donor: Peer, minimum_step: int) -> None:
         try:
             await liar.node.call(donor.id, DESCRIBE, DescribeRequest(minimum_step), DescribeReply)
         except Exception:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
 
 
 @virtually
@@ -76,7 +77,7 @@ def test_a_program_whose_loop_has_ended_hears_once_that_others_wait_for_its_stat
     assert len(told) == (not comes)
 
 
-def test_no_copies_pile_up_while_one_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copies_pile_up_while_one_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer waits, and steps are shorter than the hashing of a large state takes."""
     hashing, most = 0, 0
     real = server.build_manifest
@@ -92,7 +93,7 @@ def test_no_copies_pile_up_while_one_is_hashed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(server, "build_manifest", slow)
 
     async def main() -> None:
-        swarm = Swarm()
+        swarm = Swarm(tmp_path)
         donor, newcomer = swarm.peer(), swarm.peer()
         fetching = asyncio.ensure_future(fetch(newcomer, [donor], Wanted(1)))
         step = 0
