@@ -28,7 +28,7 @@ from minga.planner.forecast import Forecast, encoded_bytes, forecast, gossip_byt
 from minga.planner.model_facts import ModelFacts, model_facts, recipe_spec
 from minga.planner.peer_text import parse_peers
 from minga.planner.planned_run import PlannedRun, resolve
-from minga.planner.ways import DENSE, TrainingWay, local_way
+from minga.planner.ways import TrainingWay, local_way
 from minga.recipes.registry import load_recipe
 from minga.simulation import run_virtual
 from tests.worlds.board_swarm import Swarm
@@ -235,16 +235,6 @@ def test_ways_that_no_run_can_have_are_not_compared_and_a_price_is_told() -> Non
         compare(setting, [TrainingWay(strategy, "gtopk") for strategy in BOTH])
 
 
-def test_of_equally_good_ways_the_first_is_best() -> None:
-    setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
-    ways = [TrainingWay(strategy, codec) for strategy in BOTH for codec in DENSE]
-    found = compare(setting, ways)
-    assert len(found) == 8
-    assert best_of(found) is found[0]
-    slow = plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting
-    assert best_of(compare(slow, [*ways, local_way(20, "int4")])).way.strategy.name == "local"
-
-
 def test_what_never_arrived_in_the_benchmark_is_not_advised(capfd: pytest.CaptureFixture[str]) -> None:
     slow = plan("8x(t4, 1Mbit, samples_per_s=10, micro_batch=4)").setting
     synchronous, delayed, sparse = (
@@ -350,13 +340,6 @@ def test_communication_that_takes_most_of_the_time() -> None:
     advised = advised_batch(found)
     assert f"of each step: raise the target batch to {advised:,}" in said_of(found)
     assert plan("8x(t4, 50Mbit, samples_per_s=100, micro_batch=8)", batch=advised).idle <= 0.21
-
-
-def test_peers_that_rest() -> None:
-    few = "8x(v100, 1Gbit, samples_per_s=20, micro_batch=4); 3x(t4, up=15Mbit, samples_per_s=10, micro_batch=4)"
-    slower = plan(few.replace("up=15Mbit", "up=2Mbit, down=100Mbit"))
-    assert slower.classes[1].resting == 3
-    assert "3 of 3 t4 will be asked to rest" in said_of(slower)
 
 
 def test_micro_batches_that_are_too_long() -> None:

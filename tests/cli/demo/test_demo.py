@@ -125,18 +125,6 @@ def test_a_newcomer_that_has_the_base_fetches_what_is_trained_and_little_else(st
     assert ("late_join_bytes" not in summary["failed"]) == holds
 
 
-def test_a_missed_time_is_said_with_its_limit(tmp_path: Path) -> None:
-    late = facts(survivors=[FakeChild("a", late_s=3.5)])
-    text = "\n".join(in_words(late, check(late, 3.0, 3), None, tmp_path))
-    assert "Not as promised: the step after the death took longer by 3.5 s, at most 3 s were promised." in text
-    summary = {**check(facts(), 3.0, 3), "late_join_s": 38.25, "steps": 9, "failed": ["steps", "late_join_s"]}
-    text = "\n".join(in_words(facts(), summary, None, tmp_path))
-    assert "9 steps, at least 30 were promised; the newcomer had the current state after 38.25 s, at most 30 s" in text
-    assert "busy" not in text
-    busy = "\n".join(in_words(facts(load_before=1.5), summary, None, tmp_path))
-    assert "busy when the demo began (load 1.5 per processor)" in busy
-
-
 def slow(child: FakeChild, times: float) -> FakeChild:
     """The same on a machine on which everything takes that much longer."""
     for event in child.events:
