@@ -47,32 +47,26 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return python
 
 
-def page_of(host: Running) -> tuple[str, str]:
-    """Address and text of the page."""
-    address = str(host.told("dashboard")["join_url"])
-    with urlopen(address) as answer:
-        return address, answer.read().decode()
-
-
-def test_the_lines_of_the_page_install_the_wheel_of_the_organiser(host: Running, newcomer: str, tmp_path: Path) -> None:
-    _, page = page_of(host)
+def lines_for_linux(page: str) -> list[str]:
     shown = re.search(r"<strong>Linux</strong>.*?<pre[^>]*>(.*?)</pre>", page, re.DOTALL)
     assert shown is not None
-    lines = unescape(shown[1]).split("\n")
-    assert lines[0].startswith("python3 -m venv ")  # which `newcomer` is
-    assert lines[1].startswith("python -m pip install torch --index-url ")  # which it has
-    done = subprocess.run(shlex.split(lines[2]), cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    where = subprocess.run((newcomer, "-c", "import minga; print(minga.__file__)"), capture_output=True, text=True)
-    assert str(tmp_path) in where.stdout
-    assert shlex.split(lines[3]) == ["minga", "join", host.told("link")["link"]]  # which the notebook runs
+    return unescape(shown[1]).split("\n")
 
 
 def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
     host: Running, newcomer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for Colab: a kernel with PyTorch, in an empty folder, which reaches no page of the organiser."""
-    address, page = page_of(host)
+    address = str(host.told("dashboard")["join_url"])
+    with urlopen(address) as answer:
+        page = answer.read().decode()
+    lines = lines_for_linux(page)
+    assert lines[0].startswith("python3 -m venv ")  # which `newcomer` is
+    assert lines[1].startswith("python -m pip install torch --index-url ")  # which it has
+    *pip, minga = shlex.split(lines[2])
+    assert pip == ["python", "-m", "pip", "install", "--no-compile"]  # as the notebook does, with the same wheel
+    assert re.fullmatch(rf"minga\[data\] @ {address.removesuffix('join')}minga-.*\.whl#sha256=[0-9a-f]{{64}}", minga)
+    assert shlex.split(lines[3]) == ["minga", "join", host.told("link")["link"]]  # which the notebook runs
     found = re.search(r'href="([^"]+)" download', page)
     assert found is not None
     with urlopen(urljoin(address, found[1])) as answer:

@@ -5,24 +5,21 @@ refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
 from minga.cli.commands import JoinCommand
-from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import _check_options
-from minga.cli.terminal import exit_codes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.registry import published
-from minga.recipes.split import taking_part  # forked processes have it then
+from minga.recipes.split import taking_part  # noqa: F401  # forked processes have it then
 from tests.netlab import Host, Lab, why_unavailable
 from tests.worlds import forked
 from tests.worlds.cli_run import GUARDED_MINGA, LOCAL, Running, last_json, run
@@ -48,7 +45,7 @@ relay = "none"
 """
 KEYLESS = (*LOCAL, "--ephemeral", "--threads", "1")
 CLIENT = ("--role", "client")
-BATCHES = 40
+BATCHES = 25
 
 
 def spec_file(folder: Path, text: str = SPEC) -> str:
@@ -149,33 +146,6 @@ def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> No
                 told = client.finish(12)
                 again.finish(0)
     assert told["batches"] >= 12
-
-
-def test_a_client_that_leaves_by_ctrl_c_reads_of_batches_and_of_the_place_of_its_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(_: object, report: Callable[[int], None]) -> None:
-        report(64)
-        report(40)
-        raise KeyboardInterrupt
-
-    for name in ("GracefulLeave", "Watcher", "Ticker", "collect_again", "_first_words"):
-        monkeypatch.setattr(joining, name, MagicMock())
-    monkeypatch.setattr(taking_part, "ClientRun", lambda *_, **__: MagicMock(train=train, folder=tmp_path))
-    monkeypatch.setattr(exit_codes, "farewells", [])
-    monkeypatch.setattr(exit_codes, "done_so_far", [])
-    for name in ("farewells", "done_so_far"):
-        monkeypatch.setattr(joining, name, getattr(exit_codes, name))
-    peer, done = MagicMock(), joining.SessionsDone()
-    peer.spec.split.averages_clients = False
-    with pytest.raises(KeyboardInterrupt):
-        joining._Client(peer, JoinCommand(), MagicMock(), MagicMock(), done, MagicMock())._share_in()
-    so_far = exit_codes.done_so_far[-1]()
-    assert so_far == {"batches": 2, "samples": 104}
-    assert exit_codes.farewells[-1](so_far) == (
-        f"Stopped. This machine trained on 2 batches; its parts of the model are in {tmp_path}. Thank you! To come "
-        "back, type the same command again."
-    )
 
 
 @pytest.mark.parametrize(

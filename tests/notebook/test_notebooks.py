@@ -84,7 +84,7 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) 
 def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     options = ("--bind", "127.0.0.1", "--directory", str(tmp_path / "run"))
-    hosted = host(tmp_path / "run.toml", hours=6.0 / 3600.0, options=options)
+    hosted = host(tmp_path / "run.toml", hours=2.0 / 3600.0, options=options)
     assert hosted.link.startswith("minga1")
     assert hosted.wait(60.0)
     assert hosted.summary["ok"]

@@ -24,25 +24,18 @@ def test_the_screen_shows_the_run_and_what_this_machine_does_in_it() -> None:
     assert dict(screen.rows())["your contribution"] == "7 samples in 2 steps. Thank you!"
 
 
-def test_the_curve_of_a_long_run_stays_short_and_keeps_both_ends() -> None:
+def test_the_curve_of_a_long_run_stays_short_and_keeps_both_ends_with_its_points_evenly_between() -> None:
     screen = Screen("minga join")
-    for step in range(10 * MAX_POINTS):
-        screen.note_progress(progress(step, 9.0 - step / 1e3))
+    for step in range(0, 100 * MAX_POINTS, 3):
+        screen.note_progress(progress(step, 9.0 - step / 1e4))
     html = screen.html()
     points = html.split('points="')[1].split('"')[0].split()
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
+    places = [float(point.split(",")[0]) for point in points]
+    assert max(later - earlier for earlier, later in pairwise(places)) <= 5 * WIDTH / MAX_POINTS
     assert "from 9.000 at step 0" in html
     assert points[0] == "0.0,0.0"
     assert points[-1] == "480.0,80.0"
-
-
-def test_the_curve_of_a_long_run_has_its_points_evenly_over_all_of_it() -> None:
-    screen = Screen("minga join")
-    for step in range(0, 100 * MAX_POINTS, 3):
-        screen.note_progress(progress(step, 9.0))
-    points = screen.html().split('points="')[1].split('"')[0].split()
-    places = [float(point.split(",")[0]) for point in points]
-    assert max(later - earlier for earlier, later in pairwise(places)) <= 5 * WIDTH / MAX_POINTS
 
 
 def test_a_loss_that_stays_the_same_is_a_line() -> None:

@@ -91,7 +91,7 @@ def beside_a_sketch(sketch: str) -> RunSpec:
 
 def test_the_beginning_in_which_a_sketch_leaves_nothing_out_is_as_many_samples_as_before() -> None:
     """In as many rounds of many batches the run would be over before the sketch makes anything smaller."""
-    for sketch, start in (("powersgd", 100), ("powersgd(rank=2, start=1000)", 1000), ("powersgd(start=0)", 0)):
+    for sketch, start in (("powersgd", 100), ("powersgd(rank=2, start=1000)", 1000)):
         begun = beside_a_sketch(sketch)
         rounds = -(-start // (int(begun.training.target_batch_size) // 64))
         assert f"start={rounds}" in begun.averaging.sketch

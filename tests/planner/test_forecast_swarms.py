@@ -55,7 +55,7 @@ SWARMS: dict[str, tuple[list[Kind], int, str]] = {
     "mixed speeds, delayed": (MIXED, 150, "delayed"),
     "rounds longer than computing": ([Kind(4, 0.24e6, 0.24e6, BRISK)], 48, "delayed"),
 }
-EASIER = ("alike", "long micro-batches", "mixed speeds")
+EASIER = ("alike", "long micro-batches", "mixed speeds", "rounds longer than computing")
 """What the others have in them."""
 
 

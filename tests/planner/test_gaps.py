@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from minga.planner.ways import OWN, Gap, _between, _GapRow, _GapTable, compared_ways, gap_of
+from minga.planner.ways import OWN, Gap, _between, _GapRow, _GapTable, gap_of
 
 
 def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
@@ -29,22 +29,6 @@ def test_a_gap_costs_as_many_samples_as_the_benchmark_took_with_that_optimizer()
     assert local is not None
     assert delayed is not None
     assert (local.optimizer, delayed.optimizer) == ("muon", "")  # of which nobody measured anything with Muon
-
-
-def test_what_was_measured_leaves_no_place_for_the_literature() -> None:
-    """From the least to the most of the benchmark's tasks, each by the nearest row that it has."""
-    few, many = gap_of("local", "float16", batches=20), gap_of("local", "int4", batches=100)
-    assert few is not None
-    assert many is not None
-    assert (few.least, few.basis, many.basis) == (3.911, "measured", "measured")
-    assert few.most == many.most == 19.4
-    assert few.runs == many.runs == 1 + 2 + 1
-    streamed = gap_of("local", "int4", batches=100, overlap=True, fragments=2)
-    assert streamed is not None
-    assert (streamed.most, streamed.basis) == (23.1, "measured")
-    leader = gap_of("leader", "float16", batches=64)
-    assert leader is not None
-    assert (leader.basis, leader.runs) == ("literature", 0)
 
 
 def test_gaps_of_strategy_and_codec_add_up_and_are_as_sure_as_the_less_sure_one() -> None:
@@ -99,11 +83,3 @@ def test_between_two_numbers_of_local_steps_the_logarithm_counts() -> None:
     assert between.most == pytest.approx(2.0 + share * 4.0)
     assert _between(rows, 1000) == rows[1].gap
     assert _between(rows, 2) == row.gap
-
-
-def test_a_strategy_or_a_codec_that_is_asked_for_is_compared_alone() -> None:
-    assert {way.strategy.name for way in compared_ways("delayed")} == {"delayed"}
-    found = compared_ways(codec="float32")
-    assert {way.codec for way in found} == {"float32"}
-    assert len({(way.name, str(way.strategy.table)) for way in found}) == len(found)
-    assert {way.codec for way in compared_ways("elastic")} == {"adaptive", "float16", "int8", "float32"}

@@ -68,8 +68,9 @@ def compute(replica: Replica, strategy: Strategy, model: torch.nn.Module) -> Non
     replica.zero_grad()
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["here", "offload"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "offload"), [*((kind, False) for kind in KINDS), ("synchronous", True), ("overlapped", True)]
+)
 def test_what_is_foreseen_is_what_a_strategy_holds(kind: str, offload: bool) -> None:
     """All is in RAM here, the device's part included: parameters, which were there before, and gradients."""
     spec = spec_of(kind)

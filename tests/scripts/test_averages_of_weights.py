@@ -51,10 +51,10 @@ def test_alone_an_average_equals_that_of_a_plain_loop(tmp_path: Path) -> None:
     assert found["values"] == [*values(net), *values(ema)]
 
 
-@pytest.mark.parametrize(("count", "strategy"), [(3, "synchronous"), (2, "local")])
-def test_an_average_is_the_same_on_all_peers(tmp_path: Path, count: int, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["synchronous", "local"])
+def test_an_average_is_the_same_on_all_peers(tmp_path: Path, strategy: str) -> None:
     spec = spec_of(12, STEPS, training={"strategy": strategy})
-    found = run_scripts(spec, [train] * count, tmp_path)
+    found = run_scripts(spec, [train] * 2, tmp_path)
     assert not [each for each in found if isinstance(each, Exception)]
     assert {each["digest"] for each in found} == {found[0]["digest"]}
     assert {tuple(each["values"]) for each in found} == {tuple(found[0]["values"])}

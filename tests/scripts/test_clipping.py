@@ -40,10 +40,9 @@ def script(clip: Callable[[nn.Module], Any] = lambda _: None, **settings: Any) -
     ("clip", "said"),
     [
         (lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01), "clip_grad_value_ to 0.01"),
-        (lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.05), "clip_grad_norm_ to 0.05"),
         (lambda _: None, ""),
     ],
-    ids=["value", "norm", "nothing"],
+    ids=["value", "nothing"],
 )
 def test_clipping_before_the_step_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, clip: Callable[[nn.Module], Any], said: str
@@ -57,11 +56,11 @@ def test_clipping_before_the_step_is_told_once(
     assert len(words) <= 2  # one from each peer
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 2])
 def test_the_elements_of_the_averaged_gradient_are_clipped(tmp_path: Path, count: int) -> None:
-    found = run_scripts(
-        spec_of(4 if count == 1 else 12, STEPS), [script(max_grad_value=0.02, max_grad_norm=0.05)] * count, tmp_path
-    )
+    """Gradients are accumulated in place, too, and alone the program equals torch."""
+    scripts = [script(max_grad_value=0.02, max_grad_norm=0.05)] * count
+    found = run_scripts(spec_of(4 * count, STEPS), scripts, tmp_path)
     assert all(each == found[0] for each in found)
     if count == 1:
         model = network()
@@ -74,25 +73,6 @@ def test_the_elements_of_the_averaged_gradient_are_clipped(tmp_path: Path, count
             plain.step()
             plain.zero_grad()
         assert found[0] == pytest.approx(values(model), abs=1e-7)
-
-
-def test_a_peer_that_clips_otherwise_is_refused(tmp_path: Path) -> None:
-    def host(machine: Machine) -> Any:
-        model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.5)
-        optimizer = minga.Optimizer(inner, machine.peer, model=model, max_grad_value=0.02)
-        model(next(machine.batches(4))).square().mean().backward()
-        optimizer.step(samples=4)
-        machine.meet(optimizer)
-
-    def guest(machine: Machine) -> Any:
-        while machine.peer.status().step < 1:
-            __import__("time").sleep(0.01)
-        return script()(machine)
-
-    _, error = run_scripts(spec_of(4, None), [host, guest], tmp_path)
-    assert isinstance(error, minga.ConfigurationError)
-    assert "the run began with max_grad_value=0.02, this program has None" in str(error)
 
 
 ACCELERATE = """

@@ -1,8 +1,9 @@
-"""Loops of public scripts in other shapes: accumulation, an adapter on a frozen model, a compiled model."""
+"""Loops of public scripts in other shapes: an adapter on a frozen model, a compiled model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,6 @@ class LowRank(nn.Module):
         return torch.as_tensor(self.base(x) + self.up(self.down(x)))
 
 
-def plain() -> nn.Module:
-    return network()
-
-
 def adapted() -> nn.Module:
     layers = network()
     return nn.Sequential(*(LowRank(each) if isinstance(each, nn.Linear) else each for each in layers))
@@ -47,29 +44,16 @@ def compiled() -> nn.Module:
     return torch.compile(network(), backend="eager")  # type: ignore[return-value]
 
 
-def at_once(model: nn.Module, batch: torch.Tensor) -> None:
-    model(batch).square().mean().backward()
+SHAPES = {"adapter": adapted, "compiled": compiled}
 
 
-def accumulated(model: nn.Module, batch: torch.Tensor) -> None:
-    for half in batch.split(SAMPLES // 2):
-        (model(half).square().mean() / 2).backward()
-
-
-SHAPES = {
-    "accumulation": (plain, accumulated),
-    "adapter": (adapted, at_once),
-    "compiled": (compiled, at_once),
-}
-
-
-def train(machine: Machine, make: Callable[[], nn.Module], backward: Callable[..., None]) -> Any:
+def train(machine: Machine, make: Callable[[], nn.Module]) -> Any:
     model = make()
     inner = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05, weight_decay=0.1)
     optimizer = minga.Optimizer(inner, machine.peer, model=model)
     machine.meet(optimizer)
     for batch in machine.batches(SAMPLES):
-        backward(model, batch)
+        model(batch).square().mean().backward()
         optimizer.step(samples=SAMPLES)
         optimizer.zero_grad()
         if optimizer.finished:
@@ -85,12 +69,11 @@ def _compiler_forgets() -> Iterator[None]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_alone_a_loop_equals_torch(tmp_path: Path, shape: str) -> None:
-    make, backward = SHAPES[shape]
-    ((found, _),) = run_scripts(spec_of(SAMPLES, STEPS), [lambda machine: train(machine, make, backward)], tmp_path)
-    model = make()
+    ((found, _),) = run_scripts(spec_of(SAMPLES, STEPS), [partial(train, make=SHAPES[shape])], tmp_path)
+    model = SHAPES[shape]()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05, weight_decay=0.1)
     for _, batch in zip(range(STEPS), batches_of(0, SAMPLES), strict=False):
-        backward(model, batch)
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     assert found == values(model)
@@ -98,7 +81,6 @@ def test_alone_a_loop_equals_torch(tmp_path: Path, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peers_come_to_one_end(tmp_path: Path, shape: str) -> None:
-    make, backward = SHAPES[shape]
-    found = run_scripts(spec_of(12, STEPS), [lambda machine: train(machine, make, backward)] * 3, tmp_path)
+    found = run_scripts(spec_of(8, STEPS), [partial(train, make=SHAPES[shape])] * 2, tmp_path)
     assert len({digest for _, digest in found}) == 1
     assert all(each == found[0][0] for each, _ in found)

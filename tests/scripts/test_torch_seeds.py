@@ -36,12 +36,12 @@ def test_peers_that_draw_the_same_samples_are_told_what_to_add(
         return told.count("training.twin"), optimizer.digest()
 
     with caplog.at_level(logging.WARNING, "minga"):
-        found = run_scripts(spec_of(12, 6), [train] * 3, tmp_path)
+        found = run_scripts(spec_of(8, 4), [train] * 2, tmp_path)
     assert len({digest for _, digest in found}) == 1
     words = [each.getMessage() for each in caplog.records if "computes what another one does" in each.getMessage()]
     if seeded_by == "peer.seed":
-        assert (words, [twins for twins, _ in found]) == ([], [0] * 3)
+        assert (words, [twins for twins, _ in found]) == ([], [0] * 2)
     else:
-        assert [twins for twins, _ in found] == [1] * 3
+        assert [twins for twins, _ in found] == [1] * 2
         assert all("torch.manual_seed(peer.seed)" in each for each in words)
         assert len(words) == sum(twins for twins, _ in found)

@@ -89,12 +89,6 @@ def test_training_with_it_equals_that_of_the_whole_model_by_the_sum_of_both_loss
         torch.testing.assert_close(own, wanted, atol=1e-5, rtol=0.0)
 
 
-def test_without_weight_it_changes_nothing_and_with_one_it_does() -> None:
-    plain, without = asyncio.run(trained("vanilla", None)), asyncio.run(trained("vanilla", NoPeek(0.0)))
-    assert plain[1] == without[1]
-    assert plain[1] != asyncio.run(trained("vanilla", NoPeek(1.0)))[1]
-
-
 def test_several_tensors_count_as_one_row_for_each_sample() -> None:
     inputs, other = torch.randn(10, 4), torch.randint(5, (10, 2))
     joined = torch.cat([inputs, other.float()], 1)

@@ -85,41 +85,6 @@ def test_what_is_half_done_is_bounded_and_can_be_dropped(monkeypatch: pytest.Mon
     assert late.refusal.code == RefusalCode.SESSION
 
 
-def test_several_clients_take_turns_with_one_top() -> None:
-    """Each batch is a step of the top, in the order in which they come; each client has its own bottom."""
-    spec = split_spec()
-    modules = layers()
-    core = make_core(spec, nn.Sequential(*modules[2:]))
-    bottoms = {client: nn.Sequential(*layers(seed)[:2]) for seed, client in enumerate("abc")}
-    halves = {client: make_half(spec, bottom, name=client) for client, bottom in bottoms.items()}
-    desks = {client: Desk(core, client) for client in "abc"}
-
-    async def scene() -> list[float | None]:
-        return [
-            await converse(halves[client].train(*batch(number)), desks[client].ask)
-            for number, client in enumerate("abcabcaab")
-        ]
-
-    losses = asyncio.run(scene())
-    expected = [nn.Sequential(*layers(seed)[:2]) for seed in range(3)]
-    top = nn.Sequential(*layers()[2:])
-    stepper = sgd(list(top.parameters()))
-    steppers = [sgd(list(bottom.parameters())) for bottom in expected]
-    for number, client in enumerate("abcabcaab"):
-        which = "abc".index(client)
-        inputs, labels = batch(number)
-        loss = cross_entropy(top(expected[which](inputs)), labels)
-        stepper.zero_grad()
-        steppers[which].zero_grad()
-        loss.backward()
-        stepper.step()
-        steppers[which].step()
-        assert losses[number] == pytest.approx(float(loss.detach()), abs=1e-6)
-    assert torch.allclose(values(*modules[2:]), values(top), atol=1e-6)
-    for bottom, other in zip(bottoms.values(), expected, strict=True):
-        assert torch.allclose(values(bottom), values(other), atol=1e-6)
-
-
 class TwoOut(nn.Module):
     """A bottom with two outputs, one of them whole numbers."""
 

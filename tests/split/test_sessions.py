@@ -11,6 +11,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.split.server.sessions import Sessions
 from minga.split.wire.messages import BatchReply, BeginRequest, TensorHeader
 from minga.split.wire.tensors import EncodedReply
+from tests.worlds.seeds import seeds
 
 
 def make(kept_bytes: int = 10_000, **settings: int) -> Sessions:
@@ -105,7 +106,7 @@ def test_a_server_that_starts_again_does_not_know_what_was_applied() -> None:
     assert refused(make(), session, 2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5, of=20))
 def test_whatever_comes_in_whatever_order_nothing_is_applied_twice(seed: int) -> None:
     chance = random.Random(seed)
     sessions = make(kept_bytes=chance.choice([0, 400, 4000]), max_clients=chance.choice([2, 4]))

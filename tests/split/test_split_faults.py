@@ -16,7 +16,6 @@ from tests.worlds.split_world import (
     RecordingTop,
     SplitPeer,
     SplitWorld,
-    batch,
     layers,
     split_spec,
     train_whole,
@@ -85,14 +84,14 @@ def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, see
         first = await world.client(bottom, head, up=20_000.0)
         other_bottom, _, other_head = parts(variant)
         second = await world.client(other_bottom, other_head, up=20_000.0)
-        doomed, task = world.train(first, range(10_000)), world.train(second, range(100, 130))
+        doomed, task = world.train(first, range(10_000)), world.train(second, range(100, 115))
         await asyncio.sleep(chance.uniform(0.2, 3.0))
         before = len(applied(server))
         assert before > 0
         world.internet.kill(first.network)
         started = asyncio.get_running_loop().time()
         await task
-        assert asyncio.get_running_loop().time() - started < 15.0, "30 batches take about as long as without the other"
+        assert asyncio.get_running_loop().time() - started < 7.5, "15 batches take about as long as without the other"
         assert all(loss is not None for loss in second.losses.values())
         contents = applied(server)
         assert len(contents) == len(set(contents))
@@ -207,8 +206,3 @@ def test_a_cap_of_uploads_holds_for_activations() -> None:
         await world.close()
 
     run_virtual(scene(), limit_s=600.0)
-
-
-def test_batches_are_as_tested() -> None:
-    """Two batches are never alike, so contents tell them apart."""
-    assert len({batch(number)[0].numpy().tobytes() for number in range(300)}) == 300

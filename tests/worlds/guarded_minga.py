@@ -16,7 +16,7 @@ from minga.core.thread_guard import guard_threads  # `minga.testing` imports muc
 from minga.network.iroh import network
 from minga.notebook import command
 
-PAUSE_S = 0.08
+PAUSE_S = 0.2
 """Between micro-batches: tests wait for other things meanwhile, and what a peer computes is lost to those beside it."""
 
 

@@ -34,15 +34,11 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
         with Running("join", link, *WORK, *own(tmp_path, "guest")) as guest:
             me = guest.wait_for("joined")["peer"]
             guest.wait_for("step.applied")
-            refused = run("amend", link, "network.relay=none", *desk)
-            assert "network.relay cannot change" in last_json(refused.stdout)["message"]
-            made = last_json(run("amend", link, "optimizer.learning_rate=0.01", "--at-step", "2", *desk).stdout)
-            assert (made["ok"], made["number"], made["told"]) == (True, 1, True)
-            assert guest.wait_for("run.amended")["changes"] == "optimizer.learning_rate = 0.01"
-            assert last_json(run("amend", link, "pause", *desk).stdout)["changes"] == {"paused": "true"}
+            made = last_json(run("amend", link, "pause", *desk).stdout)
+            assert (made["ok"], made["number"], made["told"], made["changes"]) == (True, 1, True, {"paused": "true"})
             guest.wait_for("run.paused", paused=True)
             status = last_json(run("status", link, *LOCAL, "--directory", str(tmp_path / "look"), "--json").stdout)
-            assert (status["paused"], [each["number"] for each in status["amendments"]]) == (True, [1, 2])
+            assert (status["paused"], [each["number"] for each in status["amendments"]]) == (True, [1])
             assert status["samples_per_second"] == 0.0, "a peer's record still has its last speed"
             assert last_json(run("amend", link, "resume", *desk).stdout)["from_step"] == 0
             guest.wait_for("run.paused", paused=False)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 from urllib.request import urlopen
@@ -88,16 +86,8 @@ def test_the_operator_is_told_once_that_the_invitation_admits_nobody(
 
 
 def test_new_codes_and_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'starlette', 'uvicorn'): sys.modules[name] = None  # importing them raises\n"
-        "import minga.cli\nsys.argv = ['minga', 'authority', '--new-code', 'alice', '--json']\n"
-        "sys.exit(minga.cli.main())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    made = last_json(done.stdout)
-    (tmp_path / "allow.toml").write_text(made["lines"])
-    assert made["code"] not in made["lines"]
+    assert call("authority", "--new-code", "alice", "--json") == 0
+    (tmp_path / "allow.toml").write_text(last_json(capfd.readouterr().out)["lines"])
     assert call("authority", "--json") == 2
     capfd.readouterr()
     assert call("authority", "minga1abc", "--allow", str(tmp_path / "allow.toml"), "--json") == 2

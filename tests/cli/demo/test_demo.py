@@ -7,28 +7,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 
-from minga.cli.commands import DemoCommand
 from minga.cli.demo.cut_model import missed
-from minga.cli.demo.demo import _result_directory, _Together, demo_run
+from minga.cli.demo.demo import _result_directory
 from minga.cli.demo.report import (
     DemoFacts,
     check,
-    compared,
-    draw_rows,
     draw_terminal,
     in_words,
-    normal_step_s,
     recovery_s,
-    side_by_side,
 )
 from minga.cli.demo.stage import Child
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.spec.run_spec import RunSpec
 from minga.recipes.albert.recipe import AlbertRecipe
-from minga.recipes.interface import Beside, DemoGoal, Exhibit, Metric, Showing, Shown
+from minga.recipes.interface import DemoGoal, Metric
 
 KILL_TIME = 1020.0
 PROMISING = type("Promising", (AlbertRecipe,), {"demo_goal": DemoGoal(6.4, steps=60)})
@@ -132,18 +125,6 @@ def test_a_newcomer_that_has_the_base_fetches_what_is_trained_and_little_else(st
     assert ("late_join_bytes" not in summary["failed"]) == holds
 
 
-def test_a_missed_time_is_said_with_its_limit(tmp_path: Path) -> None:
-    late = facts(survivors=[FakeChild("a", late_s=3.5)])
-    text = "\n".join(in_words(late, check(late, 3.0, 3), None, tmp_path))
-    assert "Not as promised: the step after the death took longer by 3.5 s, at most 3 s were promised." in text
-    summary = {**check(facts(), 3.0, 3), "late_join_s": 38.25, "steps": 9, "failed": ["steps", "late_join_s"]}
-    text = "\n".join(in_words(facts(), summary, None, tmp_path))
-    assert "9 steps, at least 30 were promised; the newcomer had the current state after 38.25 s, at most 30 s" in text
-    assert "busy" not in text
-    busy = "\n".join(in_words(facts(load_before=1.5), summary, None, tmp_path))
-    assert "busy when the demo began (load 1.5 per processor)" in busy
-
-
 def slow(child: FakeChild, times: float) -> FakeChild:
     """The same on a machine on which everything takes that much longer."""
     for event in child.events:
@@ -166,15 +147,6 @@ def test_a_busy_machine_keeps_what_an_idle_one_promises() -> None:
     assert (summary["ok"], summary["recovery_s"], summary["late_join_s"]) == (True, pytest.approx(23.2), 32.0)
 
 
-def test_children_without_any_event(tmp_path: Path) -> None:
-    silent = FakeChild("x")
-    silent.events = []
-    summary = check(facts(organiser=silent, newcomer=silent, survivors=[silent, FakeChild("y")]), 2.0, 3)
-    assert not summary["ok"]
-    assert summary["late_join_s"] is None
-    assert list(in_words(facts(), summary, None, tmp_path))
-
-
 def test_a_demo_of_few_steps_only_has_to_improve() -> None:
     few = FakeChild("o", step=20, first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 8.0})
     assert "headline_last" not in check(facts(organiser=few), 2.0, 3)["failed"]
@@ -194,65 +166,11 @@ def test_a_cut_model_that_had_no_time_to_learn_is_not_measured_by_it() -> None:
     assert missed(figures) == ["heldout_accuracy", "distance_correlation", "leftover_processes"]
 
 
-def test_a_share_that_is_chance_is_not_told() -> None:
-    first = {"heldout_loss": 9.0, "heldout_sop_accuracy": 0.5, "heldout_mlm_accuracy": 0.0}
-    last = {"heldout_loss": 6.0, "heldout_sop_accuracy": 0.52, "heldout_mlm_accuracy": 0.2}
-    beside = Showing("", beside={"heldout_mlm_accuracy": Beside("always the commonest token", 0.06, is_chance=True)})
-    assert list(compared(first, last, "heldout_loss", beside)) == [
-        "heldout_loss 9 → 6",
-        "heldout_mlm_accuracy 0 → 0.2 (always the commonest token: 0.06)",
-    ]
-    assert list(compared(first, {**last, "heldout_mlm_accuracy": 0.08}, "heldout_loss", beside)) == [
-        "heldout_loss 9 → 6"
-    ]
-
-
-def test_a_figure_is_told_once() -> None:
-    told, name = list[str](), AlbertRecipe.headline.name
-    playing = _Together(cast(Any, SimpleNamespace(tell=told.append)), DemoCommand(), AlbertRecipe, RunSpec(name="demo"))
-    organiser = FakeChild("organiser")
-    for step in (0, 0, 30, 30, 60):
-        organiser.events.append({"event": "evaluation", "step": step, name: 9.0 - step / 10})
-        playing._tell_progress(cast(Any, organiser))
-    held_out = ["", "", f", {name} 6 at step 30", "", f", {name} 3 at step 60"]
-    assert told == [f"step 59{words}" for words in held_out]
-
-
-def test_what_a_model_makes_of_the_same_things_stands_side_by_side(tmp_path: Path) -> None:
-    picture = np.zeros((8, 8, 3), dtype=np.uint8)
-    made = (Exhibit("zeal", picture), Exhibit("filled", picture))
-    sentence = "It is ____ for a gap that a line of it is longer than half of a terminal"
-    rows = [Shown(Exhibit("a gap"), made, Exhibit("filled")), Shown(Exhibit(sentence), made, Exhibit("common"))]
-    rows.append(Shown(Exhibit(picture=picture), made))
-    assert list(side_by_side(Showing("words", rows))) == [
-        "  a gap: zeal → filled   (right: filled)",
-        "  It is ____ for a gap that a line of it is longer than half of a terminal",
-        "      before: zeal   after: filled   (right: common)",
-        "  picture 3: zeal → filled",
-    ]
-    assert draw_rows(Showing("words", rows), tmp_path) == ["before-after.png"]
-    assert draw_rows(Showing(""), tmp_path) == []
-
-
-def test_a_demo_of_any_recipe_has_a_run_spec() -> None:
-    spec = demo_run("albert", AlbertRecipe)
-    assert (spec.model.recipe, spec.recipe["albert"]["max_length"]) == ("albert", 48)
-    assert (spec.training.target_batch_size, spec.state.digest_every) == (64, 1)
-
-
 def test_figures_that_should_rise() -> None:
     rising = type("Rising", (AlbertRecipe,), {"headline": Metric("accuracy", "higher"), "demo_goal": DemoGoal(0.8, 50)})
     for last, failed in ((0.9, []), (0.7, ["headline_last"]), (0.1, ["headline_last"])):
         organiser = FakeChild("o", first={"accuracy": 0.2}, last={"accuracy": last})
         assert check(facts(recipe=rising, organiser=organiser), 3.0, 3)["failed"] == failed
-
-
-def test_normal_step_and_recovery() -> None:
-    assert normal_step_s([]) == 0.0
-    assert normal_step_s([(1.0, 1, 0), (2.0, 2, 0), (9.0, 3, 0), (10.0, 4, 0)]) == 1.0
-    stuck = FakeChild("x")
-    stuck.events = stuck.events[:10]
-    assert recovery_s(facts(survivors=[stuck])) is None
 
 
 @pytest.mark.parametrize("kill_time", [1020.0, 1020.2, 1020.9])

@@ -57,15 +57,11 @@ def test_a_model_that_does_not_fit_is_told_with_the_figures() -> None:
     assert not room(Needs(2 * gib, 0, 8 * gib), 4 * gib, 4 * gib)[0]
 
 
-def needs_of(spec: RunSpec) -> Needs:
-    model = model_of(published(spec))
-    assert model is not None
-    return Needs.of(spec, model)
-
-
 def test_what_a_run_needs_is_counted_on_its_recipe() -> None:
     spec = RunSpec.from_mapping({"name": "x", "recipe": {"albert": {"size": "tiny"}}})
-    needs = needs_of(spec)
+    model = model_of(published(spec))
+    assert model is not None
+    needs = Needs.of(spec, model)
     vectors = needs.memory - PYTORCH_BYTES  # what the process takes without a model is counted, too
     assert vectors > needs.state > 4 * 100_000  # more vectors than in one checkpoint
     assert needs.disk == needs.state * (spec.checkpoints.keep + 1)
@@ -74,10 +70,11 @@ def test_what_a_run_needs_is_counted_on_its_recipe() -> None:
 
 def test_what_a_run_needs_is_that_of_its_largest_strategy_and_of_moments_as_they_are_kept() -> None:
     model = {"name": "x", "recipe": {"albert": {"size": "tiny"}}}
-    plain = needs_of(RunSpec.from_mapping(model))
     changing = {"training": {"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}}
-    later = needs_of(RunSpec.from_mapping({**model, **changing}))
-    coded = needs_of(RunSpec.from_mapping({**model, "optimizer": {"state_bits": 8}}))
+    specs = [RunSpec.from_mapping({**model, **more}) for more in ({}, changing, {"optimizer": {"state_bits": 8}})]
+    counted = model_of(published(specs[0]))  # which is the same in all of them
+    assert counted is not None
+    plain, later, coded = (Needs.of(each, counted) for each in specs)
     assert later.memory > plain.memory > coded.memory
     assert later.state == plain.state > coded.state
 

@@ -135,7 +135,7 @@ os._exit(0)  # the watchdog, which has more patience here, would keep nobody wai
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
-@pytest.mark.parametrize("names", ["SIGINT", "SIGTERM", "SIGHUP", "SIGHUP SIGHUP", "SIGTERM SIGHUP"])
+@pytest.mark.parametrize("names", ["SIGINT", "SIGHUP SIGHUP", "SIGTERM SIGHUP"])
 def test_the_checkpoint_of_the_newest_step_is_on_disk_when_a_host_was_told_to_end(tmp_path: Path, names: str) -> None:
     """With real signals and a real disk, and more patience than a host has, so that no busy machine spoils it."""
     done = forked.run("-c", TOLD_TO_END, str(tmp_path), *names.split(), timeout_s=40)

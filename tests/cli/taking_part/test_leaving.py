@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part.session import ASKED, GracefulLeave, farewell_of_volunteer
+from minga.cli.taking_part.session import ASKED, GracefulLeave
 from minga.cli.terminal.context import Context
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
@@ -69,8 +69,9 @@ except (Terminated, KeyboardInterrupt) as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize(("ends", "told"), [(True, "2 1 Terminated"), (False, "1 0 Terminated")])
+@pytest.mark.parametrize(
+    ("number", "ends", "told"), [("SIGTERM", True, "2 1 Terminated"), ("SIGHUP", False, "1 0 Terminated")]
+)
 def test_who_is_told_to_end_may_finish_what_it_does_first(number: str, ends: bool, told: str) -> None:
     """A service that is stopped, and a terminal that is closed; a member of a verified run does not wait for a step."""
     script = TOLD_TO_END.replace("NUMBER", number).replace("ENDS", str(ends)).replace("BEFORE", "signal.SIG_DFL")
@@ -83,11 +84,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     script = TOLD_TO_END.replace("NUMBER", "SIGHUP").replace("ENDS", "True").replace("BEFORE", "signal.SIG_IGN")
     done = forked.run("-c", script, timeout_s=40)
     assert done.stdout.strip() == "not ended", "SIGHUP is ignored, and the first Ctrl-C only asks"
-
-
-def test_one_step_is_not_several() -> None:
-    said = farewell_of_volunteer({"step": 7, "steps_contributed": 1, "samples": 1})
-    assert "took part in 1 step with 1 sample. Thank you!" in said
 
 
 LATE = (

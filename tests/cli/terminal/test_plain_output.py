@@ -17,6 +17,7 @@ from minga.cli.terminal import exit_codes
 from minga.cli.terminal import output as output_module
 from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Display, Output, Ticker, plain_table
 from minga.core.errors import ConfigurationError
+from tests.worlds import forked
 
 
 class Clock:
@@ -109,11 +110,12 @@ def test_a_reader_that_goes_ends_the_command_without_a_word(tmp_path: Path) -> N
 @pytest.mark.parametrize(("command", "code"), [(["runs"], exit_codes.STORAGE), (["status", "x"], exit_codes.USAGE)])
 def test_json_that_a_full_disk_refused_is_no_success(tmp_path: Path, command: list[str], code: int) -> None:
     program = f"from minga.cli import main; main([*{command}, '--directory', '.', '--json'])"
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, check=False
-        )
-    assert (done.returncode, done.stderr.count(b"minga: "), b"Traceback" in done.stderr) == (code, 1, False)
+    with (
+        open("/dev/full", "wb") as full,
+        forked.start("-c", program, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path) as process,
+    ):
+        _, said = process.communicate(timeout=45)
+    assert (process.returncode, said.count("minga: "), "Traceback" in said) == (code, 1, False)
 
 
 @pytest.mark.parametrize("width", [60, 90])

@@ -167,8 +167,14 @@ cli.main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("words", [("farewell",), ("farewell", "--json"), ("none",), ("none", "--json")])
-@pytest.mark.parametrize(("error", "code"), [("KeyboardInterrupt", 130), ("interrupt.Terminated", 143)])
+@pytest.mark.parametrize(
+    ("words", "error", "code"),
+    [
+        (("farewell",), "KeyboardInterrupt", 130),
+        (("none",), "KeyboardInterrupt", 130),
+        (("none", "--json"), "interrupt.Terminated", 143),
+    ],
+)
 def test_last_words_that_nobody_reads_change_no_exit_code(words: tuple[str, ...], error: str, code: int) -> None:
     reading, writing = os.pipe()
     os.close(reading)

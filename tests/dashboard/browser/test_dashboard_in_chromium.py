@@ -39,10 +39,6 @@ def chromium() -> Iterator[Any]:
         yield launched
 
 
-def tile(opened: Any, name: str) -> str:
-    return str(opened.locator(f"[data-tile={name}] dd > span").inner_text())
-
-
 def wait_for_text(opened: Any, selector: str, text: str) -> None:
     opened.locator(selector).filter(has_text=text).first.wait_for(timeout=PATIENCE_MS)
 
@@ -69,17 +65,17 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
             opened.goto(url)
             wait_for_text(opened, "#state", "no peer trains")
             wait_for_text(opened, "main", "No rounds yet.")
-            first, _ = (start("join", link, "--yes", name=name) for name in ("first", "second"))
-            wait_for_text(opened, "[data-tile=peers] dd > span", "3")
+            first = start("join", link, "--yes", name="first")
+            wait_for_text(opened, "[data-tile=peers] dd > span", "2")
             wait_for_text(opened, "#state", "training")
             opened.locator(".plot[aria-label^='Loss. Latest: training']").wait_for(timeout=PATIENCE_MS)
             opened.locator(".plot[aria-label^='Anatomy of the last rounds. Latest']").wait_for(timeout=PATIENCE_MS)
 
             first.process.kill()
+            start("join", link, "--yes", name="late")
             wait_for_text(opened, ".log[aria-label='comings and goings'] li", "lost")
             wait_for_text(opened, "[data-tile=peers] dd > span", "2")
-            start("join", link, "--yes", name="late")
-            wait_for_text(opened, "[data-tile=peers] dd > span", "3")
+            wait_for_text(opened, "#state", "training")
 
             points = "document.querySelectorAll('.plot canvas').length"
             assert opened.evaluate(points) >= 5

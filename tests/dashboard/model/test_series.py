@@ -16,14 +16,6 @@ def columns(series: Series) -> dict[str, list[float | None]]:
     return dict(series.document()["columns"])
 
 
-def test_a_curve_keeps_all_points_until_it_is_full() -> None:
-    series = Series({"t": "last", "loss": "mean"}, most_points=8)
-    for moment in range(8):
-        series.add(t=moment, loss=float(moment))
-    assert columns(series) == {"t": list(range(8)), "loss": [float(moment) for moment in range(8)]}
-    assert series.epoch == 0
-
-
 @given(st.integers(4, 20), st.integers(1, 700))
 def test_a_long_curve_covers_the_whole_run_by_means_of_its_points(most: int, count: int) -> None:
     series = Series({"t": "last", "loss": "mean"}, most_points=most)

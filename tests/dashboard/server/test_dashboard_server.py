@@ -30,7 +30,6 @@ from minga.core.spec.sections import NetworkSection
 from minga.core.wheel import own_wheel
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
-from minga.dashboard.joining import JoinFacts
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.server.metrics import metrics_text, registry_of
 from minga.dashboard.server.web_server import WebServer
@@ -89,7 +88,7 @@ def dashboard(run: MadeUpRun) -> Iterator[Dashboard]:
 # ---- what is answered
 
 
-@pytest.mark.parametrize("path", ["/", "/peers", f"/peers/{'a' * 64}", "/leaderboard", "/join"])
+@pytest.mark.parametrize("path", ["/", f"/peers/{'a' * 64}", "/join"])
 def test_each_page_comes_with_the_policy(dashboard: Dashboard, path: str) -> None:
     answer = ask(dashboard, path)
     assert answer.status == 200
@@ -245,11 +244,6 @@ def test_a_peer_whose_totals_are_unknown_has_no_counters(run: MadeUpRun) -> None
     assert len(known) == 3
 
 
-def test_what_is_unknown_is_an_error_in_json(dashboard: Dashboard) -> None:
-    assert ask(dashboard, "/api/v1/nothing").status == 404
-    assert ask(dashboard, "/api/v1/run", "DELETE").status == 405
-
-
 def test_before_the_first_look_the_api_says_so(run: MadeUpRun) -> None:
     early = run.serve(None)
     try:
@@ -375,11 +369,6 @@ def test_a_foreign_name_for_this_server_is_refused(dashboard: Dashboard, host: s
     assert b"samples" not in answer.body
 
 
-@pytest.mark.parametrize("host", ["localhost:8471", "127.0.0.1:8471", "[::1]:8471", "127.0.0.1"])
-def test_the_names_of_this_machine_are_accepted(dashboard: Dashboard, host: str) -> None:
-    assert ask(dashboard, "/api/v1/run", Host=host).status == 200
-
-
 def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
     served = run.serve(None, url="https://run.example.org")
     run.advance(1.0)
@@ -395,7 +384,8 @@ def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
         assert ask(local, "/?token=wrong").status == 401
         entered = ask(local, f"/peers?token={token}")
         assert (entered.status, entered.headers["location"]) == (303, "/peers")
-        assert ask(local, f"//evil.example/peers?token={token}").headers["location"] == "/evil.example/peers"
+        for path in ("//evil.example/peers", "///evil.example/peers", "/%2fevil.example/peers"):
+            assert ask(local, f"{path}?token={token}").headers["location"] == "/evil.example/peers"
         cookie = entered.headers["set-cookie"]
         assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
         assert ask(local, "/", Cookie=cookie.split(";")[0], Host="run.example.org").status == 200
@@ -479,26 +469,13 @@ def test_any_text_may_stand_in_place_of_a_host(header: str) -> None:
     assert not DashboardSettings().accepts_host(f"x{header}")
 
 
-def test_a_public_dashboard_needs_no_token(run: MadeUpRun) -> None:
-    served = run.serve(None, url="https://run.example.org", public=True)
-    try:
-        assert served.url == "https://run.example.org/"
-        assert ask(replace_url(served), "/", Host="run.example.org").status == 200
-    finally:
-        served.close()
-
-
-@pytest.mark.parametrize("listen", ["8471", "127.0.0.1", "127.0.0.1:70000", "x y:1:2", ""])
-def test_an_address_that_is_none_is_refused(listen: str) -> None:
-    with pytest.raises(ConfigurationError, match="write an address and a port"):
-        DashboardSettings.listening(listen)
-
-
 def test_settings_say_who_needs_a_token() -> None:
     assert not DashboardSettings.listening("127.0.0.1:1").needs_token
     assert not DashboardSettings.listening("[::1]:1").needs_token
     assert DashboardSettings.listening("0.0.0.0:1").needs_token
     assert not DashboardSettings.listening("0.0.0.0:1", public=True).needs_token
+    local = DashboardSettings()
+    assert all(map(local.accepts_host, ("localhost:8471", "127.0.0.1:8471", "[::1]:8471", "127.0.0.1")))
     for url in ("run.example.org", "ftp://run.example.org", "http://[::1", "https://run.example.org/path"):
         with pytest.raises(ConfigurationError, match="write an address such as"):
             DashboardSettings(url=url)
@@ -546,13 +523,8 @@ def test_a_server_that_fails_at_its_start_says_so() -> None:
 
 def test_a_dashboard_is_only_read(dashboard: Dashboard) -> None:
     for path in ("/", "/api/v1/run", "/api/v1/orders"):
-        assert ask(dashboard, path, "POST", "{}").status == 405
-
-
-def test_a_token_in_an_address_leads_to_this_server_alone(dashboard: Dashboard) -> None:
-    token = dashboard.settings.read_token
-    for path in ("//evil.example/", "///evil.example/", "/%2fevil.example/"):
-        assert ask(dashboard, f"{path}?token={token}").headers["location"] == "/evil.example/"
+        for method in ("POST", "DELETE"):
+            assert ask(dashboard, path, method, "{}").status == 405
 
 
 # ---- connections
@@ -669,12 +641,6 @@ def test_a_monitor_asks_a_host_for_what_it_cannot_see_and_shows_no_card_of_which
         again.close()
     finally:
         run.close()
-
-
-def test_the_page_of_a_complete_run_offers_the_model_and_no_place_in_it(run: MadeUpRun) -> None:
-    status = run.advance(5.0).status
-    facts = JoinFacts.of(run.peer.spec, run.peer.link, replace(status, last_step=status.step))
-    assert facts.completed == status.step
 
 
 # ---- a new start
@@ -810,22 +776,6 @@ def test_a_leaderboard_is_kept_at_the_end_though_a_member_that_was_asked_for_rec
     finally:
         answered.set()
         served._thread.join()
-        run.close()
-
-
-def test_damaged_files_of_before_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / RECORD_FILE).write_bytes(
-        b'{"t": 1, "event": "swarm", "by_peer": [1]}\n\xff\xfe{\n[1,2]\n{"t": NaN, "event": "step"}\n'
-    )
-    (tmp_path / LEADERBOARD_FILE).write_bytes(b"[]")
-    run = MadeUpRun(2, directory=tmp_path)
-    try:
-        served = run.serve(tmp_path)
-        run.advance(1.0)
-        settle(served)
-        assert ask(served, "/api/v1/run").json()["now"]["peers"]["alive"] == 2
-        served.close()
-    finally:
         run.close()
 
 

@@ -21,7 +21,7 @@ from tests.worlds.sharing_world import (
 )
 from tests.worlds.split_world import SplitWorld, values
 
-ROUNDS = 4
+ROUNDS = 3
 
 
 class Applied:
@@ -85,11 +85,9 @@ def _settle_the_dead(clients: list[FedClient]) -> None:
     dead.log = [(number, begun, taken and members.get(begun, 0) == len(clients)) for number, begun, taken in dead.log]
 
 
-@pytest.mark.parametrize(
-    ("variant", "samples"), [("splitfed-1", (4, 4, 4)), ("splitfed-1", (2, 8, 5)), ("splitfed-2", (2, 8, 5))]
-)
-def test_it_equals_its_formula(variant: str, samples: tuple[int, ...]) -> None:
-    judge, top, clients = scene(variant, 0, samples, kills=False)
+@pytest.mark.parametrize("variant", ["splitfed-1", "splitfed-2"])
+def test_it_equals_its_formula(variant: str) -> None:
+    judge, top, clients = scene(variant, 0, (2, 8, 5), kills=False)
     assert torch.allclose(top, values(judge.top), atol=1e-6)
     for client in clients:
         assert client.part.round >= ROUNDS

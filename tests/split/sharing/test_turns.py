@@ -167,6 +167,7 @@ def test_who_has_waited_long_for_its_turn_still_waits_for_a_server_whose_connect
         slow = case.clients[1]
         assert slow.exchange is not None
         slow.exchange._patience_s = 8.0
+        case.world.internet.set_rate(case.clients[0].network, 2_000.0, None)  # a few batches, and as long a turn
         busy = case.run(0, range(10**6))
         await asyncio.sleep(1.0)
         waits = case.run(1, range(5))

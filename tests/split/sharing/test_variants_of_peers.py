@@ -156,13 +156,3 @@ def test_blocks_of_features(options: Callable[..., minga.PeerOptions]) -> None:
         assert losses[0] == losses[1]
         assert all(loss is not None for loss in losses[0])
         assert server.status.steps == 6
-
-
-def test_who_is_not_the_server_of_the_run_is_told_so(options: Callable[[str], minga.PeerOptions]) -> None:
-    _, top = two_parts()
-    with (
-        serve(spec_of("vanilla"), top, optimizer=sgd, options=options("server")) as server,
-        minga.join(server.link, options("other")) as peer,
-        pytest.raises(ConfigurationError, match=r"split\.server"),
-    ):
-        serve(peer, top, optimizer=sgd)

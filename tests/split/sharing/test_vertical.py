@@ -100,11 +100,11 @@ def test_it_equals_the_unsplit_model() -> None:
     async def scene() -> None:
         case = Vertical()
         await case.start()
-        await asyncio.gather(*(case.run(block, range(1, 51)) for block in range(3)))
-        assert case.trained() == list(range(1, 51))
-        assert torch.allclose(case.found(), whole_model(range(1, 51)), rtol=0.0, atol=1e-6)
+        await asyncio.gather(*(case.run(block, range(1, 31)) for block in range(3)))
+        assert case.trained() == list(range(1, 31))
+        assert torch.allclose(case.found(), whole_model(range(1, 31)), rtol=0.0, atol=1e-6)
         assert case.server.core is not None
-        assert (case.server.core.applying.steps, case.server.core.samples) == (50, 400)
+        assert (case.server.core.applying.steps, case.server.core.samples) == (30, 240)
         # Predictions come together in the same way, and change nothing.
         inputs, _ = batch(7)
         asked = []
@@ -242,40 +242,19 @@ def test_who_asks_by_one_number_for_two_sets_has_one_of_them_and_harms_nobody() 
 
 
 def test_a_client_is_as_patient_as_the_server_is_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "ANSWER_S", 30.0)
+    monkeypatch.setattr(exchange, "ANSWER_S", 10.0)
 
     async def scene() -> None:
         case = Vertical()
-        case.world.spec = shared_spec("vertical", blocks=3, wait_s=80.0)
+        case.world.spec = shared_spec("vertical", blocks=3, wait_s=30.0)
         await case.start()
         assert case.clients[0].exchange is not None
-        case.clients[0].exchange._patience_s = 20.0
+        case.clients[0].exchange._patience_s = 8.0
         await case.run(0, [1])
         assert case.clients[0].losses == {1: None}, "told that it was given up, after more than patience_s"
         await case.world.close()
 
     run_virtual(scene(), limit_s=300.0)
-
-
-def test_the_time_that_others_took_is_no_time_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "ANSWER_S", 30.0)
-
-    async def scene() -> None:
-        case = Vertical()
-        case.world.spec = shared_spec("vertical", blocks=3, wait_s=360.0)
-        await case.start()
-        client = case.clients[0]
-        assert client.exchange is not None
-        client.exchange._patience_s = 60.0
-        waits = case.run(0, [1])
-        await asyncio.sleep(70.0)
-        await client.network.process.run(client.session.node.disconnect(case.server.peer_id))
-        await asyncio.sleep(6.0)
-        assert not waits.done()
-        waits.cancel()
-        await case.world.close()
-
-    run_virtual(scene(), limit_s=200.0)
 
 
 def test_clients_that_do_not_agree_are_told_so() -> None:
