@@ -30,7 +30,7 @@ from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
 from tests.worlds.cli_run import last_json, run
-from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
+from tests.worlds.planner_swarms import GBIT, SETUPS, auxiliary, client, peer, two_sites
 
 HEAD = """[model]
 kind = "ghost"
@@ -171,7 +171,8 @@ def test_one_more_auxiliary_helps_where_uploads_bind() -> None:
     assert others.auxiliary_round_s < found.round_s / 1.2
     assert others.auxiliary_step_s < found.step_s
     # Where each is busy with its own vector already, nobody can help.
-    assert alternatives(HOMES, WORK).auxiliary_round_s == pytest.approx(explain(HOMES, WORK).round_s)
+    homes = SwarmRates((*(peer(0.02, 0.1),) * 8, auxiliary(1.0)))
+    assert alternatives(homes, WORK).auxiliary_round_s == pytest.approx(explain(homes, WORK).round_s)
 
 
 def test_reasons_and_traffic() -> None:
