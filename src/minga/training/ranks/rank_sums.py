@@ -41,6 +41,8 @@ ITEM_BYTES: Final = 4
 """Bytes of an element of the vector, float32."""
 END_S: Final = 2.0
 """How long a process that ends waits for a share that is under way, or still wanted."""
+GIVEN_UP_S: Final = 30.0
+"""How long it then waits at most until nothing waits for gloo any more, on a machine that has much else to do."""
 
 logger = logging.getLogger("minga.training")
 
@@ -225,11 +227,11 @@ class RankShares(ABC):
             self._carrier.join(END_S)
             if self._carrier.is_alive():
                 self._carriers.abandon()
-                self._carrier.join(END_S)
+                self._carrier.join(GIVEN_UP_S)
             return
         if not self._word.acquire(timeout=END_S):
             self._carriers.abandon()
-            if not self._word.acquire(timeout=END_S):
+            if not self._word.acquire(timeout=GIVEN_UP_S):
                 return
         self._word.release()
         with contextlib.suppress(ClosedError):
