@@ -65,20 +65,6 @@ async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None
 
 
 @virtually
-async def test_two_peers_attest_each_other_and_one_alone_attests_nothing() -> None:
-    swarm = make_swarm(1)
-    await swarm.run_until_step(20)
-    assert len(receipts_of(swarm.peers["peer-0"]).book) == 0
-    swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
-    await asyncio.sleep(3.0)
-    await sign_all(swarm)
-    totals = totals_at(swarm, "peer-0")
-    assert totals["peer-1"].samples > 0
-    assert totals["peer-0"].samples > 0
-    await swarm.close()
-
-
-@virtually
 async def test_over_relays_the_roots_attest_what_the_sites_gave() -> None:
     """Two sites of two: the first of each is the root of a part, the second only a relay."""
     parts = (PartShare(0.5, 0, (0, 3)), PartShare(0.5, 2, (1, 2)))
