@@ -81,12 +81,12 @@ async def test_a_peer_killed_when_it_has_signed_goes_on_with_its_book() -> None:
 @virtually
 async def test_through_churn_most_is_attested_and_nothing_twice() -> None:
     rng, swarm = random.Random(7), make_swarm(6, clients=1)
-    await swarm.run_until_step(12)
+    await swarm.run_until_step(8)
     swarm.internet.kill(swarm.peers["peer-2"].network)
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     await swarm.peers["peer-3"].session.close()
     swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, rng.uniform(0.02, 0.04)))
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     swarm.restart("peer-2")
     swarm.internet.kill(swarm.peers["peer-4"].network)
     await asyncio.sleep(3.0)

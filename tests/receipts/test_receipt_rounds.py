@@ -28,9 +28,9 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @virtually
 async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None:
     swarm = make_swarm(5, clients=1, auxiliaries=1)
-    await swarm.run_until_step(10)
+    await swarm.run_until_step(6)
     late = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
-    await swarm.run_until_step(18)
+    await swarm.run_until_step(13)
     await sign_all(swarm)
     book = receipts_of(swarm.peers["peer-0"]).book
     last = {}
