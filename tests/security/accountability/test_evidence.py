@@ -167,6 +167,10 @@ STEPS = dict.fromkeys(BEGINS, 2) | dict.fromkeys(LATER, 5) | {"silent confirm": 
 """How many steps are taken, if not one: lots fall on some attackers later, and some are judged in the next step."""
 
 
+SEED = 7
+"""With it the lots fall on all attackers in time."""
+
+
 class Played:
     """What an attack left behind."""
 
@@ -178,7 +182,7 @@ class Played:
         }
 
         async def run() -> SecureSwarm:
-            swarm = SecureSwarm(7, lambda: Quadratic(70), makers)
+            swarm = SecureSwarm(5, lambda: Quadratic(50), makers, seed=SEED)
             for name in HIDING.get(attack, ()):
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
@@ -299,7 +303,7 @@ SEEN = {Phase.RESULT: 3, Phase.REVEAL: 1, Phase.CLAIMS: 1, Phase.CONFIRM: 0}
 """Where in each body is what its author heard in the phase before."""
 
 
-@pytest.mark.parametrize("liars", [3, 4])
+@pytest.mark.parametrize("liars", [2, 3])
 @pytest.mark.parametrize("phase", PHASES[:4])
 def test_who_leaves_out_the_words_of_another_bans_it_only_with_most_members(phase: Phase, liars: int) -> None:
     """They sign anew that they heard nothing of it."""
@@ -315,7 +319,7 @@ def test_who_leaves_out_the_words_of_another_bans_it_only_with_most_members(phas
     said = (*one.proof.said[:at], heard, tuple(later))
     told = decision_of(one.sign(msgspec.structs.replace(one.proof, said=said, shown=None)))
     wanted = {victim: None if phase is Phase.COMMIT else Reason.SILENT}
-    assert (told and told.gone) == (wanted if liars == 4 else None)
+    assert (told and told.gone) == (wanted if liars == 3 else None)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -367,8 +371,8 @@ def recomputed() -> tuple[Played, ShownPart]:
 
 def test_no_contributor_can_be_left_out() -> None:
     one, shown = recomputed()
-    assert len(shown.rows) == 6
-    for gone in range(6):
+    assert len(shown.rows) == 4
+    for gone in range(4):
         rows, paths = (each[:gone] + each[gone + 1 :] for each in (shown.rows, shown.paths))
         fewer = msgspec.structs.replace(shown, rows=rows, paths=paths)
         said = tuple(words[:gone] + words[gone + 1 :] for words in one.proof.said)
@@ -378,7 +382,7 @@ def test_no_contributor_can_be_left_out() -> None:
 
 def test_neither_bytes_nor_rules_can_be_exchanged() -> None:
     one, shown = recomputed()
-    other = Rules.of(VectorLayout((70,), "float32"), one.witnesses[0].member._settings)
+    other = Rules.of(VectorLayout((50,), "float32"), one.witnesses[0].member._settings)
     assert other == one.proof.rules
     for rules in (
         msgspec.structs.replace(other, clip_factor=0.5),
