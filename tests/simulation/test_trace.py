@@ -1,4 +1,4 @@
-"""`python -m tools.trace`: one step as a sequence of calls and messages that really are those of the code."""
+"""`python -m tools.trace`: one step as a sequence of calls and messages."""
 
 from __future__ import annotations
 

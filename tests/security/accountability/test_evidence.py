@@ -66,12 +66,28 @@ from minga.simulation.attacks.protocol_attacks import (
     WithheldReveal,
 )
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm, verify_log
-from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
+from tests.worlds.secure_world import Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 
 pytestmark = pytest.mark.promise("when-members-are-hostile")
 
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
+
+
+class NoNumber(Attack):
+    """Hands out an aggregate that is none."""
+
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
+        return (value * float("nan") if self.is_on else value), clip
+
+
+class Helpless(Attack):
+    """Says that it could not get the aggregates, which all others have."""
+
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
+        if not self.is_on or not claims.claims:
+            return claims
+        return msgspec.structs.replace(claims, claims=(None,) * len(claims.claims), missing=record.terms.division.parts)
 
 
 class WrongReveal(Attack):
