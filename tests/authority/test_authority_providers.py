@@ -19,7 +19,7 @@ from minga.cli.terminal.output import Output
 from minga.core.errors import RejectedError, StorageError, UnreachableError
 from minga.login.client import LoginNeeded
 from minga.login.credentials import LogIn
-from minga.login.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
+from minga.login.messages import ByAccessToken, ByDevice, ByKey, DeviceCode
 from tests.worlds.authority_tools import HOUR_S, OTHER, PEER, Place, StandIn, asynchronously, raw
 
 pytestmark = pytest.mark.promise("who-may-take-part")
@@ -356,13 +356,3 @@ async def test_a_login_in_the_browser_outlives_a_disk_that_refuses_and_an_answer
     assert (await log_in(place, Visitor())).login.name == "alice"
     assert troubles == []
     assert [path for path, _ in hub.asked].count("/api/whoami-v2") == 1, "its access token was forgotten"
-
-
-@asynchronously
-async def test_codes_are_no_way_into_the_hub(tmp_path: Path) -> None:
-    place = place_with(tmp_path, StandIn(), HUB + "[people.alice]\n")
-    with pytest.raises(RejectedError, match="it offers: token"):
-        await place.client().token(PEER, ByCode("alice", "x"))
-    with pytest.raises(LoginNeeded):
-        await place.client().token(PEER, ByKey())
-    assert (await raw(place, "POST", "/v1/device")).status_code == 401

@@ -84,24 +84,6 @@ def assert_honest_ones_count(swarm: Swarm, viewer: str, honest: list[str], share
 
 
 @virtually
-async def test_a_claim_of_more_than_was_given_does_not_count_whoever_leads() -> None:
-    swarm = make_swarm(5, clients=1)
-    peers = await joined(swarm)
-    inflate(peers[1], 3)
-    inflate(peers[4], 2)  # the client: others hear it, though it hears nobody
-    await swarm.run_until_step(STEPS)
-    await sign_all(swarm)
-    for viewer in ("peer-0", "peer-2"):
-        totals = totals_at(swarm, viewer)
-        assert totals["peer-1"].samples == totals["peer-4"].samples == 0
-        assert totals["peer-1"].reduced_bytes == totals["peer-4"].reduced_bytes == 0
-        assert totals["peer-1"].claimed > 2
-        assert_honest_ones_count(swarm, viewer, ["peer-0", "peer-2", "peer-3"])
-    assert offences(swarm) == []
-    await swarm.close()
-
-
-@virtually
 async def test_a_colluding_third_gets_nothing_attested_and_takes_little_from_the_others() -> None:
     """They claim more, vouch for each other, and as leaders make up claims of their own and leave out those of others,
     or tell each member something else.
@@ -143,11 +125,14 @@ def lead_badly(peer: SimulatedPeer, friends: list[PeerId], *, equivocate: bool) 
 
 @virtually
 async def test_forged_attestations_and_replays_say_nothing() -> None:
-    """A member sends, in the place of its own attestation, others' with changed doubts, old ones, and nonsense."""
-    swarm = make_swarm(4)
+    """A member sends, in the place of its own attestation, others' with changed doubts, old ones, and nonsense. It
+    claims more than it gave, and so does a client: others hear it, though it hears nobody.
+    """
+    swarm = make_swarm(5, clients=1)
     peers = await joined(swarm)
     evil = receipts_of(peers[0])
     inflate(peers[0], 2)
+    inflate(peers[4], 3)
     honest, sent = evil.for_leader, [0]
 
     def forge(step: int) -> bytes:
@@ -169,26 +154,14 @@ async def test_forged_attestations_and_replays_say_nothing() -> None:
     await sign_all(swarm)
     assert sent[0] > 5
     for viewer in ("peer-1", "peer-3"):
-        assert totals_at(swarm, viewer)["peer-0"].samples == 0
+        totals = totals_at(swarm, viewer)
+        for name in ("peer-0", "peer-4"):
+            assert (totals[name].samples, totals[name].reduced_bytes) == (0, 0)
+        assert totals["peer-4"].claimed > 2
         assert_honest_ones_count(swarm, viewer, ["peer-1", "peer-2", "peer-3"])
         book = receipts_of(swarm.peers[viewer]).book
         assert all(each.is_genuine(swarm.spec.run_id) for each in book.attestations(c.place for c in book.counts))
     assert offences(swarm) == []
-    await swarm.close()
-
-
-@virtually
-async def test_the_same_steps_claimed_again_count_once() -> None:
-    swarm = make_swarm(3)
-    peers = await joined(swarm)
-    receipts_of(peers[1])._sight.note_claimed = lambda step: None  # type: ignore[method-assign,misc]
-    await swarm.run_until_step(STEPS)
-    await sign_all(swarm)
-    totals = totals_at(swarm, "peer-0")
-    assert totals["peer-1"].steps == totals["peer-1"].counted == 1, "the first claim only, which all others repeat"
-    assert totals["peer-1"].claimed > 1
-    assert totals["peer-1"].samples < given(swarm)["peer-1"] / 2
-    assert_honest_ones_count(swarm, "peer-0", ["peer-0", "peer-2"])
     await swarm.close()
 
 

@@ -42,54 +42,51 @@ def attesters(swarm: Swarm, viewer: str) -> set[str]:
     return {swarm.name_of(each.attester) for each in book.attestations(count.place for count in book.counts)}
 
 
-def test_a_peer_killed_when_it_has_signed_goes_on_with_its_book() -> None:
-    @virtually
-    async def main() -> None:
-        swarm = make_swarm(4)
-        receipts = await begun(swarm.peers["peer-1"])
-        sign, killed = receipts._sign, asyncio.Event()
+@virtually
+async def test_a_peer_killed_when_it_has_signed_goes_on_with_its_book() -> None:
+    swarm = make_swarm(4)
+    receipts = await begun(swarm.peers["peer-1"])
+    sign, killed = receipts._sign, asyncio.Event()
 
-        def die() -> None:
-            sign()
-            if receipts.book and not killed.is_set():
-                killed.set()
-                later(0.0, lambda: swarm.internet.kill(swarm.peers["peer-1"].network))
+    def die() -> None:
+        sign()
+        if receipts.book and not killed.is_set():
+            killed.set()
+            later(0.0, lambda: swarm.internet.kill(swarm.peers["peer-1"].network))
 
-        receipts._sign = die  # type: ignore[method-assign]
-        await killed.wait()
-        await asyncio.sleep(0.5)
-        before = receipts.book.counts
-        assert before
-        assert "peer-1" not in attesters(swarm, "peer-0"), "it died before any leader passed its word on"
-        swarm.restart("peer-1")
-        again = await begun(swarm.peers["peer-1"])
-        assert again.book.counts[: len(before)] == before
-        await swarm.run_until_step(25)
-        await sign_all(swarm)
-        assert "peer-1" in attesters(swarm, "peer-0")
-        book = receipts_of(swarm.peers["peer-0"]).book
-        signed = {
-            step
-            for each in book.attestations(count.place for count in book.counts)
-            if swarm.name_of(each.attester) == "peer-1"
-            for _, step in each.places
-        }
-        assert {count.step for count in before} <= signed, "of the time before it died, too"
-        assert totals_at(swarm, "peer-0")["peer-1"].samples <= given(swarm)["peer-1"]
-        await swarm.close()
-
-    main()
+    receipts._sign = die  # type: ignore[method-assign]
+    await killed.wait()
+    await asyncio.sleep(0.5)
+    before = receipts.book.counts
+    assert before
+    assert "peer-1" not in attesters(swarm, "peer-0"), "it died before any leader passed its word on"
+    swarm.restart("peer-1")
+    again = await begun(swarm.peers["peer-1"])
+    assert again.book.counts[: len(before)] == before
+    await swarm.run_until_step(25)
+    await sign_all(swarm)
+    assert "peer-1" in attesters(swarm, "peer-0")
+    book = receipts_of(swarm.peers["peer-0"]).book
+    signed = {
+        step
+        for each in book.attestations(count.place for count in book.counts)
+        if swarm.name_of(each.attester) == "peer-1"
+        for _, step in each.places
+    }
+    assert {count.step for count in before} <= signed, "of the time before it died, too"
+    assert totals_at(swarm, "peer-0")["peer-1"].samples <= given(swarm)["peer-1"]
+    await swarm.close()
 
 
 @virtually
 async def test_through_churn_most_is_attested_and_nothing_twice() -> None:
     rng, swarm = random.Random(7), make_swarm(6, clients=1)
-    await swarm.run_until_step(12)
+    await swarm.run_until_step(8)
     swarm.internet.kill(swarm.peers["peer-2"].network)
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     await swarm.peers["peer-3"].session.close()
     swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, rng.uniform(0.02, 0.04)))
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     swarm.restart("peer-2")
     swarm.internet.kill(swarm.peers["peer-4"].network)
     await asyncio.sleep(3.0)

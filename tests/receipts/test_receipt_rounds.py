@@ -28,9 +28,9 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @virtually
 async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None:
     swarm = make_swarm(5, clients=1, auxiliaries=1)
-    await swarm.run_until_step(10)
+    await swarm.run_until_step(6)
     late = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
-    await swarm.run_until_step(18)
+    await swarm.run_until_step(13)
     await sign_all(swarm)
     book = receipts_of(swarm.peers["peer-0"]).book
     last = {}
@@ -61,20 +61,6 @@ async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None
     proven = verify_document(data, swarm.spec.run_id, ORGANISER.peer_id)
     assert proven.totals == {late.network.peer_id: totals[late.name]}
     assert len(data) < 20_000
-    await swarm.close()
-
-
-@virtually
-async def test_two_peers_attest_each_other_and_one_alone_attests_nothing() -> None:
-    swarm = make_swarm(1)
-    await swarm.run_until_step(20)
-    assert len(receipts_of(swarm.peers["peer-0"]).book) == 0
-    swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
-    await asyncio.sleep(3.0)
-    await sign_all(swarm)
-    totals = totals_at(swarm, "peer-0")
-    assert totals["peer-1"].samples > 0
-    assert totals["peer-0"].samples > 0
     await swarm.close()
 
 

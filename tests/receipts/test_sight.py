@@ -116,19 +116,6 @@ def test_a_round_that_adopts_a_result_gives_nobody_anything() -> None:
     assert unpack(sight.judge(make_count(2, [None, Claim(1, 1, 1, 0), Claim(1, 1, 0, 0)])).doubts) == {1}
 
 
-def test_steps_that_come_again_begin_a_new_sight() -> None:
-    sight = seen(range(50, 60))
-    sight.note(outcome(make_plan(55), {OTHER: 7, THIRD: 9}), 5, 100)
-    assert sight.claim(56) == Claim(1, 1, 5, 8)
-
-
-def test_a_sight_is_bounded() -> None:
-    sight = seen(range(MAX_SPAN_STEPS + 100))
-    claim = sight.claim(MAX_SPAN_STEPS + 100)
-    assert claim is not None
-    assert claim.span == claim.rounds == MAX_SPAN_STEPS
-
-
 @pytest.mark.parametrize("sites", [(), ((0, 1), (2, 3)), ((1, 2, 3),)])
 def test_the_bytes_to_add_up_are_those_that_the_routes_bring(sites: tuple[tuple[int, ...], ...]) -> None:
     parts = []

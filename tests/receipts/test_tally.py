@@ -48,10 +48,6 @@ def totals_of(
     return book_of(count, attestations=said).totals()[IDS[0]]
 
 
-def test_what_is_shown_of_claims_that_do_not_count_is_a_number() -> None:
-    assert repr(totals_of(5, [0, 1]).counted) == "0"
-
-
 @pytest.mark.parametrize(
     ("claims", "signers", "doubters", "expected"),
     [

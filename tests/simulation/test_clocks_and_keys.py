@@ -75,142 +75,111 @@ def refusal(swarm: Swarm, name: str) -> RefusalCode:
 
 @pytest.mark.promise("clocks")
 @pytest.mark.parametrize("seed", seeds(1, of=3))
-def test_clocks_off_by_a_quarter_of_an_hour_train_together(seed: int) -> None:
+@virtually
+async def test_clocks_off_by_a_quarter_of_an_hour_train_together(seed: int) -> None:
     """The organiser's too; one is killed and comes back, one is set right in the middle, and newcomers come."""
-
-    @virtually
-    async def main() -> None:
-        swarm, rng = OneHistory(seed), random.Random(seed)
-        names = [swarm.join(rng.choice((-1, 1)) * QUARTER_S)]
-        await asyncio.sleep(2.0)
-        names += [swarm.join(skew_s) for skew_s in (QUARTER_S, 0.0, -QUARTER_S)]
-        await swarm.train_on(names)
-        swarm.internet.set_clock(names[0], 0.0)
-        swarm.internet.set_clock(names[1], 0.0)
-        await swarm.train_on(names)
-        swarm.internet.kill(names[3])
-        await asyncio.sleep(rng.uniform(0.5, 5.0))
-        swarm.note(swarm.restart(names[3]))
-        names.append(swarm.join(rng.uniform(-900.0, 900.0)))
-        await swarm.train_on(names)
-        await swarm.assert_one_history(names)
-        assert longest_gap_s(swarm) < 12.0
-        await swarm.close()
-
-    main()
-
-
-@pytest.mark.promise("clocks")
-@pytest.mark.parametrize("skew_s", [3600.0, -3600.0])
-def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = OneHistory(1)
-        names = [swarm.join() for _ in range(3)]
-        await swarm.train_on(names)
-        wrong = swarm.join(skew_s)
-        await swarm.peers[wrong].ended.wait()
-        assert refusal(swarm, wrong) is RefusalCode.CLOCK
-        assert swarm.peers[wrong].replica.step == 0
-        await swarm.train_on(names)
-        await swarm.assert_one_history(names)
-        await swarm.close()
-
-    main()
+    swarm, rng = OneHistory(seed), random.Random(seed)
+    names = [swarm.join(rng.choice((-1, 1)) * QUARTER_S)]
+    await asyncio.sleep(2.0)
+    names += [swarm.join(skew_s) for skew_s in (QUARTER_S, 0.0, -QUARTER_S)]
+    await swarm.train_on(names)
+    swarm.internet.set_clock(names[0], 0.0)
+    swarm.internet.set_clock(names[1], 0.0)
+    await swarm.train_on(names)
+    swarm.internet.kill(names[3])
+    await asyncio.sleep(rng.uniform(0.5, 5.0))
+    swarm.note(swarm.restart(names[3]))
+    names.append(swarm.join(rng.uniform(-900.0, 900.0)))
+    await swarm.train_on(names)
+    await swarm.assert_one_history(names)
+    assert longest_gap_s(swarm) < 12.0
+    await swarm.close()
 
 
 @pytest.mark.promise("clocks")
 @pytest.mark.parametrize(
     ("count", "skew_s"),
-    [(2, 3600.0), (3, -3600.0), (3, 86400.0), soaked(2, -3600.0), soaked(2, 86400.0), soaked(3, 3600.0)],
+    [(2, 3600.0), (3, -3600.0), *map(soaked, (3, 2, 2, 3), (86400.0, -3600.0, 86400.0, 3600.0))],
 )
-def test_a_clock_that_is_set_wrong_changes_nothing_for_those_who_are_there(count: int, skew_s: float) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = OneHistory(3)
-        names = [swarm.join() for _ in range(count)]
-        await swarm.train_on(names)
-        for wrong in (names[0], names[-1]):
-            swarm.internet.set_clock(wrong, skew_s)
-            await swarm.train_on(names, 8)
-            await swarm.assert_one_history(names)
-            assert all(peer.replica.lineage.solo == 0 for peer in swarm.peers.values())
-            swarm.internet.set_clock(wrong, 0.0)
-        assert longest_gap_s(swarm) < 3.0
-        await swarm.close()
-
-    main()
+@virtually
+async def test_a_clock_that_is_set_wrong_changes_nothing_for_those_who_are_there(count: int, skew_s: float) -> None:
+    swarm = OneHistory(3)
+    names = [swarm.join() for _ in range(count)]
+    await swarm.train_on(names)
+    for wrong in (names[0], names[-1]):
+        swarm.internet.set_clock(wrong, skew_s)
+        await swarm.train_on(names, 8)
+        await swarm.assert_one_history(names)
+        assert all(peer.replica.lineage.solo == 0 for peer in swarm.peers.values())
+        swarm.internet.set_clock(wrong, 0.0)
+    assert longest_gap_s(swarm) < 3.0
+    await swarm.close()
 
 
 @pytest.mark.promise("clocks")
-@pytest.mark.parametrize(("skew_s", "count"), [(86400.0, 2), (-3600.0, 3)])
-def test_a_peer_that_was_cut_off_with_a_wrong_clock_is_let_in_again(skew_s: float, count: int) -> None:
+@pytest.mark.parametrize(("skew_s", "count"), [(86400.0, 2), soaked(-3600.0, 3)])
+@virtually
+async def test_a_peer_that_was_cut_off_with_a_wrong_clock_is_let_in_again(skew_s: float, count: int) -> None:
     """And lets the others in, so that two of them do not go on alone for good."""
-
-    @virtually
-    async def main() -> None:
-        swarm = OneHistory(3)
-        names = [swarm.join() for _ in range(count)]
-        await swarm.train_on(names)
-        wrong, *others = reversed(names)
-        swarm.internet.set_clock(wrong, skew_s)
-        await asyncio.sleep(10.0)
-        for other in others:
-            swarm.internet.cut(wrong, other)
-        await asyncio.sleep(40.0)
-        for other in others:
-            swarm.internet.restore(wrong, other)
-        await asyncio.sleep(20.0)
-        solo = [peer.replica.lineage.solo for peer in swarm.peers.values()]
-        await swarm.train_on(names)
-        await assert_equal_states(swarm, names)
-        assert [peer.replica.lineage.solo for peer in swarm.peers.values()] == solo
-        await swarm.close()
-
-    main()
+    swarm = OneHistory(3)
+    names = [swarm.join() for _ in range(count)]
+    await swarm.train_on(names)
+    wrong, *others = reversed(names)
+    swarm.internet.set_clock(wrong, skew_s)
+    await asyncio.sleep(10.0)
+    for other in others:
+        swarm.internet.cut(wrong, other)
+    await asyncio.sleep(40.0)
+    for other in others:
+        swarm.internet.restore(wrong, other)
+    await asyncio.sleep(20.0)
+    solo = [peer.replica.lineage.solo for peer in swarm.peers.values()]
+    await swarm.train_on(names)
+    await assert_equal_states(swarm, names)
+    assert [peer.replica.lineage.solo for peer in swarm.peers.values()] == solo
+    await swarm.close()
 
 
+@pytest.mark.promise("clocks")
 @pytest.mark.promise("one-key-one-process")
-@pytest.mark.parametrize("copied", [0, 2])
-def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> None:
-    """Of the organiser's, and of a volunteer's."""
+@virtually
+async def test_who_comes_with_a_clock_that_is_an_hour_off_or_a_key_in_use_is_refused_and_changes_nothing() -> None:
+    """The key of the organiser, and of a volunteer."""
+    swarm = OneHistory(2)
+    names = [swarm.join() for _ in range(4)]
+    await swarm.train_on(names)
 
-    @virtually
-    async def main() -> None:
-        swarm = OneHistory(2)
-        names = [swarm.join() for _ in range(4)]
-        await swarm.train_on(names)
-        others = [name for name in names if name != names[copied]]
-        copy = swarm.join(key_of=names[copied], through=others)
-        await swarm.peers[copy].ended.wait()
-        assert refusal(swarm, copy) is RefusalCode.KEY
-        assert swarm.peers[copy].replica.step == 0
+    async def assert_refused(comer: str, code: RefusalCode) -> None:
+        await swarm.peers[comer].ended.wait()
+        assert refusal(swarm, comer) is code
+        assert swarm.peers[comer].replica.step == 0
         await swarm.train_on(names)
         await swarm.assert_one_history(names)
-        assert longest_gap_s(swarm) < 3.0
-        await swarm.close()
 
-    main()
+    for skew_s in (3600.0, -3600.0):
+        await assert_refused(swarm.join(skew_s), RefusalCode.CLOCK)
+    for whose in (names[0], names[2]):
+        others = [name for name in names if name != whose]
+        await assert_refused(swarm.join(key_of=whose, through=others), RefusalCode.KEY)
+    assert longest_gap_s(swarm) < 3.0
+    await swarm.close()
 
 
 @pytest.mark.promise("one-key-one-process")
 @pytest.mark.parametrize("seed", seeds(1, of=4))
-def test_of_two_machines_with_one_key_that_enter_at_once_one_stays(seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        swarm, rng = OneHistory(seed), random.Random(seed)
-        names = [swarm.join() for _ in range(8)]
-        await swarm.train_on(names)
-        first = swarm.join(through=names[:1])
-        await asyncio.sleep(rng.uniform(0.01, 0.3))
-        second = swarm.join(key_of=first, through=names[-1:])
-        async with asyncio.timeout(30.0):
-            await swarm.peers[second].ended.wait()
-        assert refusal(swarm, second) is RefusalCode.KEY
-        names.append(first)
-        await swarm.train_on(names)
-        await swarm.assert_one_history(names)
-        assert longest_gap_s(swarm) < 12.0
-        await swarm.close()
-
-    main()
+@virtually
+async def test_of_two_machines_with_one_key_that_enter_at_once_one_stays(seed: int) -> None:
+    swarm, rng = OneHistory(seed), random.Random(seed)
+    names = [swarm.join() for _ in range(4)]
+    await swarm.train_on(names)
+    first = swarm.join(through=names[:1])
+    await asyncio.sleep(rng.uniform(0.01, 0.3))
+    second = swarm.join(key_of=first, through=names[-1:])
+    async with asyncio.timeout(30.0):
+        await swarm.peers[second].ended.wait()
+    assert refusal(swarm, second) is RefusalCode.KEY
+    names.append(first)
+    await swarm.train_on(names)
+    await swarm.assert_one_history(names)
+    assert longest_gap_s(swarm) < 12.0
+    await swarm.close()

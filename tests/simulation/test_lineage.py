@@ -11,8 +11,7 @@ import pytest
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, SYNC_MOMENTS, Story, play_story
-from tests.worlds.partition_play import MOST_SKEW_S
+from tests.worlds.lineage_play import play_story
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, pull, vector_replica, virtually
 
@@ -26,60 +25,37 @@ its key and of another one, as in `test_clocks_and_keys`.
 """
 
 
-def test_a_seed_decides_the_story() -> None:
-    assert Story.drawn(6) == Story.drawn(6)
-    assert Story.drawn(6) != Story.drawn(7)
-
-
-def test_stories_play_all_that_can_happen_to_an_organiser() -> None:
-    stories = [Story.drawn(seed) for seed in range(200)]
-    losses = [loss for story in stories for loss in story.losses if loss.peer == ORGANISER]
-    for moment in (AT_ONCE, FOUNDED, *SYNC_MOMENTS, *STEP_MOMENTS):
-        assert {loss.says_goodbye for loss in losses if loss.moment == moment} == {False, True}, moment
-    assert {copy.whose == ORGANISER for story in stories for copy in story.copies} == {False, True}
-    assert {story.founder for story in stories} == {"organiser", "first"}
-    assert {story.last_step is None for story in stories} == {False, True}
-    assert any(story.cuts and story.regroupings and story.losses and story.last_step for story in stories)
-    skews_s = [skew_s for story in stories for skew_s in story.skews_s]
-    assert -MOST_SKEW_S <= min(skews_s) < -0.9 * MOST_SKEW_S
-    assert 0.9 * MOST_SKEW_S < max(skews_s) <= MOST_SKEW_S
-
-
 @pytest.mark.parametrize("seed", EVENTFUL)
 def test_the_weights_are_the_founders_and_all_end_in_one_history(seed: int) -> None:
     ending = play_story(seed)
     assert (ending.foreign, ending.apart, ending.idle, ending.errors) == ((), (), (), [])
 
 
-@pytest.mark.parametrize(("hosts", "auxiliary"), [(1, True), soaked(2, True), (1, False)])
-def test_hosts_that_come_back_from_a_checkpoint_take_what_their_clients_have(hosts: int, auxiliary: bool) -> None:
+@pytest.mark.parametrize(("hosts", "auxiliary"), [(1, True), *map(soaked, (2, 1), (True, False))])
+@virtually
+async def test_hosts_that_come_back_from_a_checkpoint_take_what_their_clients_have(hosts: int, auxiliary: bool) -> None:
     """All that can be dialled were killed: clients alone take no step, and their state is the newest."""
-
-    @virtually
-    async def main() -> None:
-        spec, trains = make_spec(16), TrainerSettings(4, 0.3)
-        swarm = Swarm(spec, seed=3, make_replica=vector_replica(1000), gradient=pull, checkpoint_every=10)
-        names = [f"host-{index}" for index in range(hosts)]
+    spec, trains = make_spec(16), TrainerSettings(4, 0.3)
+    swarm = Swarm(spec, seed=3, make_replica=vector_replica(1000), gradient=pull, checkpoint_every=10)
+    names = [f"host-{index}" for index in range(hosts)]
+    for name in names:
+        swarm.add(HostSettings(), None if auxiliary else trains, auxiliary=auxiliary, name=name)
+    clients = [swarm.add(HostSettings(dialable=False), trains, name=f"client-{index}") for index in range(3)]
+    await swarm.run_until_step(13)
+    for name in names:
+        swarm.internet.kill(name)
+    await asyncio.sleep(10.0)
+    killed_s, before = asyncio.get_running_loop().time(), max(client.replica.step for client in clients)
+    for name in names:
+        entries = [swarm.peers[each].network.address for each in names[: names.index(name)]]
+        assert swarm.restart(name, entries=entries).replica.step == 10
+    await asyncio.sleep(1.0)
+    for client in clients:
         for name in names:
-            swarm.add(HostSettings(), None if auxiliary else trains, auxiliary=auxiliary, name=name)
-        clients = [swarm.add(HostSettings(dialable=False), trains, name=f"client-{index}") for index in range(3)]
-        await swarm.run_until_step(27)
-        for name in names:
-            swarm.internet.kill(name)
-        await asyncio.sleep(20.0)
-        killed_s, before = asyncio.get_running_loop().time(), max(client.replica.step for client in clients)
-        for name in names:
-            entries = [swarm.peers[each].network.address for each in names[: names.index(name)]]
-            assert swarm.restart(name, entries=entries).replica.step == 20
-        await asyncio.sleep(1.0)
-        for client in clients:
-            for name in names:
-                client.network.process.run(client.session.node.dial(swarm.peers[name].network.address))
-        await swarm.run_until_step(before + 2, limit_s=60.0)
-        assert {peer.replica.lineage.solo for peer in swarm.alive()} == {0}
-        fetched = {logged.peer for logged in swarm.log.of("sync.finished") if logged.event.time > killed_s}
-        assert fetched == set(names)
-        await assert_equal_states(swarm)
-        await swarm.close()
-
-    main()
+            client.network.process.run(client.session.node.dial(swarm.peers[name].network.address))
+    await swarm.run_until_step(before + 2, limit_s=60.0)
+    assert {peer.replica.lineage.solo for peer in swarm.alive()} == {0}
+    fetched = {logged.peer for logged in swarm.log.of("sync.finished") if logged.event.time > killed_s}
+    assert fetched == set(names)
+    await assert_equal_states(swarm)
+    await swarm.close()

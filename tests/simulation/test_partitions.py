@@ -15,7 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.partition_play import Partition, Verdict, play, stall_s
+from tests.worlds.partition_play import Verdict, play, stall_s
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, same_step, virtually
 
@@ -26,11 +26,6 @@ FORKED_BEFORE = (23, *map(soaked, (272, 14, 18, 30, 33, 43)))
 
 STOOD_STILL = (150, soaked(175), soaked(116))
 """Seeds that left peers in doubt: a member was past a step for which too few were left, or had given its round up."""
-
-
-def test_a_seed_decides_the_partition() -> None:
-    assert Partition.drawn(184) == Partition.drawn(184)
-    assert Partition.drawn(184) != Partition.drawn(185)
 
 
 def test_of_one_step_alone_no_stall_can_be_told() -> None:
@@ -50,29 +45,25 @@ def swarm_of(count: int, seed: int) -> Swarm:
     return swarm
 
 
-def test_members_of_which_most_were_started_anew_go_on_once_all_are_back() -> None:
+@virtually
+async def test_members_of_which_most_were_started_anew_go_on_once_all_are_back() -> None:
     """Not before: who is missing may have taken the step with those that ended."""
-
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(24), seed=3, checkpoint_every=1)
-        for _ in range(3):
-            swarm.add(HostSettings(latency_s=0.03), TrainerSettings(4, 0.2, jitter=0.1))
-        await swarm.run_until_step(5)
-        for name in ("peer-0", "peer-1"):
-            swarm.internet.kill(name)
-        await asyncio.sleep(5.0)
-        swarm.restart("peer-0")
-        await asyncio.sleep(20.0)
-        step = swarm.peers["peer-2"].replica.step
-        assert swarm.peers["peer-0"].replica.step == step <= 6
-        swarm.restart("peer-1")
-        await swarm.run_until_step(step + 5, limit_s=30.0)
-        await assert_equal_states(swarm)
-        assert_one_group_per_step(swarm)
-        await swarm.close()
-
-    main()
+    swarm = Swarm(make_spec(24), seed=3, checkpoint_every=1)
+    for _ in range(3):
+        swarm.add(HostSettings(latency_s=0.03), TrainerSettings(4, 0.2, jitter=0.1))
+    await swarm.run_until_step(5)
+    for name in ("peer-0", "peer-1"):
+        swarm.internet.kill(name)
+    await asyncio.sleep(5.0)
+    swarm.restart("peer-0")
+    await asyncio.sleep(20.0)
+    step = swarm.peers["peer-2"].replica.step
+    assert swarm.peers["peer-0"].replica.step == step <= 6
+    swarm.restart("peer-1")
+    await swarm.run_until_step(step + 5, limit_s=30.0)
+    await assert_equal_states(swarm)
+    assert_one_group_per_step(swarm)
+    await swarm.close()
 
 
 async def kill_half(swarm: Swarm, survives: Callable[[SimulatedPeer, Event], bool]) -> list[SimulatedPeer]:
@@ -93,124 +84,108 @@ async def kill_half(swarm: Swarm, survives: Callable[[SimulatedPeer, Event], boo
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=2))
-def test_half_of_six_goes_on_with_the_organiser_though_the_leader_died(seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = swarm_of(6, seed)
-        organiser = next(iter(swarm.peers.values()))  # the first peer signs the run
-        living = await kill_half(swarm, lambda peer, event: peer is organiser)
-        step = max(peer.replica.step for peer in living)
-        await swarm.run_until_step(step + 4, limit_s=120)
-        await assert_equal_states(swarm, [peer.name for peer in living])
-        assert_one_group_per_step(swarm)
-        await swarm.close()
-
-    main()
+@virtually
+async def test_half_of_six_goes_on_with_the_organiser_though_the_leader_died(seed: int) -> None:
+    swarm = swarm_of(6, seed)
+    organiser = next(iter(swarm.peers.values()))  # the first peer signs the run
+    living = await kill_half(swarm, lambda peer, event: peer is organiser)
+    step = max(peer.replica.step for peer in living)
+    await swarm.run_until_step(step + 4, limit_s=120)
+    await assert_equal_states(swarm, [peer.name for peer in living])
+    assert_one_group_per_step(swarm)
+    await swarm.close()
 
 
-def test_half_of_six_without_the_organiser_waits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = swarm_of(6, 3)
-        organiser = next(iter(swarm.peers.values()))
-        living = await kill_half(swarm, lambda peer, event: peer is not organiser)
-        await asyncio.sleep(10.0)
-        step = max(peer.replica.step for peer in living)
-        await asyncio.sleep(20.0)
-        assert max(peer.replica.step for peer in living) == step
-        assert {logged.peer for logged in swarm.log.of("group.minority")} == {peer.name for peer in living}
-        await swarm.close()
-
-    main()
-    assert caplog.text.count("waiting: only 3 of the 6 members of the last round") == 3
+@virtually
+async def test_half_without_the_organiser_waits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    swarm = swarm_of(4, 3)
+    organiser = next(iter(swarm.peers.values()))
+    living = await kill_half(swarm, lambda peer, event: peer is not organiser)
+    await asyncio.sleep(10.0)
+    step = max(peer.replica.step for peer in living)
+    await asyncio.sleep(20.0)
+    assert max(peer.replica.step for peer in living) == step
+    assert {logged.peer for logged in swarm.log.of("group.minority")} == {peer.name for peer in living}
+    await swarm.close()
+    assert caplog.text.count("waiting: only 2 of the 4 members of the last round") == 2
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_clients_without_the_only_peer_that_can_be_dialled_stop_where_the_run_says_so(clients: int) -> None:
+@virtually
+async def test_clients_without_the_only_peer_that_can_be_dialled_stop_where_the_run_says_so(clients: int) -> None:
     """They see nobody who could lead, so none of them leads."""
-
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(16, network={"minority": "stop"}), seed=3)
-        host = swarm.add(HostSettings(), TrainerSettings(4, 0.3))
-        for _ in range(clients):
-            swarm.add(HostSettings(dialable=False), TrainerSettings(4, 0.3))
-        await swarm.run_until_step(10)
-        swarm.internet.kill(host.name)
-        await asyncio.sleep(60.0)
-        errors = [peer.error for peer in swarm.alive()]
-        assert len(errors) == clients
-        assert all(isinstance(error, MinorityError) for error in errors), errors
-        assert f"only 1 of the {clients + 1} members" in str(errors[0])
-        await swarm.close()
-
-    main()
+    swarm = Swarm(make_spec(16, network={"minority": "stop"}), seed=3)
+    host = swarm.add(HostSettings(), TrainerSettings(4, 0.3))
+    for _ in range(clients):
+        swarm.add(HostSettings(dialable=False), TrainerSettings(4, 0.3))
+    await swarm.run_until_step(3)
+    swarm.internet.kill(host.name)
+    await asyncio.sleep(60.0)
+    errors = [peer.error for peer in swarm.alive()]
+    assert len(errors) == clients
+    assert all(isinstance(error, MinorityError) for error in errors), errors
+    assert f"only 1 of the {clients + 1} members" in str(errors[0])
+    await swarm.close()
 
 
 @pytest.mark.parametrize("delay_s", [0.12, *map(soaked, (0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.14))])
-def test_a_coordinator_that_dies_while_a_round_is_committed_leaves_one_result(delay_s: float) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = swarm_of(5, 1)
-        leaders: list[str] = []
-        applied: dict[int, set[str]] = {}
+@virtually
+async def test_a_coordinator_that_dies_while_a_round_is_committed_leaves_one_result(delay_s: float) -> None:
+    swarm = swarm_of(5, 1)
+    leaders: list[str] = []
+    applied: dict[int, set[str]] = {}
 
-        def watch(peer: SimulatedPeer) -> None:
-            def hear(event: Event) -> None:
-                if event.kind == "step.applied":
-                    applied.setdefault(peer.replica.step, set()).add(peer.replica.digest())
-                    if peer.replica.step == 5 and not leaders:
-                        leaders.append(next(p.name for p in swarm.peers.values() if p.network.peer_id == leader[0]))
-                        asyncio.get_running_loop().call_later(delay_s, lambda: swarm.internet.kill(leaders[0]))
-                elif event.kind == "round.begun":
-                    leader[:] = [str(event.fields["leader"])]
+    def watch(peer: SimulatedPeer) -> None:
+        def hear(event: Event) -> None:
+            if event.kind == "step.applied":
+                applied.setdefault(peer.replica.step, set()).add(peer.replica.digest())
+                if peer.replica.step == 5 and not leaders:
+                    leaders.append(next(p.name for p in swarm.peers.values() if p.network.peer_id == leader[0]))
+                    asyncio.get_running_loop().call_later(delay_s, lambda: swarm.internet.kill(leaders[0]))
+            elif event.kind == "round.begun":
+                leader[:] = [str(event.fields["leader"])]
 
-            peer.session.events.subscribe(hear)
+        peer.session.events.subscribe(hear)
 
-        leader: list[str] = []
-        for peer in swarm.peers.values():
-            watch(peer)
-        await swarm.run_until_step(5, limit_s=120)
-        living = [peer.name for peer in swarm.alive()]
-        await same_step(swarm, living)
-        await swarm.run_until_step(9, limit_s=120)
-        assert [step for step, states in applied.items() if len(states) > 1] == []
-        await swarm.close()
-
-    main()
+    leader: list[str] = []
+    for peer in swarm.peers.values():
+        watch(peer)
+    await swarm.run_until_step(5, limit_s=120)
+    living = [peer.name for peer in swarm.alive()]
+    await same_step(swarm, living)
+    await swarm.run_until_step(9, limit_s=120)
+    assert [step for step, states in applied.items() if len(states) > 1] == []
+    await swarm.close()
 
 
 @pytest.mark.parametrize(
     ("happens", "after_s", "seconds", "steps"),
     [("cut", 0.1, 3.0, 2), ("cut", 0.52, 2.0, 2), ("stall", 0.52, 2.0, 2), ("cut", 0.1, 3.0, 3), ("cut", 0.1, 5.0, 3)],
 )
-def test_two_that_take_the_last_steps_each_alone_end_with_one_state(
+@virtually
+async def test_two_that_take_the_last_steps_each_alone_end_with_one_state(
     happens: str, after_s: float, seconds: float, steps: int
 ) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": steps}), seed=5)
-        first, second = (swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25)) for _ in range(2))
-        while min(first.replica.step, second.replica.step) < 1:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(after_s)
-        if happens == "cut":
-            swarm.internet.cut(first.name, second.name)
-            await asyncio.sleep(seconds)
-            swarm.internet.restore(first.name, second.name)
-        else:
-            swarm.internet.stall(second.name)
-            await asyncio.sleep(seconds)
-            swarm.internet.resume(second.name)
-        await swarm.run_until_step(steps, limit_s=60)
-        await asyncio.sleep(10)
-        alone = [event for event in swarm.log.of("step.applied") if event.event.fields["members"] == 1]
-        assert alone, "the fault has to fall into the last steps"
-        assert len(set(swarm.digests([first.name, second.name]).values())) == 1
-        assert len(swarm.log.of("sync.finished")) <= 2, "one gives way, and fetches the state once"
-        await swarm.close()
-
-    main()
+    swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": steps}), seed=5)
+    first, second = (swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25)) for _ in range(2))
+    while min(first.replica.step, second.replica.step) < 1:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(after_s)
+    if happens == "cut":
+        swarm.internet.cut(first.name, second.name)
+        await asyncio.sleep(seconds)
+        swarm.internet.restore(first.name, second.name)
+    else:
+        swarm.internet.stall(second.name)
+        await asyncio.sleep(seconds)
+        swarm.internet.resume(second.name)
+    await swarm.run_until_step(steps, limit_s=60)
+    await asyncio.sleep(10)
+    alone = [event for event in swarm.log.of("step.applied") if event.event.fields["members"] == 1]
+    assert alone, "the fault has to fall into the last steps"
+    assert len(set(swarm.digests([first.name, second.name]).values())) == 1
+    assert len(swarm.log.of("sync.finished")) <= 2, "one gives way, and fetches the state once"
+    await swarm.close()
 
 
 @virtually
@@ -244,89 +219,79 @@ async def joined(swarm: Swarm, names: Sequence[str], entries: Sequence[Simulated
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("members", "seed"), [(3, 2), *(soaked(*pair) for pair in ((1, 1), (3, 1), (3, 3)))])
-def test_newcomers_behind_a_cut_take_no_step_however_many_they_are(members: int, seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(64), seed=seed)
-        old = [swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0)) for _ in range(members)]
-        await swarm.run_until_step(2)
-        await joined(swarm, ("first", "second"))
-        step, newcomers = old[0].replica.step, [swarm.peers[name] for name in ("first", "second")]
-        assert {peer.replica.step for peer in newcomers} == {step}, "no step may end before the cut"
-        for peer in old:
-            for newcomer in newcomers:
-                swarm.internet.cut(peer.name, newcomer.name)
-        await joined(swarm, ("third", "fourth", "fifth"), newcomers)  # they know only newcomers
-        newcomers += [swarm.peers[name] for name in ("third", "fourth", "fifth")]
-        await swarm.run_until_step(step + 2, peers=[peer.name for peer in old])
-        assert {peer.replica.step for peer in newcomers} == {step}
-        assert swarm.log.of("group.minority")
-        for peer in old:
-            for newcomer in newcomers:
-                swarm.internet.restore(peer.name, newcomer.name)
-        await swarm.run_until_step(step + 3)
-        await assert_equal_states(swarm)
-        assert_one_group_per_step(swarm)
-        await swarm.close()
-
-    main()
+@pytest.mark.parametrize(("members", "seed"), [(1, 1), *(soaked(3, seed) for seed in (1, 2, 3))])
+@virtually
+async def test_newcomers_behind_a_cut_take_no_step_however_many_they_are(members: int, seed: int) -> None:
+    swarm = Swarm(make_spec(64), seed=seed)
+    old = [swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0)) for _ in range(members)]
+    await swarm.run_until_step(2)
+    await joined(swarm, ("first", "second"))
+    step, newcomers = old[0].replica.step, [swarm.peers[name] for name in ("first", "second")]
+    assert {peer.replica.step for peer in newcomers} == {step}, "no step may end before the cut"
+    for peer in old:
+        for newcomer in newcomers:
+            swarm.internet.cut(peer.name, newcomer.name)
+    await joined(swarm, ("third", "fourth", "fifth"), newcomers)  # they know only newcomers
+    newcomers += [swarm.peers[name] for name in ("third", "fourth", "fifth")]
+    await swarm.run_until_step(step + 2, peers=[peer.name for peer in old])
+    assert {peer.replica.step for peer in newcomers} == {step}
+    assert swarm.log.of("group.minority")
+    for peer in old:
+        for newcomer in newcomers:
+            swarm.internet.restore(peer.name, newcomer.name)
+    await swarm.run_until_step(step + 3)
+    await assert_equal_states(swarm)
+    assert_one_group_per_step(swarm)
+    await swarm.close()
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
-def test_newcomers_go_on_after_the_only_member_said_goodbye_or_came_back(says_goodbye: bool) -> None:
-    @virtually
-    async def main() -> None:
-        swarm = Swarm(make_spec(64), seed=1, checkpoint_every=1)
-        host = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0), name="host")
-        await swarm.run_until_step(2)
-        await joined(swarm, ("first", "second"))
-        step = host.replica.step
-        if says_goodbye:
-            await host.session.close()
-        else:
-            swarm.internet.kill("host")
-            await asyncio.sleep(200.0)
-            assert {peer.replica.step for peer in swarm.alive()} == {step}
-            swarm.restart("host")
-        await swarm.run_until_step(step + 2, limit_s=400.0)
-        await assert_equal_states(swarm)
-        await swarm.close()
-
-    main()
+@virtually
+async def test_newcomers_go_on_after_the_only_member_said_goodbye_or_came_back(says_goodbye: bool) -> None:
+    swarm = Swarm(make_spec(64), seed=1, checkpoint_every=1)
+    host = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 3.0), name="host")
+    await swarm.run_until_step(2)
+    await joined(swarm, ("first", "second"))
+    step = host.replica.step
+    if says_goodbye:
+        await host.session.close()
+    else:
+        swarm.internet.kill("host")
+        await asyncio.sleep(60.0)
+        assert {peer.replica.step for peer in swarm.alive()} == {step}
+        swarm.restart("host")
+    await swarm.run_until_step(step + 2, limit_s=400.0)
+    await assert_equal_states(swarm)
+    await swarm.close()
 
 
 @pytest.mark.parametrize("seed", [3, *map(soaked, (1, 2))])
-def test_of_two_one_that_stops_as_it_leads_takes_no_step_by_itself_that_displaces_those_of_the_other(
+@virtually
+async def test_of_two_one_that_stops_as_it_leads_takes_no_step_by_itself_that_displaces_those_of_the_other(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other never hears of the plan, and goes on alone."""
+    swarm = swarm_of(2, seed)
+    await swarm.run_until_step(5)
+    led: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    @virtually
-    async def main() -> None:
-        swarm = swarm_of(2, seed)
-        await swarm.run_until_step(5)
-        led: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def sign_and_stop(plan: Plan, identity: Identity) -> SignedPlan:
+        if len(plan.members) == 2 and not led.done():
+            led.set_result(swarm.name_of(identity.peer_id))
+            swarm.internet.stall(led.result())
+        return sign_plan(plan, identity)
 
-        def sign_and_stop(plan: Plan, identity: Identity) -> SignedPlan:
-            if len(plan.members) == 2 and not led.done():
-                led.set_result(swarm.name_of(identity.peer_id))
-                swarm.internet.stall(led.result())
-            return sign_plan(plan, identity)
-
-        monkeypatch.setattr("minga.averaging.matchmaking.former.sign_plan", sign_and_stop)
-        stopped = await led
-        (other,) = (peer for name, peer in swarm.peers.items() if name != stopped)
-        await asyncio.sleep(30.0)
-        alone = other.replica.step
-        assert alone > swarm.peers[stopped].replica.step + 2
-        swarm.internet.resume(stopped)
-        await asyncio.sleep(20.0)
-        assert min(peer.replica.step for peer in swarm.alive()) > alone
-        await assert_equal_states(swarm)
-        await swarm.close()
-
-    main()
+    monkeypatch.setattr("minga.averaging.matchmaking.former.sign_plan", sign_and_stop)
+    stopped = await led
+    (other,) = (peer for name, peer in swarm.peers.items() if name != stopped)
+    await asyncio.sleep(30.0)
+    alone = other.replica.step
+    assert alone > swarm.peers[stopped].replica.step + 2
+    swarm.internet.resume(stopped)
+    await asyncio.sleep(20.0)
+    assert min(peer.replica.step for peer in swarm.alive()) > alone
+    await assert_equal_states(swarm)
+    await swarm.close()
 
 
 @virtually

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tomllib
@@ -148,6 +147,7 @@ def test_the_summary_of_a_quiet_run(small: tuple[Outcome, Path]) -> None:
 def test_phases_add_up_to_the_step(small: tuple[Outcome, Path]) -> None:
     for step in small[0].steps[1:]:
         assert step.measured == 4
+        assert step.mean_phases_s.keys() == set(PHASES)
         assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
         assert step.mean_phases_s["communicate"] == pytest.approx(step.round_s, rel=0.5)
         assert step.bound_by == "compute"
@@ -155,7 +155,7 @@ def test_phases_add_up_to_the_step(small: tuple[Outcome, Path]) -> None:
 
 def test_a_slow_upload_is_named_as_what_binds() -> None:
     slow = '[[peers]]\nname = "slow"\nsamples_per_second = 10\nup = "60kbit"\ndown = "10Mbit"\ndialable = 0\n'
-    outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32", "stop.steps=6")
+    outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32", "stop.steps=5")
     assert outcome.bound_by.get("upload of slow-1", 0) >= 2, outcome.bound_by
 
 
@@ -176,9 +176,11 @@ def test_a_line_that_a_fault_slows_is_named_as_what_binds() -> None:
     assert busiest == [(1.0, "home", "upload"), (2.0, "fast", "upload"), (1.0, "home", "upload")]
 
 
-def test_slow_processors_apply_slowly() -> None:
-    outcome = simulate(SMALL, "peers.home.processor=5000")
+def test_slow_processors_apply_slowly_and_who_lacks_memory_stays_away() -> None:
+    changes = ("peers.home.processor=5000", "peers.home.memory=choice 100kB 1GB", "peers.home.count=6", "stop.steps=3")
+    outcome = simulate(SMALL, *changes)
     assert outcome.phases_s["apply"] == pytest.approx(0.35, rel=0.1)
+    assert 0 < len(outcome.timeline.peers) < 6
 
 
 @pytest.mark.parametrize("path", ['latency = "400ms"', 'latency = "1ms"\nrate = "60kbit"'])
@@ -195,7 +197,7 @@ def test_a_slow_path_between_regions_makes_rounds_longer(path: str, small: tuple
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [(("stop.time=5s", "stop.steps=1000"), "time"), (("stop.loss=2.2", "stop.steps=1000"), "loss")],
+    [(("stop.time=5s", "stop.steps=1000"), "time"), (("stop.loss=2.25", "stop.steps=1000"), "loss")],
 )
 def test_the_other_ends(changes: tuple[str, ...], why: str) -> None:
     outcome = simulate(SMALL, *changes)
@@ -203,7 +205,7 @@ def test_the_other_ends(changes: tuple[str, ...], why: str) -> None:
     if why == "time":
         assert outcome.virtual_s == pytest.approx(5.0)
     else:
-        assert outcome.losses()[-1][1] <= 2.2
+        assert outcome.losses()[-1][1] <= 2.25
 
 
 def test_a_run_that_everybody_leaves_is_over() -> None:
@@ -255,13 +257,13 @@ def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit at 0.05ms for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):
         faults += f'[[faults.random]]\naction = "{action}"\nper_hour = 600\nlasts = "uniform 1s 3s"\n{more}'
-    outcome = simulate(SMALL + faults, "peers.home.count=5", "stop.steps=9")
+    outcome = simulate(SMALL + faults, "peers.home.count=5", "stop.steps=7")
     found = kinds(outcome, "fault")
     assert {entry["action"] for entry in found} == {"kill", "slow_link", "stall", "drop_link"}
     assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
     assert any(entry["ended"] for entry in found)
     assert any("5e-05s" in entry["what"] for entry in found), "a time that no script could have in this form"
-    assert outcome.timeline.last_step == 9
+    assert outcome.timeline.last_step == 7
 
 
 def test_faults_that_never_happen_are_told() -> None:
@@ -273,21 +275,16 @@ def test_faults_that_never_happen_are_told() -> None:
     assert any(all(fault in line for fault in told) for line in summary_text(outcome))
 
 
-def test_who_lacks_memory_stays_away() -> None:
-    outcome = simulate(SMALL, "peers.home.memory=choice 100kB 1GB", "peers.home.count=6", "stop.steps=3")
-    assert 0 < len(outcome.timeline.peers) < 6
-
-
 @pytest.mark.promise("newcomers-get-in")
 def test_a_donor_that_serves_a_false_state_is_found_out() -> None:
-    late = '[[peers]]\nname = "late"\ncount = 3\nsamples_per_second = 10\narrival = "uniform 6s 9s"\n'
+    late = '[[peers]]\nname = "late"\ncount = 2\nsamples_per_second = 10\narrival = "uniform 6s 9s"\n'
     lies = '[[attackers]]\npeers = "home"\ncount = 3\nbehaviour = "false-state"\n'
-    outcome = simulate(SMALL + late + lies, "stop.steps=10", "peers.home.dialable=1")
+    outcome = simulate(SMALL + late + lies, "stop.steps=7", "peers.home.dialable=1")
     dropped = {str(entry["other"]) for entry in kinds(outcome, "state.donor_dropped") if entry["lied"]}
     assert dropped
     assert dropped <= {"home-1", "home-2", "home-3"}
     assert not kinds(outcome, "member.diverged")
-    assert {"late-1", "late-2", "late-3"} <= {e["peer"] for e in kinds(outcome, "sync.finished")}
+    assert {"late-1", "late-2"} <= {e["peer"] for e in kinds(outcome, "sync.finished")}
 
 
 def test_a_liar_about_its_line_does_not_stop_the_others() -> None:
@@ -346,9 +343,8 @@ down = "50Mbit"
 """
 
 
-@pytest.mark.parametrize(("codec", "vector_bytes"), [("float16", 2e6), ("float32", 4e6)])
-def test_ghosts_have_rounds_and_traffic_of_the_codec_and_no_loss(codec: str, vector_bytes: float) -> None:
-    outcome = simulate(GHOST, f"averaging.codec={codec}")
+def test_ghosts_have_rounds_and_traffic_of_the_codec_and_no_loss() -> None:
+    outcome, vector_bytes = simulate(GHOST), 2e6
     assert (outcome.ended_by, outcome.losses(), outcome.participation) == ("steps", [], 1.0)
     # Each of four sends 3/4 of the vector and its part to three others, at 20 Mbit/s.
     before, last = outcome.steps[-2:]
@@ -367,8 +363,3 @@ def test_pictures(small: tuple[Outcome, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         draw(small[0], tmp_path / "file")
-
-
-def test_steps_have_all_phases(small: tuple[Outcome, Path]) -> None:
-    assert set(small[0].steps[0].mean_phases_s) == set(PHASES)
-    assert math.isfinite(small[0].steps[0].took_s)

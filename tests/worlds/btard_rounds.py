@@ -20,11 +20,6 @@ def entries_of(directions: Directions, numel: int) -> np.ndarray:
     return entries
 
 
-def clipped_residual(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Σ D_i of many rounds: parts [rounds, n, numel], v [rounds, numel], radius [rounds]."""
-    return clipped(parts, v, radius).sum(axis=1)
-
-
 def clipped(parts: np.ndarray, v: np.ndarray, radius: np.ndarray) -> np.ndarray:
     differences = parts - v[:, None]
     norms = np.linalg.norm(differences, axis=-1, keepdims=True)

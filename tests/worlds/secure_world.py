@@ -1,11 +1,10 @@
-"""For tests of secure members: work without a model, members that hold parts, and attackers that talk nonsense."""
+"""For tests of secure members: work without a model, members that hold parts, and some that hand nothing out."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 import torch
 from blake3 import blake3
@@ -21,9 +20,6 @@ from minga.network.virtual.internet import VirtualNetwork
 from minga.security.messaging.spread import FETCH, Deliveries, FetchPart
 from minga.security.parts.equal_parts import MerkleTree
 from minga.security.parts.part_store import PartStore
-from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.statements import Claims
-from minga.simulation.attacks.gradient_attacks import Attack
 from tests.worlds.secure_swarm import RUN_ID, DonatedBackend, SecurePeer
 
 
@@ -98,22 +94,6 @@ class OtherDevice(Quadratic):
         gradient = await super().gradient(step, seed)
         gradient[:20] *= 1e-6
         return gradient + 1e-6 * torch.randn(len(gradient), generator=self.rounding)
-
-
-class NoNumber(Attack):
-    """Hands out an aggregate that is none."""
-
-    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
-        return (value * float("nan") if self.is_on else value), clip
-
-
-class Helpless(Attack):
-    """Says that it could not get the aggregates, which all others have."""
-
-    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
-        if not self.is_on or not claims.claims:
-            return claims
-        return msgspec.structs.replace(claims, claims=(None,) * len(claims.claims), missing=record.terms.division.parts)
 
 
 def hide_parts(peer: SecurePeer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -23,7 +24,12 @@ from minga.training.replica.replica import Replica
 
 def virtually(test: Callable[..., Coroutine[Any, Any, Any]], limit_s: float = 2000.0) -> Callable[..., Any]:
     """Run an asynchronous function in virtual time."""
-    return lambda *args, **kwargs: run_virtual(test(*args, **kwargs), limit_s=limit_s)
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_virtual(test(*args, **kwargs), limit_s=limit_s)
+
+    return run
 
 
 def make_spec(batch: int, *, codec: str = "float32", digest_every: int = 1, **sections: Any) -> RunSpec:

@@ -76,12 +76,6 @@ def refusal(book: AccessLedger, token: Token | None, peer: Identity = PEER, now:
 # ---- tokens
 
 
-def test_a_token_admits_its_peer() -> None:
-    token = Token.decode(Token(grant()).encode())
-    access = ledger().check(token, PEER.peer_id, NOW)
-    assert (access.expires, access.invitation, access.uses) == (NOW + HOUR_S, None, 0)
-
-
 def test_organisers_and_who_signed_the_spec_need_no_token() -> None:
     book = AccessLedger(RUN, Organisers(frozenset({B.peer_id}), 1), A.peer_id)
     assert book.check(None, A.peer_id, NOW).expires is None

@@ -118,9 +118,12 @@ def is_unknown(swarm: Swarm, who: str, to: Sequence[str]) -> bool:
 
 @virtually
 async def test_who_is_invited_trains_and_a_stranger_is_refused() -> None:
+    """Whatever the clocks say, up to a quarter of an hour."""
     spec = members_spec()
     swarm = make_swarm(spec)
-    names = await grow(swarm, invitation(spec))
+    hosts = [HostSettings(clock_skew_s=skew_s) for skew_s in (-840.0, 0.0, 840.0)]
+    names = [swarm.add(host, access=invitation(spec)).name for host in hosts]
+    await swarm.run_until_step(2, peers=names)
     stranger = swarm.add(name="stranger")
     await stranger.ended.wait()
     assert isinstance(stranger.error, RejectedError)
@@ -130,6 +133,8 @@ async def test_who_is_invited_trains_and_a_stranger_is_refused() -> None:
     await train_on(swarm, [*names, late.name])
     assert late.samples_done > 0
     assert is_unknown(swarm, "stranger", [*names, late.name])
+    assert not turned_away(swarm) & {(who, swarm.peers[name].network.peer_id) for who in names for name in names}
+    assert not swarm.log.of("access.ended")
     assert offences(swarm) == []
     await swarm.close()
 
@@ -143,9 +148,6 @@ def spoilt(spec: RunSpec, what: str, victim: str) -> bytes:
         "replayed by another key": good,
         "truncated": good[:-9],
         "oversized": good + bytes(2000),
-        "garbage": b"\xc1" * 100,
-        "not enough signatures": Token(grant(spec, victim, SECOND)).encode(),
-        "for another run": Token(grant(make_spec(99), victim)).encode(),
     }[what]
 
 
@@ -156,30 +158,24 @@ def spoilt(spec: RunSpec, what: str, victim: str) -> bytes:
         ("replayed by another key", "belongs to another peer"),
         ("truncated", "no access token"),
         ("oversized", "closed|lost|malformed|gone"),
-        ("garbage", "no access token"),
-        ("not enough signatures", "0 of the 1 organisers"),
-        ("for another run", "belongs to another run"),
     ],
 )
-def test_a_bad_token_is_refused_in_words_and_disturbs_nobody(what: str, cause: str) -> None:
-    @virtually
-    async def main() -> None:
-        spec = members_spec()
-        swarm = make_swarm(spec)
-        names = await grow(swarm, invitation(spec), 2)
-        bad = swarm.add(name="bad")
-        victim = swarm.peers[names[0]] if what.startswith("replayed") else bad
-        credential = spoilt(spec, what, victim.network.peer_id)
-        bad.session.admission.credential = lambda: credential  # type: ignore[method-assign]
-        await bad.ended.wait()
-        assert bad.error is not None
-        assert re.search(cause, str(bad.error)), str(bad.error)
-        await train_on(swarm, names)
-        assert {peer for who, peer in turned_away(swarm) if who in names} == {bad.network.peer_id}, "told by name"
-        assert is_unknown(swarm, "bad", names)
-        await swarm.close()
-
-    main()
+@virtually
+async def test_a_bad_token_is_refused_in_words_and_disturbs_nobody(what: str, cause: str) -> None:
+    spec = members_spec()
+    swarm = make_swarm(spec)
+    names = await grow(swarm, invitation(spec), 2)
+    bad = swarm.add(name="bad")
+    victim = swarm.peers[names[0]] if what.startswith("replayed") else bad
+    credential = spoilt(spec, what, victim.network.peer_id)
+    bad.session.admission.credential = lambda: credential  # type: ignore[method-assign]
+    await bad.ended.wait()
+    assert bad.error is not None
+    assert re.search(cause, str(bad.error)), str(bad.error)
+    await train_on(swarm, names)
+    assert {peer for who, peer in turned_away(swarm) if who in names} == {bad.network.peer_id}, "told by name"
+    assert is_unknown(swarm, "bad", names)
+    await swarm.close()
 
 
 @virtually
@@ -214,34 +210,20 @@ async def test_who_is_barred_goes_when_the_step_ends_and_does_not_come_back() ->
 async def test_a_token_that_expires_in_mid_run_ends_with_a_step() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)
-    slow = TrainerSettings(4, 10.0)
+    slow, ended_s = TrainerSettings(4, 5.0), 80  # before it came: clocks may differ
     first, second = (swarm.add(trainer=slow, access=invitation(spec)).name for _ in range(2))
-    short = swarm.add(trainer=slow, access=invitation(spec, seed=78, expires=NOW + 5), name="short")
-    await swarm.run_until_step(6)
+    short = swarm.add(trainer=slow, access=invitation(spec, seed=78, expires=NOW - ended_s), name="short")
+    await swarm.run_until_step(3)
     assert short.samples_done > 0
     await short.ended.wait()
     assert isinstance(short.error, RejectedError)
     assert "expired; ask the organiser for a new invitation" in str(short.error)
-    assert asyncio.get_running_loop().time() >= 5 + CLOCK_SKEW_S
+    assert asyncio.get_running_loop().time() >= CLOCK_SKEW_S - ended_s
     await train_on(swarm, [first, second])
     assert is_unknown(swarm, "short", [first, second])
     by_step = {logged.event.time for logged in swarm.log.of("step.applied")}
     assert {logged.event.time for logged in swarm.log.of("access.ended")} <= by_step
     assert offences(swarm) == []
-    await swarm.close()
-
-
-@virtually
-async def test_clocks_that_differ_by_a_quarter_of_an_hour_lock_nobody_out() -> None:
-    spec = members_spec()
-    swarm = make_swarm(spec)
-    names = [
-        swarm.add(HostSettings(clock_skew_s=skew_s), access=invitation(spec)).name for skew_s in (-840.0, 0.0, 840.0)
-    ]
-    await swarm.run_until_step(3)
-    await train_on(swarm, names)
-    assert not turned_away(swarm)
-    assert not swarm.log.of("access.ended")
     await swarm.close()
 
 
@@ -263,23 +245,6 @@ async def test_two_organisers_who_disagree() -> None:
     again = swarm.restart(names[2])
     await train_on(swarm, names)
     assert again.error is None
-    await swarm.close()
-
-
-@virtually
-async def test_several_organisers_have_to_agree() -> None:
-    spec = members_spec(organisers=(ORGANISER, SECOND, THIRD), needed=2)
-    swarm = make_swarm(spec)
-    names = await grow(swarm, invitation(spec, ORGANISER, SECOND))
-    alone = swarm.add(access=invitation(spec, THIRD, seed=79), name="alone")
-    await alone.ended.wait()
-    assert "1 of the 2 organisers" in str(alone.error)
-    subject = swarm.peers[names[2]].network.peer_id
-    order(swarm, names[0], revocation(spec, subject, THIRD))
-    await train_on(swarm, names)
-    order(swarm, names[1], revocation(spec, subject, SECOND))
-    await swarm.peers[names[2]].ended.wait()
-    await train_on(swarm, names[:2])
     await swarm.close()
 
 
@@ -328,18 +293,6 @@ async def test_who_was_cut_off_while_the_role_was_handed_over_finds_the_run_agai
     assert away.session.node.is_connected(new.network.peer_id)
     assert away.session.admission.permits(new.network.peer_id, "board.exchange")
     assert offences(swarm) == []
-    await swarm.close()
-
-
-@virtually
-async def test_a_newcomer_is_told_that_a_member_does_not_know_who_admitted_it() -> None:
-    spec = members_spec()
-    swarm = make_swarm(spec)
-    (old,) = await grow(swarm, invitation(spec), 1)
-    new = swarm.add(access=invitation(spec, SECOND, seed=81, term=1), entries=[swarm.peers[old].network.address])
-    await new.ended.wait()
-    assert isinstance(new.error, RejectedError)
-    assert "the access token is of term 1, of which nothing is known here" in str(new.error)
     await swarm.close()
 
 

@@ -66,12 +66,28 @@ from minga.simulation.attacks.protocol_attacks import (
     WithheldReveal,
 )
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm, verify_log
-from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
+from tests.worlds.secure_world import Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 
 pytestmark = pytest.mark.promise("when-members-are-hostile")
 
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
+
+
+class NoNumber(Attack):
+    """Hands out an aggregate that is none."""
+
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
+        return (value * float("nan") if self.is_on else value), clip
+
+
+class Helpless(Attack):
+    """Says that it could not get the aggregates, which all others have."""
+
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
+        if not self.is_on or not claims.claims:
+            return claims
+        return msgspec.structs.replace(claims, claims=(None,) * len(claims.claims), missing=record.terms.division.parts)
 
 
 class WrongReveal(Attack):
@@ -167,6 +183,10 @@ STEPS = dict.fromkeys(BEGINS, 2) | dict.fromkeys(LATER, 5) | {"silent confirm": 
 """How many steps are taken, if not one: lots fall on some attackers later, and some are judged in the next step."""
 
 
+SEED = 7
+"""With it the lots fall on all attackers in time."""
+
+
 class Played:
     """What an attack left behind."""
 
@@ -178,7 +198,7 @@ class Played:
         }
 
         async def run() -> SecureSwarm:
-            swarm = SecureSwarm(7, lambda: Quadratic(70), makers)
+            swarm = SecureSwarm(5, lambda: Quadratic(50), makers, seed=SEED)
             for name in HIDING.get(attack, ()):
                 hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
@@ -299,7 +319,7 @@ SEEN = {Phase.RESULT: 3, Phase.REVEAL: 1, Phase.CLAIMS: 1, Phase.CONFIRM: 0}
 """Where in each body is what its author heard in the phase before."""
 
 
-@pytest.mark.parametrize("liars", [3, 4])
+@pytest.mark.parametrize("liars", [2, 3])
 @pytest.mark.parametrize("phase", PHASES[:4])
 def test_who_leaves_out_the_words_of_another_bans_it_only_with_most_members(phase: Phase, liars: int) -> None:
     """They sign anew that they heard nothing of it."""
@@ -315,7 +335,7 @@ def test_who_leaves_out_the_words_of_another_bans_it_only_with_most_members(phas
     said = (*one.proof.said[:at], heard, tuple(later))
     told = decision_of(one.sign(msgspec.structs.replace(one.proof, said=said, shown=None)))
     wanted = {victim: None if phase is Phase.COMMIT else Reason.SILENT}
-    assert (told and told.gone) == (wanted if liars == 4 else None)
+    assert (told and told.gone) == (wanted if liars == 3 else None)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -367,8 +387,8 @@ def recomputed() -> tuple[Played, ShownPart]:
 
 def test_no_contributor_can_be_left_out() -> None:
     one, shown = recomputed()
-    assert len(shown.rows) == 6
-    for gone in range(6):
+    assert len(shown.rows) == 4
+    for gone in range(4):
         rows, paths = (each[:gone] + each[gone + 1 :] for each in (shown.rows, shown.paths))
         fewer = msgspec.structs.replace(shown, rows=rows, paths=paths)
         said = tuple(words[:gone] + words[gone + 1 :] for words in one.proof.said)
@@ -378,7 +398,7 @@ def test_no_contributor_can_be_left_out() -> None:
 
 def test_neither_bytes_nor_rules_can_be_exchanged() -> None:
     one, shown = recomputed()
-    other = Rules.of(VectorLayout((70,), "float32"), one.witnesses[0].member._settings)
+    other = Rules.of(VectorLayout((50,), "float32"), one.witnesses[0].member._settings)
     assert other == one.proof.rules
     for rules in (
         msgspec.structs.replace(other, clip_factor=0.5),

@@ -14,11 +14,9 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.security.messaging.spread import FETCH, Deliveries, FetchPart, Found
-from minga.security.parts import transfer_limits
 from minga.security.parts.equal_parts import AT_ONCE_BYTES, MerkleTree, RunningDigest, digest_of
 from minga.security.parts.part_store import PartStore
 from minga.security.parts.transfer_limits import STALL_S, WaitPolicy, transfer_limit_s, wait_for_all
-from minga.simulation import run_virtual
 from tests.worlds.secure_world import part_holder
 from tests.worlds.swarm_tools import virtually
 
@@ -80,26 +78,6 @@ async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() ->
     await deliveries.fetch_part(0, 0, 0, 1)
     assert not store.parts
     assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
-
-
-def test_what_comes_is_hashed_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = list[int]()
-
-    class Watched(RunningDigest):
-        def filled(self, size: int) -> None:
-            hashed.append(size)
-            super().filled(size)
-
-    monkeypatch.setattr(transfer_limits, "RunningDigest", Watched)
-
-    async def fetch() -> None:
-        deliveries, store, _ = make_pair()
-        await deliveries.fetch_part(0, 0, 0, 1)
-        assert store.parts.keys() == {(1, 0)}
-
-    run_virtual(fetch())
-    assert sum(hashed) == SIZE
-    assert max(hashed) <= SIZE / 10
 
 
 def test_only_bytes_with_the_stated_digest_are_kept() -> None:

@@ -124,32 +124,29 @@ async def test_only_genuine_words_of_applicants_displace_others() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.CANDIDACY, Phase.STANDING])
-def test_long_words_where_short_ones_are_due_are_refused_before_they_are_kept(phase: Phase) -> None:
-    @virtually
-    async def run() -> None:
-        swarm, slot = make_swarm(), Slot(0, 0, phase)
-        teller, first = swarm.peers["p1"], swarm.peers["p0"]
-        short = bytes(MAX_SHORT_BODY_BYTES)
-        fitting = Told(slot, short, bytes(64))
-        with pytest.raises(ValueError, match=f"{phase.name}: {MAX_SHORT_BODY_BYTES} are allowed"):
-            Told(slot, short + bytes(1), bytes(64))
-        longer = (slot, bytes(MAX_BODY_BYTES), bytes(64))
-        for decoded, encoded in ((Told, longer), (Statement, (bytes(32), *longer))):
-            with pytest.raises(msgspec.ValidationError, match="are allowed"):
-                msgspec.msgpack.decode(msgspec.msgpack.encode(encoded), type=decoded)
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(fitting), type=Told) == fitting
+@virtually
+async def test_long_words_where_short_ones_are_due_are_refused_before_they_are_kept(phase: Phase) -> None:
+    swarm, slot = make_swarm(), Slot(0, 0, phase)
+    teller, first = swarm.peers["p1"], swarm.peers["p0"]
+    short = bytes(MAX_SHORT_BODY_BYTES)
+    fitting = Told(slot, short, bytes(64))
+    with pytest.raises(ValueError, match=f"{phase.name}: {MAX_SHORT_BODY_BYTES} are allowed"):
+        Told(slot, short + bytes(1), bytes(64))
+    longer = (slot, bytes(MAX_BODY_BYTES), bytes(64))
+    for decoded, encoded in ((Told, longer), (Statement, (bytes(32), *longer))):
+        with pytest.raises(msgspec.ValidationError, match="are allowed"):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(encoded), type=decoded)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fitting), type=Told) == fitting
 
-        class Untyped(msgspec.Struct, array_like=True):
-            slot: Slot
-            body: bytes
-            signature: bytes
+    class Untyped(msgspec.Struct, array_like=True):
+        slot: Slot
+        body: bytes
+        signature: bytes
 
-        for body in (bytes(MAX_SHORT_BODY_BYTES + 1), bytes(MAX_BODY_BYTES)):
-            with pytest.raises(UnreachableError, match="reset"):
-                await teller.node.call(first.peer_id, TELL, Untyped(slot, body, bytes(64)), Done)
-        assert not first.member._gossip.slots.of(slot)
-
-    run()
+    for body in (bytes(MAX_SHORT_BODY_BYTES + 1), bytes(MAX_BODY_BYTES)):
+        with pytest.raises(UnreachableError, match="reset"):
+            await teller.node.call(first.peer_id, TELL, Untyped(slot, body, bytes(64)), Done)
+    assert not first.member._gossip.slots.of(slot)
 
 
 def test_the_longest_honest_words_are_short() -> None:

@@ -16,6 +16,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Handler
 from minga.network.rpc.stream import MessageStream
+from minga.network.virtual.internet import HostSettings, VirtualNetwork
 from minga.security.accountability.evidence import Entered, Evidence, EvidenceError, Transcript
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
@@ -29,10 +30,9 @@ from minga.simulation.attacks.joining_attacks import (
     Machine,
     PoisonedDonor,
     Sybil,
-    WithholdingSybil,
 )
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
-from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm, verify_log
+from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm, verify_log
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
@@ -158,18 +158,6 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
 
 
 @virtually
-async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
-    swarm = make_swarm(4, settings=LONG)
-    busy = Machine()
-    later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", WithholdingSybil(busy))))
-    await swarm.run(30)
-    first = swarm.peers["p0"]
-    assert [event.kind for event in first.log].count("secure.dropped") >= 2
-    assert not swarm.bans(first)
-    assert len(first.member.membership.members) == 4
-
-
-@virtually
 async def test_a_candidate_that_says_two_things_is_banned() -> None:
     swarm = make_swarm()
     later(1.0, lambda: swarm.join("liar", EquivocatingCandidate()))
@@ -222,7 +210,7 @@ async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
 
 
 # With seed 2 it was away; with the others it had committed itself when it died, and was suspended.
-@pytest.mark.parametrize("seed", [2, 0, soaked(1)])
+@pytest.mark.parametrize("seed", [0, soaked(1), soaked(2)])
 def test_a_member_that_was_killed_comes_back(seed: int) -> None:
     steps = 18 if seed == 2 else 2 + FIRST_SUSPENSION_STEPS + 14
 
@@ -258,39 +246,49 @@ async def test_a_member_that_stood_still_comes_back_after_a_shorter_probation() 
     assert probation < settings.probation
 
 
+class SkewedSwarm(SecureSwarm):
+    """The clocks of its peers are slow, right and fast in turn."""
+
+    def _host(self, name: str) -> VirtualNetwork:
+        skew_s = (-60.0, 0.0, 60.0)[len(self.names) % 3]
+        host = self.internet.host(HostSettings(latency_s=LATENCY_S, clock_skew_s=skew_s), name=name)
+        self.names[host.peer_id], self._addresses[host.peer_id] = name, host.address
+        return host
+
+
 @virtually
 async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> None:
+    """Whatever clocks say: a secure run goes by what was said and not by when."""
     hostile: dict[str, MakeBehaviour] = {
         "p1": lambda allies: WrongAggregate(2, allies),
         "p3": lambda allies: WithheldReveal(5, allies),
     }
-    swarm = make_swarm(6, hostile=hostile)
+    swarm = SkewedSwarm(6, lambda: Quadratic(50, compute_s=COMPUTE_S), hostile, settings=SETTINGS)
     later(1.0, lambda: swarm.join("new"))
     ends = await swarm.run(15)
     names = [*(peer.name for peer in swarm.honest), "new"]
     assert {ends[name] for name in names} == {None}
+    assert {swarm.peers[name].network.settings.clock_skew_s for name in names} == {-60.0, 0.0, 60.0}
+    assert swarm.peers["new"].member.is_member
     assert swarm.bans(swarm.peers["new"]) == {"p1": "WRONG_AGGREGATE", "p3": "SILENT"}
     assert attempts(swarm.peers["p0"]) >= 2
     assert_alike(swarm, 15, names)
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=6))
-def test_a_newcomer_enters_while_members_die(seed: int) -> None:
-    @virtually
-    async def run() -> None:
-        generator = random.Random(f"joins while others die {seed}")
-        swarm = make_swarm(5, seed=seed)
-        later(generator.uniform(0.5, 3.0), lambda: swarm.join("new"))
-        dead = generator.sample([f"p{index}" for index in range(5)], 2)
-        for name in dead:
-            later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
-        ends = await swarm.run(18)
-        names = [name for name in swarm.peers if name not in dead]
-        assert {ends[name] for name in names} == {None}
-        assert swarm.bans(swarm.peers["new"]).keys() <= set(dead)
-        assert_alike(swarm, 18, names)
-
-    run()
+@virtually
+async def test_a_newcomer_enters_while_members_die(seed: int) -> None:
+    generator = random.Random(f"joins while others die {seed}")
+    swarm = make_swarm(5, seed=seed)
+    later(generator.uniform(0.5, 3.0), lambda: swarm.join("new"))
+    dead = generator.sample([f"p{index}" for index in range(5)], 2)
+    for name in dead:
+        later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
+    ends = await swarm.run(18)
+    names = [name for name in swarm.peers if name not in dead]
+    assert {ends[name] for name in names} == {None}
+    assert swarm.bans(swarm.peers["new"]).keys() <= set(dead)
+    assert_alike(swarm, 18, names)
 
 
 async def hang(peer: PeerId, stream: MessageStream) -> None:

@@ -9,11 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from benchmarks._other_aggregates import OTHERS
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.security.protocol.rules import Rules, SecureSettings
@@ -197,13 +196,6 @@ def test_the_radius_is_the_lower_median_at_every_number_of_rows() -> None:
         assert CenteredClip().aggregate(rows.unbind()).clip_radius == 0.0
 
 
-def test_bias_is_what_the_radius_allows() -> None:
-    rows = attacked(4000)
-    for radius in (3.0, 10.0):
-        value = clipped_at(radius, rows).value
-        assert float((value - rows[:9].mean(0)).norm()) == pytest.approx(radius * 7 / 9, rel=0.01)
-
-
 def test_most_rows_the_same() -> None:
     rows = normal(16, 300)
     rows[:9] = rows[0]
@@ -214,7 +206,6 @@ def test_most_rows_the_same() -> None:
         assert found.residual_norm <= 1e-12 * float(data.double().norm())
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     arrays.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 6)), elements=st.floats(-1e6, 1e6, width=32)),
     st.floats(1e-3, 1e3),
@@ -250,26 +241,13 @@ def test_wrong_factors_are_refused(factor: float) -> None:
 # ---- what it is compared with
 
 
-def test_the_others_give_what_is_known() -> None:
-    rows = torch.tensor([[5.0, -1e9], [1.0, 1.0], [3.0, 2.0], [2.0, 4.0], [1e9, 3.0]])
-    assert OTHERS["trimmed_mean"](rows, 1).tolist() == pytest.approx([10 / 3, 2.0])
-    assert OTHERS["coordinate_median"](rows, 2).tolist() == OTHERS["trimmed_mean"](rows, 2).tolist() == [3.0, 2.0]
-    assert OTHERS["coordinate_median"](torch.tensor([[1.0], [2.0], [4.0], [9.0]]), 1).tolist() == [3.0]
-    fermat = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])
-    assert OTHERS["geometric_median"](fermat, 1).tolist() == pytest.approx([0.5, 0.75**0.5 / 3], abs=1e-5)
-    crowd = attacked(300)
-    crowd[15] = crowd[:9].mean(0)
-    assert torch.equal(OTHERS["krum"](crowd, 6), crowd[15])
-    assert float((OTHERS["multi_krum"](crowd, 6) - crowd[:9].mean(0)).norm()) < 0.7
-
-
 # ---- rows
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=200, max_size=200), min_size=1, max_size=7), st.randoms())
+@given(st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=7), st.randoms())
 def test_order_depends_on_the_rows_alone(values: list[list[int]], random: object) -> None:
-    vectors = [torch.tensor(row, dtype=torch.float32) for row in values]
+    """Also where they differ behind the 64 elements that are compared first."""
+    vectors = [torch.tensor([*row[:2], *[0] * 60, *row[2:]], dtype=torch.float32) for row in values]
     shuffled = list(vectors)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     orders = [[given[index].tolist() for index in lexicographic_order(given)] for given in (vectors, shuffled)]

@@ -17,7 +17,7 @@ from minga.security.verification.checks import (
 from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
 from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions, norm
 from minga.security.verification.norm_bound import dispersions, norm_bound
-from tests.worlds.btard_rounds import PEERS, STOP, clipped, clipped_residual, entries_of, random_rounds, solve
+from tests.worlds.btard_rounds import PEERS, STOP, clipped, entries_of, random_rounds, solve
 
 ACCURACY = ResultAccuracy(STOP)
 
@@ -72,49 +72,26 @@ def sums_and_limits(
     return sums, limits
 
 
-def test_v2_never_flags_an_honest_round_in_100_000() -> None:
+def test_v2_never_flags_an_honest_round_in_20_000() -> None:
     rng = np.random.default_rng(1)
     worst = 0.0
-    for _ in range(50):
+    for _ in range(10):
         rounds = random_rounds(rng, 2000, 6)
         sums, limits = sums_and_limits(rng, solve(*rounds), rounds, 4)
         worst = max(worst, float((sums / limits).max()))
     assert 0.02 < worst < 1.0
 
 
-@pytest.mark.parametrize(("shift", "directions", "at_least"), [(1e-2, 1, 0.99), (1e-3, 3, 0.99), (1e-2, 3, 0.9999)])
-def test_v2_flags_shifts(shift: float, directions: int, at_least: float) -> None:
+def test_v2_flags_shifts_of_a_thousandth_of_a_radius() -> None:
     rng = np.random.default_rng(2)
     rounds = random_rounds(rng, 10_000, 16)
     parts, _ = rounds
     radius = np.ones(len(parts))  # as large as the dispersion
     v = solve(parts, radius)
     direction = rng.normal(size=v.shape)
-    v += shift * direction / np.linalg.norm(direction, axis=1, keepdims=True)
-    sums, limits = sums_and_limits(rng, v, (parts, radius), directions)
-    assert np.mean((sums > limits).any(axis=0)) >= at_least
-
-
-def test_v2_flags_a_residual_on_two_elements_that_signs_would_miss() -> None:
-    """Projections on random signs of a(e1 + e2) vanish in half of the draws; on these directions in one of 128."""
-    residual = np.zeros(1000)
-    residual[[17, 900]] = 1.0
-    rng = np.random.default_rng(3)
-    escaped = sum(
-        abs(entries_of(Directions(rng.bytes(32), 1), 1000) @ residual)[0] / ENTRY_DEVIATION < 1e-3 for _ in range(5000)
-    )
-    assert 15 <= escaped <= 80
-
-
-def test_the_batched_arithmetic_of_these_tests_is_that_of_the_checks() -> None:
-    for seed in range(20):
-        round_ = Round(seed, directions=3, shift=0.1 if seed % 2 else 0.0)
-        parts = np.stack(list(round_.parts.values())).astype(float)[None]
-        radius = np.array([round_.radius])
-        residual = clipped_residual(parts, round_.result.astype(float)[None], radius)[0]
-        entries = entries_of(round_.directions, len(residual)) / ENTRY_DEVIATION
-        rounding = 2.0**-24 * len(round_.parts) * round_.radius
-        assert largest_sum(round_.published()) == pytest.approx(np.abs(entries @ residual).max(), abs=rounding)
+    v += 1e-3 * direction / np.linalg.norm(direction, axis=1, keepdims=True)
+    sums, limits = sums_and_limits(rng, v, (parts, radius), 3)
+    assert np.mean((sums > limits).any(axis=0)) >= 0.99
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minga.core.errors import ClosedError, ConfigurationError
-from minga.core.events.averaging import PlanResting
-from minga.core.events.bus import Event, EventBus
-from minga.core.events.catalogue import CATALOGUE, fields_of
+from minga.core.errors import ConfigurationError
+from minga.core.events.bus import Event
 from minga.network.virtual.internet import HostSettings, Nat, VirtualInternet
 from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, VirtualFaults, parse_faults, run_virtual
 from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.swarm_tools import make_spec
+from tests.worlds.swarm_tools import make_spec, virtually
 
 SCRIPT = """
     # a comment
@@ -34,8 +32,10 @@ SCRIPT = """
 """
 
 
-def test_every_form_is_understood() -> None:
-    assert parse_faults(SCRIPT) == (
+def test_every_form_is_understood_and_written_as_it_is_read() -> None:
+    found = parse_faults(SCRIPT)
+    assert list(map(str, parse_faults("\n".join(map(str, found))))) == list(map(str, found))
+    assert found == (
         Fault("kill", ("aggregator",), AtEvent("plan.resting", None, (("step", "3"),)), line=3),
         Fault("kill", ("emitter",), AtEvent("plan.resting", "leader"), line=4),
         Fault("stall", ("peer-2",), AtTime(10.0), 4.0, line=5),
@@ -100,50 +100,6 @@ def test_every_form_is_understood() -> None:
 def test_mistakes_are_named_with_line_and_word(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_faults(text)
-
-
-names = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True).filter(
-    lambda name: name not in ("at", "when", "for", "to", "emits")
-)
-
-
-def names_of(kind: str) -> list[str]:
-    return [field.name for field in fields_of(CATALOGUE[kind])]
-
-
-seconds = st.floats(1e-3, 1e6)
-triggers = st.one_of(
-    st.builds(AtTime, st.just(0.0) | seconds),
-    st.sampled_from(sorted(CATALOGUE)).flatmap(
-        lambda kind: st.builds(
-            AtEvent,
-            st.just(kind),
-            st.none() | names,
-            st.lists(st.tuples(st.sampled_from(names_of(kind)), names), max_size=3).map(tuple)
-            if names_of(kind)
-            else st.just(()),
-        )
-    ),
-)
-faults = st.one_of(
-    st.builds(Fault, st.sampled_from(["kill", "resume"]), st.tuples(names), triggers),
-    st.builds(Fault, st.just("stall"), st.tuples(names), triggers, st.none() | seconds),
-    st.builds(
-        Fault,
-        st.just("drop_link"),
-        st.tuples(names, names).filter(lambda p: p[0] != p[1]),
-        triggers,
-        st.none() | seconds,
-    ),
-    st.builds(Fault, st.just("slow_link"), st.tuples(names), triggers, st.none() | seconds, st.floats(1, 1e12)),
-    st.builds(Fault, st.just("lie"), st.tuples(names), triggers, st.none() | seconds, st.none(), names),
-)
-
-
-@given(st.lists(faults, max_size=5))
-def test_text_form_can_be_read_back(script: list[Fault]) -> None:
-    read = parse_faults("\n".join(map(str, script)))
-    assert [str(fault) for fault in read] == [str(fault) for fault in script]
 
 
 @given(st.text(max_size=100) | st.lists(st.sampled_from(SCRIPT.split()), max_size=10).map(" ".join))
@@ -265,74 +221,14 @@ def test_closing_undoes_and_ends() -> None:
     assert done == [(1.0, "stall", "peer-1"), (2.0, "resume", "peer-1")]
 
 
-def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        internet = VirtualInternet(1)
-        lies: list[tuple[str, str | None]] = []
-        target = VirtualFaults(internet, lambda *lie: lies.append(lie))
-        driver = FaultDriver(
-            parse_faults(
-                """
-                stall emitter when plan.resting step=2 for 4s
-                kill peer-1 when plan.resting step=3
-                drop_link peer-0 peer-2 at 1s for 1s
-                slow_link peer-2 to 8kbit at 1s for 1s
-                lie peer-2 wrong-state at 1s
-                """
-            ),
-            target,
-        )
-        steps: list[tuple[str, int, float]] = []
-
-        async def work(name: str, bus: EventBus) -> None:
-            for step in range(5):
-                await asyncio.sleep(1)
-                bus.emit(PlanResting(step=step, resting=True))
-                steps.append((name, step, loop.time()))
-                await asyncio.sleep(0)
-
-        hosts = [internet.host(HostSettings(1e6, 1e6)) for _ in range(3)]
-        for host in hosts:
-            driver.attach(host.name, EventBus(loop.time))
-        bus = EventBus(loop.time)
-        driver.attach("peer-1", bus)
-        driver.start()
-        task = hosts[1].process.run(work("peer-1", bus))
-        await asyncio.sleep(1.5)
-        assert hosts[2].state.up.rate == 1000.0
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.4):
-                await hosts[0].connect(hosts[2].address)
-        await asyncio.sleep(0.6)
-        assert hosts[2].state.up.rate == 1e6
-        await hosts[0].connect(hosts[2].address)
-        await asyncio.wait({task})
-        # The third step's event stalls its own emitter for four seconds; the fourth's kills it.
-        assert steps == [("peer-1", 0, 1.0), ("peer-1", 1, 2.0), ("peer-1", 2, 3.0), ("peer-1", 3, 8.0)]
-        assert task.cancelled()
-        with pytest.raises(ClosedError):
-            await hosts[1].accept()
-        assert lies == [("peer-2", "wrong-state")]
-        assert [(record.fault.action, record.peers, record.ended, record.time) for record in driver.records][-3:] == [
-            ("stall", ("peer-1",), False, 3.0),
-            ("stall", ("peer-1",), True, 7.0),
-            ("kill", ("peer-1",), False, 8.0),
-        ]
-
-    run_virtual(main())
-
-
-def test_a_slow_link_makes_no_direction_faster() -> None:
-    async def main() -> None:
-        internet = VirtualInternet(1)
-        line = internet.host(HostSettings(1_000.0, None)).state
-        target = VirtualFaults(internet)
-        for bytes_per_s, rates in ((5_000.0, (1_000.0, 5_000.0)), (200.0, (200.0, 200.0)), (None, (1_000.0, None))):
-            target.do(Fault("slow_link", ("peer-0",), bytes_per_s=bytes_per_s), ("peer-0",))
-            assert (line.up.rate, line.down.rate) == rates
-
-    run_virtual(main())
+@virtually
+async def test_a_slow_link_makes_no_direction_faster() -> None:
+    internet = VirtualInternet(1)
+    line = internet.host(HostSettings(1_000.0, None)).state
+    target = VirtualFaults(internet)
+    for bytes_per_s, rates in ((5_000.0, (1_000.0, 5_000.0)), (200.0, (200.0, 200.0)), (None, (1_000.0, None))):
+        target.do(Fault("slow_link", ("peer-0",), bytes_per_s=bytes_per_s), ("peer-0",))
+        assert (line.up.rate, line.down.rate) == rates
 
 
 def test_faults_outlast_a_restart_of_their_peer() -> None:
@@ -364,15 +260,5 @@ def test_faults_outlast_a_restart_of_their_peer() -> None:
         await asyncio.sleep(3)
         assert found() == (1e6, True, Nat.ONE_TO_ONE)
         await swarm.close()
-
-    run_virtual(main())
-
-
-def test_a_simulation_without_liars_says_so() -> None:
-    async def main() -> None:
-        internet = VirtualInternet()
-        internet.host()
-        with pytest.raises(ConfigurationError, match="no peers that can lie"):
-            VirtualFaults(internet).do(Fault("lie", ("peer-0",), behaviour="wrong-state"), ("peer-0",))
 
     run_virtual(main())

@@ -22,7 +22,7 @@ def clinics(*changes: str, log: Path | None = None) -> Outcome:
 
 
 def test_clinics_come_and_go_and_each_batch_is_applied_exactly_once(tmp_path: Path) -> None:
-    outcome = clinics("stop.time=50s", "peers.clinic.session=exponential 15s", "seed=3", log=tmp_path / "log.jsonl")
+    outcome = clinics("stop.time=35s", "peers.clinic.session=exponential 15s", "seed=3", log=tmp_path / "log.jsonl")
     told, incidents = outcome.summary()["split"], outcome.summary()["incidents"]
     print(told, incidents)
     assert told["exactly_once"]
