@@ -250,15 +250,44 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
         prepared_files(RunSpec(name="own", model={"recipe": "custom", "init_from": str(old)}))
 
 
+class NormRecipe:
+    """What a model is read by, of a recipe of a single norm."""
+
+    context, estimates_statistics = SimpleNamespace(seed=1), False
+
+    @staticmethod
+    def build_model() -> nn.Module:
+        return nn.BatchNorm1d(3)
+
+    @staticmethod
+    def decayed(name: str, parameter: torch.Tensor) -> bool:
+        del name, parameter
+        return False
+
+
+@pytest.mark.parametrize("estimates", [False, True])
+def test_who_exports_a_state_of_the_swarm_is_told_of_statistics_that_have_seen_nothing(
+    estimates: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its recipe estimates them anew."""
+    monkeypatch.setattr(NormRecipe, "estimates_statistics", estimates)
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: NormRecipe)
+    spec = RunSpec.from_mapping({"name": "norms", "training": {"buffers": "local"}})
+
+    def state(replica: Replica) -> StateSnapshot:
+        replica.step = 7
+        return replica.capture()
+
+    assert trained_model.with_state(spec, {}, state).step == 7
+    assert ("the buffer running_mean is 0" in caplog.text) != estimates
+
+
 def test_a_model_that_is_exported_has_the_buffers_of_the_peer_that_left_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, trained = RunSpec.from_mapping({"name": "norms", "training": {"buffers": "local"}}), nn.BatchNorm1d(3)
-    recipe = SimpleNamespace(
-        context=SimpleNamespace(seed=1), build_model=lambda: nn.BatchNorm1d(3), decayed=lambda *_: False
-    )
-    monkeypatch.setattr(trained_model, "load_recipe", lambda _: recipe)
-    optimizer, scheduler = build_optimizer(spec.optimizer, trained, recipe.decayed)
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: NormRecipe)
+    optimizer, scheduler = build_optimizer(spec.optimizer, trained, NormRecipe.decayed)
     replica = Replica(spec, optimizer, model=trained, scheduler=scheduler)
     trained(torch.arange(12.0).view(4, 3)).sum().backward()
     replica.collect(4)
@@ -282,7 +311,7 @@ class Headed(nn.Module):
 class HeadRecipe:
     """What a model is read by, of a recipe that trains the head."""
 
-    context = SimpleNamespace(seed=1)
+    context, estimates_statistics = SimpleNamespace(seed=1), False
 
     @staticmethod
     def build_model() -> nn.Module:
