@@ -22,7 +22,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import INITIAL_FILE, given_base, initial_file, load_initial, prepared_files
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.running import trained_model
-from minga.training.replica.buffers import OWN_BUFFERS_FILE
+from minga.training.replica.buffers import OWN_BUFFERS_FILE, OwnBuffers
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
@@ -223,6 +223,27 @@ def test_numbers_that_are_not_finite_are_no_parameters_to_begin_with(tmp_path: P
     save_file({"weight": torch.tensor([[1.0, float("nan")]])}, tmp_path / INITIAL_FILE)
     with pytest.raises(ConfigurationError, match="weight holds numbers that are not finite"):
         load_initial(nn.Linear(2, 1), {INITIAL_FILE: tmp_path / INITIAL_FILE})
+
+
+class Masked(nn.Module):
+    """With constants as of attention, one of them as long as texts may be."""
+
+    def __init__(self, length: int, mean: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        nn.init.constant_(self.norm.get_buffer("running_mean"), mean)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("positions", torch.arange(float(length)))
+
+
+def test_what_is_begun_with_has_statistics_and_no_constants_of_the_peer_that_kept_them(tmp_path: Path) -> None:
+    """A run could not begin with the checkpoint of a model with a mask; in a state a mask is no damage either."""
+    before, after = Masked(4, 7.0), Masked(5, 0.0)
+    save_file({**dict(before.named_parameters()), "mask": before.mask}, tmp_path / "model.safetensors")
+    (tmp_path / OWN_BUFFERS_FILE).write_bytes(OwnBuffers(before).written())
+    (tmp_path / INITIAL_FILE).write_bytes(initial_file(str(tmp_path)))
+    load_initial(after, {INITIAL_FILE: tmp_path / INITIAL_FILE})
+    assert (after.norm.running_mean == 7.0).all()
 
 
 def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
