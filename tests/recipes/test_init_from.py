@@ -22,7 +22,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import INITIAL_FILE, given_base, initial_file, load_initial, prepared_files
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.running import trained_model
-from minga.training.replica.buffers import OWN_BUFFERS_FILE
+from minga.training.replica.buffers import OWN_BUFFERS_FILE, OwnBuffers
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
@@ -225,6 +225,27 @@ def test_numbers_that_are_not_finite_are_no_parameters_to_begin_with(tmp_path: P
         load_initial(nn.Linear(2, 1), {INITIAL_FILE: tmp_path / INITIAL_FILE})
 
 
+class Masked(nn.Module):
+    """With constants as of attention, one of them as long as texts may be."""
+
+    def __init__(self, length: int, mean: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        nn.init.constant_(self.norm.get_buffer("running_mean"), mean)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("positions", torch.arange(float(length)))
+
+
+def test_what_is_begun_with_has_statistics_and_no_constants_of_the_peer_that_kept_them(tmp_path: Path) -> None:
+    """A run could not begin with the checkpoint of a model with a mask; in a state a mask is no damage either."""
+    before, after = Masked(4, 7.0), Masked(5, 0.0)
+    save_file({**dict(before.named_parameters()), "mask": before.mask}, tmp_path / "model.safetensors")
+    (tmp_path / OWN_BUFFERS_FILE).write_bytes(OwnBuffers(before).written())
+    (tmp_path / INITIAL_FILE).write_bytes(initial_file(str(tmp_path)))
+    load_initial(after, {INITIAL_FILE: tmp_path / INITIAL_FILE})
+    assert (after.norm.running_mean == 7.0).all()
+
+
 def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,15 +271,44 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
         prepared_files(RunSpec(name="own", model={"recipe": "custom", "init_from": str(old)}))
 
 
+class NormRecipe:
+    """What a model is read by, of a recipe of a single norm."""
+
+    context, estimates_statistics = SimpleNamespace(seed=1), False
+
+    @staticmethod
+    def build_model() -> nn.Module:
+        return nn.BatchNorm1d(3)
+
+    @staticmethod
+    def decayed(name: str, parameter: torch.Tensor) -> bool:
+        del name, parameter
+        return False
+
+
+@pytest.mark.parametrize("estimates", [False, True])
+def test_who_exports_a_state_of_the_swarm_is_told_of_statistics_that_have_seen_nothing(
+    estimates: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its recipe estimates them anew."""
+    monkeypatch.setattr(NormRecipe, "estimates_statistics", estimates)
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: NormRecipe)
+    spec = RunSpec.from_mapping({"name": "norms", "training": {"buffers": "local"}})
+
+    def state(replica: Replica) -> StateSnapshot:
+        replica.step = 7
+        return replica.capture()
+
+    assert trained_model.with_state(spec, {}, state).step == 7
+    assert ("the buffer running_mean is 0" in caplog.text) != estimates
+
+
 def test_a_model_that_is_exported_has_the_buffers_of_the_peer_that_left_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, trained = RunSpec.from_mapping({"name": "norms", "training": {"buffers": "local"}}), nn.BatchNorm1d(3)
-    recipe = SimpleNamespace(
-        context=SimpleNamespace(seed=1), build_model=lambda: nn.BatchNorm1d(3), decayed=lambda *_: False
-    )
-    monkeypatch.setattr(trained_model, "load_recipe", lambda _: recipe)
-    optimizer, scheduler = build_optimizer(spec.optimizer, trained, recipe.decayed)
+    monkeypatch.setattr(trained_model, "load_recipe", lambda _: NormRecipe)
+    optimizer, scheduler = build_optimizer(spec.optimizer, trained, NormRecipe.decayed)
     replica = Replica(spec, optimizer, model=trained, scheduler=scheduler)
     trained(torch.arange(12.0).view(4, 3)).sum().backward()
     replica.collect(4)
@@ -282,7 +332,7 @@ class Headed(nn.Module):
 class HeadRecipe:
     """What a model is read by, of a recipe that trains the head."""
 
-    context = SimpleNamespace(seed=1)
+    context, estimates_statistics = SimpleNamespace(seed=1), False
 
     @staticmethod
     def build_model() -> nn.Module:

@@ -30,7 +30,7 @@ from minga.core.units import and_others, counted
 from minga.recipes.interface import Files
 from minga.recipes.model_files import KEY, downloaded, names_of_hub
 from minga.recipes.registry import CUSTOM, load_recipe
-from minga.training.replica.buffers import OWN_BUFFERS_FILE
+from minga.training.replica.buffers import OWN_BUFFERS_FILE, is_statistic
 from minga.training.state.base import Base, base_of, hashed
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.model_names import ModelNames, unwrapped
@@ -60,7 +60,7 @@ def initial_file(source: str) -> bytes:
     if path.is_dir() and (path / "checkpoints").is_dir():
         tensors = _of_run(path)
     elif path.exists():
-        tensors = _read([*safetensors_in(path, said), *path.glob(OWN_BUFFERS_FILE)], said)
+        tensors = _statistics_in(_read(path.glob(OWN_BUFFERS_FILE), said)) | _read(safetensors_in(path, said), said)
     elif names_of_hub(source):
         tensors = _read(safetensors_in(downloaded(source, KEY, WEIGHTS), said), said)
     else:
@@ -89,13 +89,14 @@ def prepared_files(spec: RunSpec) -> dict[str, Content]:
 def load_initial(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     """Let `model` begin with the parameters that came with the run, if any did; returns them as `given_tensors`.
 
-    Raises `ConfigurationError` as `given_tensors`, and for numbers that are not finite.
+    Raises `ConfigurationError` as `given_tensors`, and for numbers that are not finite where those of `model` are.
     """
     given, own = given_tensors(model, files), model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in given.items():
+            was_finite = own[name].isfinite()  # unlike some constants, such as masks
             own[name].copy_(tensor)
-            if not own[name].isfinite().all():
+            if (was_finite & ~own[name].isfinite()).any():
                 raise ConfigurationError(f"{_GIVEN}: {_place(name)} holds numbers that are not finite")
     return given
 
@@ -213,11 +214,16 @@ def _of_run(folder: Path) -> dict[str, torch.Tensor]:
         )
     logger.info("beginning with the parameters of %s after step %d", folder, checkpoint.snapshot.step)
     buffers = checkpoint.files.get(OWN_BUFFERS_FILE)
-    return ({} if buffers is None else load(buffers)) | {
+    return ({} if buffers is None else _statistics_in(load(buffers))) | {
         entry.name.removeprefix(MODEL): tensor
         for entry, tensor in checkpoint.snapshot.named_tensors()
         if entry.name.startswith(MODEL)
     }
+
+
+def _statistics_in(buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a peer's own buffers have of training; constants, such as masks, are each program's."""
+    return {name: each for name, each in buffers.items() if is_statistic(name)}
 
 
 def safetensors_in(path: Path, said: str) -> list[Path]:

@@ -265,6 +265,9 @@ class Recipe(ABC, Generic[S]):
     tasks: ClassVar[tuple[str, ...]] = ()
     """Tasks by which `minga evaluate` judges an exported model, the usual one first; see `judge`."""
 
+    estimates_statistics: ClassVar[bool] = False
+    """Whether all that it makes of a trained model first estimates anew what norms keep of the data they have seen."""
+
     counted_samples: ClassVar[int] = 1
     """Samples of the batch on which `facts` counts: several for a model that takes their variance."""
 

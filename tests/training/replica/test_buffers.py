@@ -293,21 +293,33 @@ class NormByFunction(nn.BatchNorm1d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, training=self.training)
 
 
+class ConstantNorm(nn.BatchNorm1d):
+    """As norms of detectors are: frozen in both modes."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(input, self.running_mean, self.running_var, training=False)
+
+
+def verified(model: nn.Module) -> tuple[Replica, Callable[[], int]]:
+    """A replica in a run whose members compute each other's gradients again, and what gives it a micro-batch."""
+    training, secure = {"buffers": "local", "target_batch_size": 24}, {"verification": "byzantine", "founders": 3}
+    spec = RunSpec.from_mapping({"name": "frozen", "training": training, "security": secure | {"micro_batch_size": 4}})
+    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+    def collect() -> int:
+        model(torch.randn(4, 4)).sum().backward()
+        return replica.collect(4)
+
+    return replica, collect
+
+
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, NormByFunction])
 def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_gradients(
     kind: type[nn.BatchNorm1d],
 ) -> None:
     """Its statistics are of this peer's own data: honest peers were banned. Those that all begin with are no matter."""
-    training, secure = {"buffers": "local", "target_batch_size": 24}, {"verification": "byzantine", "founders": 3}
-    spec = RunSpec.from_mapping({"name": "frozen", "training": training, "security": secure | {"micro_batch_size": 4}})
     frozen, norm = kind(4).eval(), kind(4)
-    model = nn.Sequential(frozen, norm, nn.Linear(4, 1))
-    replica = Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-
-    def collect() -> None:
-        model(torch.randn(4, 4)).sum().backward()
-        replica.collect(4)
-
+    replica, collect = verified(nn.Sequential(frozen, norm, nn.Linear(4, 1)))
     norm.eval()
     collect()
     replica.take_buffers(replica.own_buffers())
@@ -317,3 +329,15 @@ def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_
     norm.eval()
     with pytest.raises(ConfigurationError, match=rf"`1` \({kind.__name__}\) is in eval mode"):
         collect()
+
+
+def test_a_norm_with_the_statistics_that_it_began_with_is_not_refused() -> None:
+    """Honest peers were: whose norms are constant in both modes, or whose weights were swapped for an evaluation."""
+    model = nn.Sequential(ConstantNorm(4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))
+    _, collect = verified(model)
+    collect()
+    model.eval()
+    kept = {name: each.clone() for name, each in model.state_dict().items()}
+    model.load_state_dict({name: torch.full_like(each, 3) for name, each in kept.items()})
+    model.load_state_dict(kept)
+    collect()

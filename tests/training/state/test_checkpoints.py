@@ -215,33 +215,45 @@ def test_saving_the_same_state_again_changes_nothing_but_repairs_damage(tmp_path
     assert newest(store).path == path
 
 
-@pytest.mark.parametrize("writes", range(4))
-def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
-    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
-    orders = {"run.toml": b"one", "genesis.bin": b"founded"}
-    path, regrouped = store.save(state, files=orders), state.of(state.lineage.in_epoch(1))
-    left, move = iter(range(writes)), Path.replace
+class Killed(BaseException):
+    """Nothing that this process was to do afterwards is done."""
 
-    def full(self: Path, target: Path) -> Path:
+
+@pytest.mark.parametrize("writes", range(4))
+@pytest.mark.parametrize("ending", [OSError(errno.ENOSPC, "No space left on device"), Killed()])
+def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
+    ending: BaseException, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all files of before or all of those that it was given."""
+    store, state = CheckpointStore(tmp_path), make_snapshot(1).of(Lineage.founded("ab" * 16))
+    old = {"run.toml": b"one", "genesis.bin": b"founded"}
+    path, regrouped, new = store.save(state, files=old), state.of(state.lineage.in_epoch(1)), old | {"run.toml": b"2"}
+    left, move, is_killed, is_there = iter(range(writes)), Path.replace, isinstance(ending, Killed), writes >= 2
+    whole = sorted([*old, "manifest.json", "model.safetensors", "optimizer.safetensors"])
+
+    def ended(self: Path, target: Path) -> Path:
         if next(left, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise ending
         return move(self, target)
 
+    raised = pytest.raises(Killed if is_killed else StorageError, match=None if is_killed else "untouched")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
-        patch.setattr(Path, "rename", full)
-        with contextlib.nullcontext() if writes == 3 else pytest.raises(StorageError, match="untouched"):
-            store.save(regrouped, files={**orders, "run.toml": b"another"})
+        patch.setattr(Path, "replace", ended)
+        patch.setattr(Path, "rename", ended)
+        if is_killed:
+            patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with contextlib.nullcontext() if writes == 3 or (is_there and not is_killed) else raised:
+            store.save(regrouped, files=new)
     assert names(tmp_path) == [path.name]
-    assert names(path) == sorted([*orders, "manifest.json", "model.safetensors", "optimizer.safetensors"])
+    assert is_killed or writes == 2 or names(path) == whole
     loaded = newest(CheckpointStore(tmp_path))
-    assert loaded.snapshot.lineage == (regrouped if writes == 3 else state).lineage
-    assert loaded.files["genesis.bin"] == b"founded"
-    assert store.save(regrouped, files={**orders, "run.toml": b"another"}) == path
+    assert loaded.snapshot.lineage == (regrouped if is_there else state).lineage
+    assert loaded.files == (new if is_there else old)
+    third = regrouped.of(state.lineage.in_epoch(2))
+    assert store.save(third, files=new) == path
+    assert names(path) == whole
     loaded = newest(CheckpointStore(tmp_path))
-    assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {**orders, "run.toml": b"another"})
+    assert (loaded.snapshot.lineage, loaded.files) == (third.lineage, new)
 
 
 def test_the_files_of_a_state_that_is_saved_again_are_those_of_the_peer_that_wrote_it(tmp_path: Path) -> None:
@@ -255,21 +267,25 @@ def test_the_files_of_a_state_that_is_saved_again_are_those_of_the_peer_that_wro
     assert found == [b"one", b"anew", b"anew"]
 
 
-@pytest.mark.parametrize("writes", range(2))
+@pytest.mark.parametrize(
+    ("place", "call", "writes"),
+    [*((Path, "write_bytes", writes) for writes in range(2)), *((os, "fsync", writes) for writes in range(3))],
+)
 def test_a_full_disk_takes_no_file_from_a_state_that_is_saved_again(
-    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: object, call: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Quotas and some network file systems say only with `fsync` that they are full."""
     store, state, old = CheckpointStore(tmp_path), make_snapshot(1), {"run.toml": b"one", "buffers": b"old"}
     store.save(state, files=old)
-    left, write = iter(range(writes)), Path.write_bytes
+    left, write = iter(range(writes)), getattr(place, call)
 
-    def full(self: Path, data: bytes) -> int:
+    def full(*given: Any) -> Any:
         if next(left, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, data)
+        return write(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(place, call, full)
         with pytest.raises(StorageError, match="untouched"):
             store.save(state, files=old | {"buffers": b"anew"})
     assert newest(CheckpointStore(tmp_path)).files == old
@@ -322,6 +338,23 @@ def test_who_reads_a_checkpoint_while_it_gets_another_lineage_reads_it_once_more
     monkeypatch.setattr(checkpoints, "_fill", overtaken)
     loaded = newest(CheckpointStore(tmp_path))
     assert (loaded.snapshot.lineage, loaded.files) == (regrouped.lineage, {"run.toml": b"another"})
+
+
+def test_what_else_lies_in_a_checkpoint_takes_no_second_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each load read the whole state twice, and waited for the lock in between."""
+    store, read, reads = CheckpointStore(tmp_path), checkpoints.read_checkpoint, list[Path]()
+    store.save(make_snapshot(1), files={"run.toml": b"one", "buffers": b"own"})
+    path = store.save(make_snapshot(1), files={"run.toml": b"one"})
+    (path / ".DS_Store").write_bytes(b"of a file manager")
+
+    def noted(folder: Path) -> Checkpoint:
+        reads.append(folder)
+        return read(folder)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", noted)
+    loaded = newest(store)
+    assert loaded.files == {"run.toml": b"one"}
+    assert reads == [path]
 
 
 def _flip(path: Path) -> None:

@@ -56,6 +56,8 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed, run=spec)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler, base=base, reads=True)
     replica.restore(state(replica))
+    if not recipe.estimates_statistics:
+        replica.warn_of_new_buffers()
     return TrainedModel(recipe, model, files, replica.step, replica.lineage)
 
 

@@ -66,6 +66,7 @@ class SwavRecipe(Recipe[SwavSettings]):
     headline = Metric("heldout_one_label_accuracy", better="higher")
     demo_goal = DemoGoal(0.65, steps=150)
     counted_samples = 2  # one alone may have no variance
+    estimates_statistics = True
     coupling = "micro-batch"
     sizes = tuple(PRESETS)
 

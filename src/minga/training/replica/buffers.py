@@ -46,13 +46,14 @@ from minga.core.units import and_others
 from minga.optim.shards import is_sharded
 from minga.training.replica.accelerator import WriteMarks
 from minga.training.replica.trained_record import version_of
-from minga.training.state.base import holds_others, packed_tensors
+from minga.training.state.base import hash_of, holds_others, packed_tensors
 from minga.training.state.model_names import ModelNames
 from minga.training.state.snapshot import DTYPE_NAMES
+from minga.training.state.tensor_access import TensorAccess
 
 logger = logging.getLogger("minga.training")
 
-COUNTER, RUNNING_MEAN = "num_batches_tracked", "running_mean"
+COUNTER, RUNNING_MEAN, RUNNING_VAR = "num_batches_tracked", "running_mean", "running_var"
 OWN_BUFFERS_FILE = "buffers.safetensors"
 """What a checkpoint calls the file of `OwnBuffers`."""
 
@@ -224,8 +225,9 @@ class OwnBuffers:
         self._is_told = False
         modules = [] if model is None else model.named_modules()
         found = {name: each for name, each in modules if isinstance(getattr(each, RUNNING_MEAN, None), torch.Tensor)}
-        self._norms = [(name, norm, _statistics(norm)) for name, norm in found.items()]
-        self._trained = set[str]()  # the norms that were seen in training mode: not all tell in any way that they moved
+        self._norms = [(name, norm, _hashes(norm)) for name, norm in found.items()]
+        # of the norms whose statistics are known to be those that they began with
+        self._unmoved = {name: _versions(norm) for name, norm in found.items()}
 
     def named(self) -> dict[str, torch.Tensor]:
         """All of them by name."""
@@ -249,17 +251,21 @@ class OwnBuffers:
 
     def check_norms(self) -> None:
         """Raise `ConfigurationError` if a norm computes with what this peer's own data made of its statistics, which
-        other peers, that compute the same gradient again, do not have. Nothing is read from a device.
+        other peers, that compute the same gradient again, do not have. A device is read only where they may have moved
+        since the last look.
         """
         for name, norm, begun in self._norms:
             if norm.training:
-                self._trained.add(name)
-            elif name in self._trained or _statistics(norm) != begun:
-                raise ConfigurationError(
-                    f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
-                    "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it in "
-                    "training mode, or have all peers freeze it with the same statistics from the run's first step on"
-                )
+                self._unmoved.pop(name, None)  # not all norms tell in any way that their statistics moved
+            elif (versions := _versions(norm)) != self._unmoved.get(name):
+                if not begun or _hashes(norm) != begun:
+                    raise ConfigurationError(
+                        f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
+                        "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it "
+                        "in training mode, or have all peers freeze it with the same statistics from the run's first "
+                        "step on"
+                    )
+                self._unmoved[name] = versions
 
     def warn_of_new(self) -> None:
         """The state here was trained before: say, once, whose running statistics have seen nothing of it."""
@@ -277,18 +283,35 @@ class OwnBuffers:
 
     def _storable(self) -> dict[str, torch.Tensor]:
         """Those that a file can have, and that can be filled."""
-        found: dict[str, torch.Tensor] = {}
-        for name, buffer in self.named().items():
-            with contextlib.suppress(ConfigurationError):
-                _check(name, buffer)
-                if buffer.dtype in DTYPE_NAMES and not (holds_others(buffer) or is_sharded(buffer)):
-                    found[name] = buffer
-        return found
+        return {name: buffer for name, buffer in self.named().items() if _is_storable(name, buffer)}
 
 
-def _statistics(norm: torch.nn.Module) -> list[tuple[int, int]]:
-    """Others where those of a norm may be: not all norms count, nor does torch note what BatchNorm does to its mean."""
-    return [version_of(each) for name, each in norm.named_buffers(recurse=False) if name in (RUNNING_MEAN, COUNTER)]
+def is_statistic(name: str) -> bool:
+    """Whether a buffer of this name is what a norm keeps of the data that it has seen."""
+    return name.rpartition(".")[2] in (RUNNING_MEAN, RUNNING_VAR, COUNTER)
+
+
+def _is_storable(name: str, buffer: torch.Tensor) -> bool:
+    with contextlib.suppress(ConfigurationError):
+        _check(name, buffer)
+        return buffer.dtype in DTYPE_NAMES and not (holds_others(buffer) or is_sharded(buffer))
+    return False
+
+
+def _statistics(norm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: getattr(norm, name, None) for name in (RUNNING_MEAN, RUNNING_VAR, COUNTER)}
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+def _versions(norm: torch.nn.Module) -> list[tuple[int, int]]:
+    """Others where its statistics may be: not all norms count, nor does torch note what BatchNorm does to its mean."""
+    return [version_of(each) for each in _statistics(norm).values()]
+
+
+def _hashes(norm: torch.nn.Module) -> list[str]:
+    """What stands for the statistics by which a norm in eval mode computes, as far as a file can have them."""
+    statistics = [(name, each) for name, each in _statistics(norm).items() if name != COUNTER]
+    return [hash_of(each, TensorAccess()) for name, each in statistics if _is_storable(name, each)]
 
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -157,6 +157,8 @@ def check_format(header: bytes | str, known: int, path: Path) -> None:
 
 _PARTIAL = ".partial-"
 """What is written at this moment, or was left by a process that was killed."""
+_NEW = "~new-"
+"""A further file that is to replace another. No such file begins so itself, and no backup leaves it out."""
 
 
 class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,25 +207,38 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     flush_tree(folder)
 
 
-def change_lineage(
-    folder: Path, before: Lineage, after: Lineage, manifest: Manifest, files: Mapping[str, bytes]
-) -> None:
-    """Give the intact checkpoint in `folder` the lineage `after`, and these further files, while nobody else does. A
-    full disk changes nothing. It is intact wherever this process dies: in between it has the lineage of before, and
-    lists those files only that stay the same. Raises as `write_checkpoint` does.
+def change_lineage(there: Checkpoint, lineage: Lineage, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Give the intact checkpoint that is `there` this `lineage` and these further files, while nobody else does: all of
+    it or nothing, wherever the disk refuses or this process dies. Raises as `write_checkpoint` does.
     """
-    described = _encode(manifest, after, files)
-    there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
-    same = {name: content for name, content in files.items() if there.get(name) == content}
-    with contextlib.ExitStack() as written:  # never anew in a folder that another process has removed
-        for name in files.keys() - same.keys():
-            written.enter_context(replacing(folder / name)).write_bytes(files[name])
-        _replace(folder / MANIFEST_NAME, _encode(manifest, before, same))
-    _replace(folder / MANIFEST_NAME, described)  # in the room of the old one
+    described = _encode(manifest, lineage, files)
+    try:
+        for name, content in files.items():
+            if there.files.get(name) != content:
+                _replace(_beside(there.path / name, _described(content)), content)
+        _replace(there.path / MANIFEST_NAME, described)  # from here on they are the checkpoint's
+    finally:
+        with contextlib.suppress(OSError):  # they are found where they are
+            _settle(there.path)
+
+
+def _settle(folder: Path) -> None:
+    """Have what lies beside the further files take their place, if the manifest lists it, and else remove it."""
+    listed = {_beside(folder / name, each): folder / name for name, each in _read_manifest(folder).files.items()}
+    for path in folder.glob(f"{_NEW}*"):
+        if path in listed:
+            path.replace(listed[path])
+        else:
+            path.unlink()
+
+
+def _beside(path: Path, described: CheckpointFile) -> Path:
+    """Where a further file waits until a manifest lists it: its name is that of no other content."""
+    return path.with_name(f"{_NEW}{described.blake3}-{path.name}")
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with replacing(path) as partial:
+    with replacing(path) as partial:  # never anew in a folder that another process has removed
         partial.write_bytes(content)
 
 
@@ -246,11 +261,21 @@ def read_checkpoint(folder: Path, *, is_meta: bool = False) -> Checkpoint:
     found = manifest_of(manifest.step, entries, manifest.scalars, _fill(folder, snapshot))
     if damaged := found.diff(manifest):
         raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
-    files = {name: (folder / name).read_bytes() for name in written.files}
-    for name, content in files.items():
-        if blake3(content).hexdigest() != written.files[name].blake3:
-            raise ValueError(f"{name} does not match its hash")
-    return Checkpoint(snapshot, files, folder)
+    return Checkpoint(snapshot, {name: _read_file(folder / name, each) for name, each in written.files.items()}, folder)
+
+
+def _read_file(path: Path, described: CheckpointFile) -> bytes:
+    try:
+        content = _beside(path, described).read_bytes()  # who was to give it its name died
+    except FileNotFoundError:
+        content = path.read_bytes()
+    if _described(content) != described:
+        raise ValueError(f"{path.name} does not match its hash")
+    return content
+
+
+def _described(content: bytes) -> CheckpointFile:
+    return CheckpointFile(blake3(content).hexdigest())
 
 
 def _bytes_of(snapshot: StateSnapshot, entry: TensorEntry, start: int) -> Iterator[memoryview]:
@@ -273,7 +298,7 @@ def _encode(manifest: Manifest, lineage: Lineage, files: Mapping[str, bytes]) ->
         dict(manifest.scalars),
         tuple(_Tensor(entry.name, entry.dtype, entry.shape) for entry in manifest.tensors),
         tuple(manifest.chunk_hash(index).hex() for index in range(manifest.chunk_count)),
-        {name: CheckpointFile(blake3(content).hexdigest()) for name, content in files.items()},
+        {name: _described(content) for name, content in files.items()},
     )
     own_blake3 = blake3(_formatted(written)).hexdigest()
     return _formatted(replace(written, own_blake3=own_blake3))
@@ -402,11 +427,11 @@ class CheckpointStore:
         partial, lock, is_new = None, None, True
         try:
             there = _intact(final) if final.exists() else None
-            lineage = None if there is None else there.snapshot.lineage
-            if there is not None and lineage == snapshot.lineage and (final not in self._own or there.files == files):
+            is_same = there is not None and there.snapshot.lineage == snapshot.lineage
+            if there is not None and is_same and (final not in self._own or there.files == files):
                 is_new = False  # the same state, saved before or by another peer, whose files stay
-            elif lineage is not None:
-                change_lineage(final, lineage, snapshot.lineage, manifest, files)
+            elif there is not None:
+                change_lineage(there, snapshot.lineage, manifest, files)
             else:
                 with contextlib.suppress(FileNotFoundError):  # it is not damaged, there is none
                     final.rename(_aside(final, _DAMAGED))
@@ -481,11 +506,8 @@ class CheckpointStore:
 
     def _read(self, path: Path) -> Checkpoint:
         with contextlib.suppress(ValueError, FileNotFoundError):
-            checkpoint = read_checkpoint(path)
-            if not _lists_less(checkpoint):
-                return checkpoint
-            del checkpoint  # two states may not fit into memory
-        with unchanging(self.directory):  # another process may just give it other files, or another lineage
+            return read_checkpoint(path)
+        with unchanging(self.directory):  # another process may just have given it other files, or another lineage
             return read_checkpoint(path)
 
     def give_up_after(self, step: int) -> None:
@@ -560,12 +582,6 @@ def _intact(path: Path) -> Checkpoint | None:
         return read_checkpoint(path, is_meta=True)
     except (ValueError, FileNotFoundError):
         return None
-
-
-def _lists_less(checkpoint: Checkpoint) -> bool:
-    """Whether files lie there that its manifest does not list, as in the middle of `change_lineage`."""
-    there = {path.name for path in checkpoint.path.iterdir() if path.suffix != ".part"}
-    return not there <= RESERVED_NAMES | checkpoint.files.keys()
 
 
 def _aside(path: Path, why: str) -> Path:
