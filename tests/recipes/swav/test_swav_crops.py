@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import json
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from minga.recipes.swav.crops import (
     jitter,
     make_grey,
 )
+from tests.worlds import forked
 from tests.worlds.swav_world import made_up
 
 
@@ -71,6 +73,35 @@ def test_crops_are_the_same_with_any_number_of_threads(channels: int) -> None:
         torch.set_num_threads(threads)
     assert (found[0].dtype, tuple(found[0].shape)) == (torch.uint8, (64, channels, 10, 10))
     assert torch.equal(*found)
+
+
+SCRIPT = """
+import hashlib, json, sys, numpy as np, torch
+from minga.recipes.swav.crops import CropRule, crop_arrays
+from tests.worlds.swav_world import made_up
+
+torch.set_num_threads(int(sys.argv[1]))
+digests = {}
+for side in (8, 12, 28):
+    for channels in (1, 3):
+        pictures = made_up(1500, side=side, channels=channels).pictures
+        for amount in (0.0, 0.8):  # with changes of colour, and without, which may hide others
+            crops = crop_arrays(pictures, CropRule(16, 0.3, 1.0, 0.5, amount, amount), np.random.default_rng(0))
+            digests[f"{side} {channels} {amount}"] = hashlib.sha256(crops.numpy().tobytes()).hexdigest()
+print(json.dumps({"width": torch.backends.cpu.get_cpu_capability(), "digests": digests}))
+"""
+
+
+@pytest.mark.promise("when-members-are-hostile")
+def test_crops_are_the_same_with_any_vector_width() -> None:
+    """Peers that verify each other ban one whose gradient is not that of the crops that they make for it."""
+    told = [
+        json.loads(run("-c", SCRIPT, threads).stdout)
+        for run, threads in ((forked.run, "1"), (forked.run_otherwise, "2"))
+    ]
+    if told[0]["width"] == told[1]["width"]:
+        pytest.skip("this processor has one vector width")
+    assert told[0]["digests"] == told[1]["digests"]
 
 
 def test_jitter_of_strength_0_changes_nothing_and_leaves_a_fifth_alone() -> None:
