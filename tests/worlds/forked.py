@@ -55,7 +55,7 @@ OTHER_HASHES = "99"
 OTHER = {
     "PYTHONHASHSEED": OTHER_HASHES,
     "ATEN_CPU_CAPABILITY": "default",
-    "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX",
+    "NPY_DISABLE_CPU_FEATURES": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", ())),
     "OMP_WAIT_POLICY": "passive",
 }
 """What is otherwise for the second server. Threads that wait must not spin: there are more of them than cores."""

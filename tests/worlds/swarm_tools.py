@@ -19,6 +19,7 @@ from minga.optim import SGD
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.replica import Replica
 
 
@@ -55,8 +56,9 @@ def vector_replica(numel: int, parts: int = 1, rows: int = 1) -> Callable[[RunSp
 def pull(peer: SimulatedPeer, samples: int) -> float:
     """The gradient of the distance to one random number; returns half its square. Cheap for long vectors."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
-    loss = 0.0
-    for weight in peer.replica.vector.parameters():
+    loss, vector = 0.0, peer.replica.vector
+    assert isinstance(vector, ParameterVector)
+    for weight in vector.parameters():
         weight.grad = weight.detach() - torch.randn(1, generator=generator)
         loss += 0.5 * float(weight.grad.square().sum())
     return loss

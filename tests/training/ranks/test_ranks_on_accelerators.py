@@ -403,15 +403,7 @@ with pretended_device():
 )
 
 PEER = """
-<<<<<<< HEAD
-import json, os, pathlib, sys
-import torch
-import torch.distributed as dist
-import minga
 from tests.worlds.pretend_device import PretendTensor, pretend, pretended_device
-=======
-from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
->>>>>>> D2
 from minga.optim import LAMB
 from minga.training.replica.gradient_sum import DeviceSum
 
