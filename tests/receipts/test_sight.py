@@ -149,3 +149,10 @@ def test_a_claim_is_the_sum_over_all_rounds_that_were_not_claimed() -> None:
             assert sight.claim(known[1]) == Claim(known[1] - known[0], 1, given[known[0]], 8)
     sight.note(outcome(make_plan(5), {OTHER: 7, THIRD: 9}), 3, 100)  # the organisers regrouped the run
     assert sight.claim(6) == Claim(1, 1, 3, 8)
+
+
+def test_a_sight_is_bounded() -> None:
+    sight = seen(range(MAX_SPAN_STEPS + 100))
+    claim = sight.claim(MAX_SPAN_STEPS + 100)
+    assert claim is not None
+    assert claim.span == claim.rounds == MAX_SPAN_STEPS

@@ -237,3 +237,8 @@ def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.Dat
     turned = swarm_rates(order[::-1], claims[::-1], records)
     assert turned.peers == rates.peers[::-1]
     assert turned.pairs == {(count - 1 - i, count - 1 - j): rate for (i, j), rate in rates.pairs.items()}
+
+
+def test_absurd_rates_do_no_more_than_lift_the_usual_one() -> None:
+    claims = [RateClaim(upload=1e308)] * 6
+    assert uploads(swarm_rates(peers(6), claims, {})) == [1e15] * 6

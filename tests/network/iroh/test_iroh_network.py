@@ -746,3 +746,24 @@ def test_finish_alone_opens_the_stream() -> None:
             assert await near.read(1) == b""
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:65535", True),
+        ("::1:5", False),
+        ("[127.0.0.1]:5", False),
+        ("127.0.0.1", False),
+        ("127.0.0.1:0", False),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1:-1", False),
+        ("127.0.0.1:\u0661", False),
+        ("localhost:5", False),
+        ("", False),
+        (":", False),
+    ],
+)
+def test_socket_addresses(text: str, valid: bool) -> None:
+    assert network_module._is_socket_address(text) is valid

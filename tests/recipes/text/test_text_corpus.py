@@ -417,3 +417,17 @@ def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path, caplog: py
     assert sum(" x " in each for each in drawn) / 4000 == pytest.approx(0.75, abs=0.03)
     with pytest.raises(ConfigurationError, match=r"source-1\.jsonl\.gz"):
         mixed_sources(data, {shipped_file(0): files[shipped_file(0)]}, 7)
+
+
+def test_held_out_documents_of_a_data_set_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"A document of number {number}." for number in range(400)]
+    rows = datasets.Dataset.from_dict({"text": texts}).to_iterable_dataset(4)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    data = TextData(
+        source="mixture",
+        sources=(SourceSettings(source="hub", name="owner/name"),),
+        shuffle_buffer=100,
+        heldout_fraction=0.2,
+    )
+    drawn = set(islice(mixed(mixed_sources(data, {}, 1), 1, 100), 1000))
+    assert drawn == {text for text in texts if content_rank(text) >= 0.2}

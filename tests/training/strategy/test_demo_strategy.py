@@ -130,3 +130,10 @@ def test_what_is_sent_of_the_cosine_coefficients_gives_the_signs_of_the_mean(k: 
     assert clear.sum() > 1000
     assert (moved.sign() == mean.sign())[clear].float().mean() > least
     assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+def test_averaged_buffers_move_by_their_mean() -> None:
+    strategy, replica = trainer(SGD)
+    mean = torch.full((replica.vector.numel,), 0.25)
+    strategy.absorb(1, mean, ContributionFate.COUNTED)
+    assert torch.equal(replica.tensors()["model/1.running_mean"], torch.full((4,), 0.25))
