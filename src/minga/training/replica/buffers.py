@@ -286,11 +286,6 @@ class OwnBuffers:
         return {name: buffer for name, buffer in self.named().items() if _is_storable(name, buffer)}
 
 
-def is_statistic(name: str) -> bool:
-    """Whether a buffer of this name is what a norm keeps of the data that it has seen."""
-    return name.rpartition(".")[2] in (RUNNING_MEAN, RUNNING_VAR, COUNTER)
-
-
 def _is_storable(name: str, buffer: torch.Tensor) -> bool:
     with contextlib.suppress(ConfigurationError):
         _check(name, buffer)
