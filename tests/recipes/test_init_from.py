@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load, save_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -219,31 +220,73 @@ def content(given: Content) -> bytes:
     return given.read_bytes() if isinstance(given, Path) else given
 
 
-def test_numbers_that_are_not_finite_are_no_parameters_to_begin_with(tmp_path: Path) -> None:
-    save_file({"weight": torch.tensor([[1.0, float("nan")]])}, tmp_path / INITIAL_FILE)
-    with pytest.raises(ConfigurationError, match="weight holds numbers that are not finite"):
-        load_initial(nn.Linear(2, 1), {INITIAL_FILE: tmp_path / INITIAL_FILE})
-
-
 class Masked(nn.Module):
-    """With constants as of attention, one of them as long as texts may be."""
+    """With constants as of attention, one of them as long as texts may be, and a codebook that follows the data."""
 
     def __init__(self, length: int, mean: float) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
         nn.init.constant_(self.norm.get_buffer("running_mean"), mean)
+        self.register_buffer("codebook", torch.full((3,), mean))
         self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         self.register_buffer("positions", torch.arange(float(length)))
 
 
-def test_what_is_begun_with_has_statistics_and_no_constants_of_the_peer_that_kept_them(tmp_path: Path) -> None:
-    """A run could not begin with the checkpoint of a model with a mask; in a state a mask is no damage either."""
-    before, after = Masked(4, 7.0), Masked(5, 0.0)
-    save_file({**dict(before.named_parameters()), "mask": before.mask}, tmp_path / "model.safetensors")
-    (tmp_path / OWN_BUFFERS_FILE).write_bytes(OwnBuffers(before).written())
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (nn.Linear(2, 1), {"weight": torch.tensor([[1.0, float("nan")]])}),
+        (Masked(1, 0.0), {"mask": torch.tensor([0.0, float("nan")])}),
+        (Masked(1, 0.0), {"mask": torch.tensor([0.0, torch.inf])}),
+    ],
+)
+def test_numbers_that_are_not_finite_are_nothing_to_begin_with(
+    model: nn.Module, given: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    save_file(given, tmp_path / INITIAL_FILE)
+    with pytest.raises(ConfigurationError, match=f"{min(given)} holds numbers that are not finite"):
+        load_initial(model, {INITIAL_FILE: tmp_path / INITIAL_FILE})
+
+
+def kept(model: nn.Module, folder: Path, policy: str = "local") -> Path:
+    """A checkpoint of a run that trains `model`."""
+    spec = RunSpec.from_mapping({"name": "kept", "training": {"buffers": policy}})
+    optimizer, scheduler = build_optimizer(spec.optimizer, model, lambda *_: False)
+    replica = Replica(spec, optimizer, model=model, scheduler=scheduler)
+    own = replica.own_buffers()
+    return CheckpointStore(folder / "checkpoints").save(replica.capture(), files={OWN_BUFFERS_FILE: own} if own else {})
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_a_run_begins_with_all_buffers_of_another_but_those_of_another_shape(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables of positions ended it, and a codebook began at random beside its encoder; a mask is no damage either."""
+    kept(Masked(4, 7.0), tmp_path, policy)
     (tmp_path / INITIAL_FILE).write_bytes(initial_file(str(tmp_path)))
+    after = Masked(5, 0.0)
     load_initial(after, {INITIAL_FILE: tmp_path / INITIAL_FILE})
     assert (after.norm.running_mean == 7.0).all()
+    assert (after.codebook == 7.0).all()
+    assert torch.equal(after.get_buffer("positions"), torch.arange(5.0))
+    assert "the buffer positions has another shape in the given file" in caplog.text
+
+
+def test_a_checkpoint_by_name_is_read_by_its_manifest(tmp_path: Path) -> None:
+    """Damage was taken for parameters, files that no manifest lists for its own, and a head for all of a model."""
+    model = nn.BatchNorm1d(3)
+    path = kept(model, tmp_path)
+    file, weights = path / OWN_BUFFERS_FILE, path / "model.safetensors"
+    before = file.read_bytes()
+    file.rename(file.with_name(f"~new-{blake3(before).hexdigest()}-{file.name}"))  # its writer was killed
+    nn.init.constant_(model.get_buffer("running_mean"), 7.0)
+    file.write_bytes(OwnBuffers(model).written())
+    assert not load(initial_file(str(path)))["running_mean"].any()
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ConfigurationError, match="1 of 1 chunks of the tensors do not match their hashes"):
+        initial_file(str(path))
+    with pytest.raises(ConfigurationError, match="trains a part of its model"):
+        initial_file(str(kept(Headed(), tmp_path / "head")))
 
 
 def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(

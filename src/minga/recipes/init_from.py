@@ -27,12 +27,13 @@ from minga.core.files import Content
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import BASE_FOLDER
 from minga.core.units import and_others, counted
+from minga.keeping.complete_checkpoints import MANIFEST_NAME
 from minga.recipes.interface import Files
 from minga.recipes.model_files import KEY, downloaded, names_of_hub
 from minga.recipes.registry import CUSTOM, load_recipe
-from minga.training.replica.buffers import OWN_BUFFERS_FILE, is_statistic
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.state.base import Base, base_of, hashed
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.checkpoints import Checkpoint, CheckpointStore, read_checkpoint
 from minga.training.state.model_names import ModelNames, unwrapped
 from minga.training.state.state_dict import MODEL
 from minga.training.state.tensor_access import TensorAccess
@@ -59,8 +60,13 @@ def initial_file(source: str) -> bytes:
     said = f"{KEY} = {source!r}"
     if path.is_dir() and (path / "checkpoints").is_dir():
         tensors = _of_run(path)
+    elif (path / MANIFEST_NAME).is_file():
+        try:
+            tensors = _of_checkpoint(read_checkpoint(path))
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(f"{said}: the checkpoint cannot be used: {error}") from error
     elif path.exists():
-        tensors = _statistics_in(_read(path.glob(OWN_BUFFERS_FILE), said)) | _read(safetensors_in(path, said), said)
+        tensors = _read(safetensors_in(path, said), said)
     elif names_of_hub(source):
         tensors = _read(safetensors_in(downloaded(source, KEY, WEIGHTS), said), said)
     else:
@@ -89,14 +95,14 @@ def prepared_files(spec: RunSpec) -> dict[str, Content]:
 def load_initial(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     """Let `model` begin with the parameters that came with the run, if any did; returns them as `given_tensors`.
 
-    Raises `ConfigurationError` as `given_tensors`, and for numbers that are not finite where those of `model` are.
+    Raises `ConfigurationError` as `given_tensors`, and for numbers that are not finite, unless `model` has the same.
     """
     given, own = given_tensors(model, files), model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in given.items():
-            was_finite = own[name].isfinite()  # unlike some constants, such as masks
-            own[name].copy_(tensor)
-            if (was_finite & ~own[name].isfinite()).any():
+            before, filled = own[name].clone(), own[name].copy_(tensor)
+            # Some constants of a model, such as masks, are infinite themselves.
+            if (filled.isnan() & ~before.isnan() | filled.isinf() & (filled != before)).any():
                 raise ConfigurationError(f"{_GIVEN}: {_place(name)} holds numbers that are not finite")
     return given
 
@@ -106,8 +112,9 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     from the disk as they are used.
 
     Tensors of the model that the files lack, such as those of a new head, keep their initial draws, and those of the
-    files that the model lacks are left out; log lines name both. Raises `ConfigurationError` if the files fit no
-    tensor, one by another name or that has another shape, codes in the place of numbers, or two values for one.
+    files that the model lacks are left out, as are buffers of another shape, such as tables of positions; log lines
+    name all three. Raises `ConfigurationError` if the files fit no tensor, one by another name, a parameter of another
+    shape, codes in the place of numbers, or two values for one.
     """
     paths = [path for name, path in files.items() if name == INITIAL_FILE or name.startswith(BASE_FOLDER)]
     if not paths:
@@ -121,6 +128,7 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
             f"{_GIVEN}: none of these {len(given)} tensors, such as {min(given, default='none')}, belongs to this "
             f"model, which has tensors such as {min(own, default='none')}"
         )
+    unlike = list[str]()
     for name, tensor in matching.items():
         if tensor.is_floating_point() and not (given[name].is_floating_point() and given[name].itemsize > 1):
             raise ConfigurationError(
@@ -128,9 +136,11 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
                 "nothing without their scales: take the model in bfloat16, float16 or float32"
             )
         if tensor.shape != given[name].shape:
-            raise ConfigurationError(
-                f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
-            )
+            if isinstance(tensor, nn.Parameter):
+                raise ConfigurationError(
+                    f"{_GIVEN}: {name} has the shape {tuple(given[name].shape)}, and {tuple(tensor.shape)} in this run"
+                )
+            unlike.append(name)
     _check_tied(matching, given)
     filled = {id(tensor) for tensor in matching.values()}  # tied ones have several names
     fresh = sorted(name for name, tensor in own.items() if id(tensor) not in filled and tensor.numel())
@@ -147,10 +157,14 @@ def given_tensors(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
                 )
     if unused:
         logger.warning("the given parameters have tensors that the model lacks: %s%s", unused[0], and_others(unused))
+    if unlike:
+        others = and_others(unlike)
+        logger.warning("the buffer %s%s has another shape in the given file, and begins anew", unlike[0], others)
     if fresh and not frozen:  # else it is what is trained on the given rest
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
         logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
-    return {name: given[_place(name)] for name in tensors if _place(name) in given}
+    taken = matching.keys() - unlike
+    return {name: given[_place(name)] for name in tensors if _place(name) in taken}
 
 
 def given_base(model: nn.Module, files: Files) -> Base | None:
@@ -207,23 +221,23 @@ def _of_run(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint = CheckpointStore(folder / "checkpoints").load()
     if checkpoint is None:
         raise ConfigurationError(f"model.init_from: the run in {folder} has no checkpoint yet")
+    return _of_checkpoint(checkpoint)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     if base := base_of(checkpoint.snapshot.scalars):
         raise ConfigurationError(
-            f"model.init_from: the run in {folder} trains a part of its model, and its checkpoints do not hold the "
-            f"{counted(len(base), 'other tensor')}, such as {next(iter(base))}: name what `minga export` makes of it"
+            f"model.init_from: the run of {checkpoint.path} trains a part of its model, and its checkpoints do not "
+            f"hold the {counted(len(base), 'other tensor')}, such as {next(iter(base))}: name what `minga export` "
+            "makes of it"
         )
-    logger.info("beginning with the parameters of %s after step %d", folder, checkpoint.snapshot.step)
+    logger.info("beginning with the parameters in %s", checkpoint.path)
     buffers = checkpoint.files.get(OWN_BUFFERS_FILE)
-    return ({} if buffers is None else _statistics_in(load(buffers))) | {
+    return ({} if buffers is None else load(buffers)) | {
         entry.name.removeprefix(MODEL): tensor
         for entry, tensor in checkpoint.snapshot.named_tensors()
         if entry.name.startswith(MODEL)
     }
-
-
-def _statistics_in(buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a peer's own buffers have of training; constants, such as masks, are each program's."""
-    return {name: each for name, each in buffers.items() if is_statistic(name)}
 
 
 def safetensors_in(path: Path, said: str) -> list[Path]:

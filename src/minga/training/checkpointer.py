@@ -36,7 +36,7 @@ from minga.training.life.member import Member
 from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
-from minga.training.state.checkpoints import Checkpoint, CheckpointStore
+from minga.training.state.checkpoints import Checkpoint, CheckpointStore, further_file
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
@@ -89,7 +89,8 @@ class Checkpointer:
         """How the run was founded, as the newest checkpoint has it that says so. Raises `StorageError`."""
         checkpoints, run_id = self._directory / "checkpoints", self._session.node.run_id
         found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
-        said = (Genesis.from_file(folder / GENESIS_FILE, run_id, organiser) for _, folder in reversed(found))
+        kept = (further_file(folder, GENESIS_FILE) for _, folder in reversed(found))
+        said = (Genesis.from_bytes(each, run_id, organiser) for each in kept if each is not None)
         return next(filter(None, said), None)
 
     def archive(self, archive: Archive, status: StatusReader) -> None:

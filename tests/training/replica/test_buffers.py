@@ -331,6 +331,26 @@ def test_a_norm_that_was_frozen_after_some_steps_is_refused_where_others_verify_
         collect()
 
 
+def test_who_goes_on_with_a_trained_state_is_told_of_norms_that_count_and_have_seen_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Constant ones, whose mean is 0 for good, were spoken of as well."""
+    model = nn.ModuleDict({"constant": Holder(torch.zeros(3)), "norm": nn.BatchNorm1d(3)})
+    model["constant"].register_buffer("running_mean", torch.zeros(3))
+    OwnBuffers(model).warn_of_new()
+    assert "the buffer norm.running_mean is 0:" in caplog.text
+
+
+def test_norms_of_constants_that_are_one_number_in_memory_are_not_refused() -> None:
+    """They were, as if their statistics were of a peer's own data."""
+    norm = ConstantNorm(4)
+    norm.running_mean, norm.running_var = torch.zeros(1).expand(4), torch.ones(1).expand(4)
+    _, collect = verified(nn.Sequential(norm, nn.Linear(4, 1)))
+    collect()
+    norm.eval()
+    collect()
+
+
 def test_a_norm_with_the_statistics_that_it_began_with_is_not_refused() -> None:
     """Honest peers were: whose norms are constant in both modes, or whose weights were swapped for an evaluation."""
     model = nn.Sequential(ConstantNorm(4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))

@@ -256,6 +256,31 @@ def test_a_state_that_gets_another_lineage_is_there_wherever_its_writer_dies(
     assert (loaded.snapshot.lineage, loaded.files) == (third.lineage, new)
 
 
+def test_what_a_writer_left_takes_its_place_when_the_same_state_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads by name had the old file for good; and where the disk refused one, all others stayed old as well."""
+    store, state, move, refused = CheckpointStore(tmp_path), make_snapshot(1), Path.replace, list[Path]()
+    path = store.save(state, files={"a": b"old", "b": b"old"})
+
+    def in_use(self: Path, target: Path) -> Path:
+        if target.name in ("a", "b") and not refused:
+            refused.append(target)
+            raise PermissionError(errno.EACCES, "in use")
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", in_use)
+    new = {"a": b"new", "b": b"new"}
+    store.save(state, files=new)
+    (path / "manifest.json.1-2.part").touch()  # of one that was killed
+    assert sorted((path / name).read_bytes() for name in new) == [b"new", b"old"]
+    again = CheckpointStore(tmp_path)
+    again.load()
+    assert again.save(state, files=new) == path
+    assert {name: (path / name).read_bytes() for name in new} == new
+    assert names(path) == ["a", "b", "manifest.json", "model.safetensors", "optimizer.safetensors"]
+
+
 def test_the_files_of_a_state_that_is_saved_again_are_those_of_the_peer_that_wrote_it(tmp_path: Path) -> None:
     """Statistics that were estimated anew after the last step were in no checkpoint."""
     store, others, state = CheckpointStore(tmp_path), CheckpointStore(tmp_path), make_snapshot(1)

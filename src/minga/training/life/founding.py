@@ -37,6 +37,7 @@ from blake3 import blake3
 
 from minga.access.admission import Admission
 from minga.core.aio import racing
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import RemoteError, StorageError, reason_of
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import keep, read_struct
@@ -96,6 +97,15 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {reason_of(error)}") from error
+        return genesis if genesis.holds(run_id, organiser) else None
+
+    @classmethod
+    def from_bytes(cls, kept: bytes, run_id: str, organiser: str) -> Genesis | None:
+        """The same of the content of such a file."""
+        try:
+            genesis = decode_msgpack(kept, cls)
+        except DECODING_ERRORS:
+            return None
         return genesis if genesis.holds(run_id, organiser) else None
 
     def holds(self, run_id: str, organiser: str) -> bool:

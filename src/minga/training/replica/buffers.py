@@ -269,14 +269,17 @@ class OwnBuffers:
 
     def warn_of_new(self) -> None:
         """The state here was trained before: say, once, whose running statistics have seen nothing of it."""
-        means = {name: each for name, each in self._storable().items() if name.rpartition(".")[2] == RUNNING_MEAN}
-        new = [name for name, mean in means.items() if not mean.any()]
+        found = self._storable()
+        homes = [
+            name.removesuffix(COUNTER) for name, each in found.items() if name.endswith(COUNTER) and not each.any()
+        ]
+        new = [mean for home in homes if (mean := home + RUNNING_MEAN) in found and not found[mean].any()]
         if new and not self._is_told:
             self._is_told = True
             logger.warning(
                 'the buffer %s%s is 0: with training.buffers = "local" no peer sends its own. Running statistics, '
                 "as those of BatchNorm, are wrong until they have seen some hundred micro-batches, or are estimated "
-                "anew: do not evaluate or export the model before",
+                "anew: until then, evaluate and export from the folder of a peer that has trained",
                 min(new),
                 and_others(new),
             )
@@ -284,11 +287,6 @@ class OwnBuffers:
     def _storable(self) -> dict[str, torch.Tensor]:
         """Those that a file can have, and that can be filled."""
         return {name: buffer for name, buffer in self.named().items() if _is_storable(name, buffer)}
-
-
-def is_statistic(name: str) -> bool:
-    """Whether a buffer of this name is what a norm keeps of the data that it has seen."""
-    return name.rpartition(".")[2] in (RUNNING_MEAN, RUNNING_VAR, COUNTER)
 
 
 def _is_storable(name: str, buffer: torch.Tensor) -> bool:
@@ -309,9 +307,13 @@ def _versions(norm: torch.nn.Module) -> list[tuple[int, int]]:
 
 
 def _hashes(norm: torch.nn.Module) -> list[str]:
-    """What stands for the statistics by which a norm in eval mode computes, as far as a file can have them."""
-    statistics = [(name, each) for name, each in _statistics(norm).items() if name != COUNTER]
-    return [hash_of(each, TensorAccess()) for name, each in statistics if _is_storable(name, each)]
+    """What stands for the statistics by which a norm in eval mode computes, as far as they can be read."""
+    statistics = [each for name, each in _statistics(norm).items() if name != COUNTER]
+    return [
+        hash_of(each.contiguous(), TensorAccess())
+        for each in statistics
+        if not each.is_meta and each.layout is torch.strided and not is_sharded(each)
+    ]
 
 
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:

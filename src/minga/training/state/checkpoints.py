@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from minga.core.decoding import DECODING_ERRORS, decode_json, take_as
 from minga.core.errors import ConfigurationError, StorageError, reason_of
-from minga.core.files import flush_folder, flush_tree, replacing
+from minga.core.files import flush_folder, flush_tree, replacing, unfinished_of
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name, unchanging
@@ -218,18 +218,21 @@ def change_lineage(there: Checkpoint, lineage: Lineage, manifest: Manifest, file
                 _replace(_beside(there.path / name, _described(content)), content)
         _replace(there.path / MANIFEST_NAME, described)  # from here on they are the checkpoint's
     finally:
-        with contextlib.suppress(OSError):  # they are found where they are
-            _settle(there.path)
+        _settle(there.path)
 
 
 def _settle(folder: Path) -> None:
-    """Have what lies beside the further files take their place, if the manifest lists it, and else remove it."""
-    listed = {_beside(folder / name, each): folder / name for name, each in _read_manifest(folder).files.items()}
-    for path in folder.glob(f"{_NEW}*"):
-        if path in listed:
-            path.replace(listed[path])
-        else:
-            path.unlink()
+    """Have what lies beside the further files take their place, if the manifest lists it, and else remove it, as far as
+    the disk lets one: who reads by the manifest finds them where they are.
+    """
+    with contextlib.suppress(OSError):
+        listed = {_beside(folder / name, each): folder / name for name, each in _read_manifest(folder).files.items()}
+        for path in [*folder.glob(f"{_NEW}*"), *unfinished_of(folder / MANIFEST_NAME)]:
+            with contextlib.suppress(OSError):
+                if path in listed:
+                    path.replace(listed[path])
+                else:
+                    path.unlink()
 
 
 def _beside(path: Path, described: CheckpointFile) -> Path:
@@ -262,6 +265,19 @@ def read_checkpoint(folder: Path, *, is_meta: bool = False) -> Checkpoint:
     if damaged := found.diff(manifest):
         raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
     return Checkpoint(snapshot, {name: _read_file(folder / name, each) for name, each in written.files.items()}, folder)
+
+
+def further_file(folder: Path, name: str) -> bytes | None:
+    """What the checkpoint in `folder` has under this name, without a look at its state; None if it has no such file, or
+    a damaged one. Raises `StorageError` if that cannot be read at this moment, or if a newer minga wrote it.
+    """
+    try:
+        described = _read_manifest(folder).files.get(name)
+        return None if described is None else _read_file(folder / name, described)
+    except (ValueError, FileNotFoundError):
+        return None
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be read: {reason_of(error)}") from error
 
 
 def _read_file(path: Path, described: CheckpointFile) -> bytes:
@@ -430,6 +446,7 @@ class CheckpointStore:
             is_same = there is not None and there.snapshot.lineage == snapshot.lineage
             if there is not None and is_same and (final not in self._own or there.files == files):
                 is_new = False  # the same state, saved before or by another peer, whose files stay
+                _settle(final)  # some tools read by name alone
             elif there is not None:
                 change_lineage(there, snapshot.lineage, manifest, files)
             else:
