@@ -281,7 +281,7 @@ def test_a_history_that_was_given_up_does_not_come_back_from_the_disk(tmp_path: 
     other = Trainer(minga.join(link, options(tmp_path, "other")), NEAR)
     until(lambda: other.kept > 0)  # else it waits for others
     other.end()
-    until(lambda: host.step >= 30)
+    until(lambda: host.step >= 60)
     host.end()
     alone, newest = host.step, host.kept
     other = Trainer(minga.join(link, options(tmp_path, "other")), NEAR)
