@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import logging
 import re
@@ -131,6 +132,17 @@ async def test_a_wrong_login_is_refused_in_words(tmp_path: Path, login: Any, cau
     place = Place(tmp_path, people("alice") + "[people.codeless]\n")
     assert cause in str(await refusal(place, PEER, login))
     assert place.roster.issued(PEER.peer_id) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "wanted"),
+    [("2027-01-31", "2027-02-01T00:00+00:00"), ("2027-01-31T12:00:00", "2027-01-31T12:00+00:00")],
+    ids=["to the end of a day", "without a zone"],
+)
+def test_an_end_is_in_utc(until: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "list.toml").write_text(f"[people.alice]\nuntil = {until}\n")
+    found = AllowList.read(tmp_path / "list.toml").people["alice"].until_s
+    assert found == dt.datetime.fromisoformat(wanted).timestamp()
 
 
 @asynchronously

@@ -166,6 +166,33 @@ async def test_forged_attestations_and_replays_say_nothing() -> None:
 
 
 @virtually
+async def test_a_member_has_no_part_in_a_count_that_misquotes_it() -> None:
+    swarm = make_swarm(3)
+    peers = await joined(swarm)
+    victim = peers[2].network.peer_id
+
+    def misquote(receipts: Receipts) -> None:
+        honest = receipts.with_plan
+
+        def with_plan(plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:
+            said = PlanNote.decode(honest(plan, notes))
+            claims = [
+                claim and msgspec.structs.replace(claim, samples=claim.samples + (peer == victim))
+                for peer, claim in zip(plan.ids, said.claims, strict=False)
+            ]
+            return msgspec.msgpack.encode(PlanNote(tuple(claims), said.attestations))
+
+        receipts.with_plan = with_plan  # type: ignore[method-assign]
+
+    for peer in peers:
+        misquote(receipts_of(peer))
+    await swarm.run_until_step(STEPS)
+    await sign_all(swarm)
+    assert [len(receipts_of(peer).book) > 0 for peer in peers] == [True, True, False]
+    await swarm.close()
+
+
+@virtually
 async def test_a_peer_that_reports_samples_and_sends_others_is_counted_by_what_it_sends() -> None:
     """What enters the mean is what each root weights; a peer that tells roots different weights has the least."""
     swarm = make_swarm(4)

@@ -91,3 +91,17 @@ async def test_the_last_round_of_a_run_has_a_count() -> None:
         for name in swarm.peers:
             assert 0.8 * gave[name] < totals[name].samples < gave[name], "all but what the last round itself had"
         await swarm.close()
+
+
+@virtually
+async def test_two_peers_attest_each_other_and_one_alone_attests_nothing() -> None:
+    swarm = make_swarm(1)
+    await swarm.run_until_step(20)
+    assert len(receipts_of(swarm.peers["peer-0"]).book) == 0
+    swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
+    await asyncio.sleep(3.0)
+    await sign_all(swarm)
+    totals = totals_at(swarm, "peer-0")
+    assert totals["peer-1"].samples > 0
+    assert totals["peer-0"].samples > 0
+    await swarm.close()

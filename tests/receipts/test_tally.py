@@ -67,6 +67,7 @@ def test_more_than_half_have_to_attest(
     claims: int, signers: list[int], doubters: list[int], expected: PeerTotals
 ) -> None:
     assert totals_of(claims, signers, doubters) == expected
+    assert "False" not in repr(totals_of(claims, signers, doubters)), "what is shown is a number"
 
 
 def test_samples_are_for_the_witnesses_and_the_rest_for_all_members() -> None:

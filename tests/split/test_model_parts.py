@@ -72,6 +72,17 @@ def test_a_part_with_the_optimizer_of_the_run_spec_is_clipped_as_that_says() -> 
         assert moved == pytest.approx(min(longest, 100.0 * 2**0.5), rel=1e-3)
 
 
+def test_a_gradient_that_is_not_finite_is_no_step_and_is_forgotten() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    before = values(module)
+    part = ModelPart([module], partial(torch.optim.SGD, lr=1.0), split_spec().optimizer)
+    module(torch.tensor([[1.0, math.inf]])).sum().backward()
+    with pytest.raises(NonFiniteError):
+        part.step()
+    assert torch.equal(values(module), before)
+    assert (part.steps, module.weight.grad) == (0, None)
+
+
 def test_a_batch_that_is_not_finite_or_is_given_up_leaves_the_buffers_of_a_client_alone() -> None:
     for spoilt in (False, True):
         bottom = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))

@@ -171,8 +171,9 @@ def test_the_optimizer_of_the_run_spec_with_its_schedule(options: Any) -> None:
         minga.split.serve({**spec(), "optimizer": optimizer}, modules[5], options=options("a")) as server,
         minga.split.Client(server.link, nn.Sequential(*modules[:5]), options=options("b")) as client,
     ):
+        part, rates = client._half.part, list[float]()
+        assert part.optimizer is not None
         for number in range(3):
             client.train(*batch(number))
-        part = client._half.part
-        assert part.optimizer is not None
-        assert part.optimizer.param_groups[0]["lr"] == pytest.approx(0.25), "half-way down after the warm-up"
+            rates.append(part.optimizer.param_groups[0]["lr"])
+        assert rates == pytest.approx([0.5, 0.5, 0.25]), "half-way down after the warm-up, which began at 0.25"

@@ -119,6 +119,21 @@ def test_the_changes_of_a_barred_organiser_are_void_for_members_and_newcomers_al
     assert member.amendments.changes([stolen.id]) == {"optimizer.learning_rate": "0.5"}
 
 
+def test_a_change_whose_other_signer_was_barred_lacks_that_signature() -> None:
+    """Where two have to sign, what is left is the word of one."""
+    organisers = Organisers(frozenset(each.peer_id for each in (FIRST, SECOND, NEXT)), 2)
+    member, newcomer = (AccessLedger(SPEC.run_id, organisers, FIRST.peer_id, is_open=True) for _ in range(2))
+    change = amendment(1, FIRST).signed_by(SECOND)
+    assert member.take(change)
+    assert member.amendments.due(0) == (change.id,)
+    for signer in (SECOND, NEXT):
+        assert member.take(bar(FIRST, signer))
+    for order in member.orders():
+        assert newcomer.take(order)
+    assert not newcomer.take(change)
+    assert member.amendments.due(0) == newcomer.amendments.due(0) == ()
+
+
 def test_a_later_regroup_takes_the_place_of_one_that_is_void() -> None:
     book = ledger(FIRST, SECOND)
     false = regroup(1 << 20, FIRST)

@@ -767,3 +767,13 @@ def test_finish_alone_opens_the_stream() -> None:
 )
 def test_socket_addresses(text: str, valid: bool) -> None:
     assert network_module._is_socket_address(text) is valid
+
+
+def test_what_is_no_socket_address_keeps_nobody_from_dialling_the_others() -> None:
+    async def main() -> None:
+        async with networks(2) as (one, other):
+            known = other.address
+            address = Address(known.peer_id, ("localhost:5", "127.0.0.1:65536", *known.direct), known.relay)
+            await asyncio.gather(one.connect(address), other.accept())
+
+    run(main)

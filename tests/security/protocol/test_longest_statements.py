@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import records
+from minga.network.interface import PeerId
+from minga.network.rpc.stream import MessageStream
 from minga.security.accountability import evidence
 from minga.security.accountability.rulings import hidden_parts
-from minga.security.messaging.spread import MAX_ANSWER_BYTES, StatementGossip
+from minga.security.messaging.spread import ASK, MAX_ANSWER_BYTES, AskStatements, FoundStatements, StatementGossip
 from minga.security.protocol import members, protocol_state, rules, statements
 from minga.security.protocol.members import MAX_CHARGES
 from minga.security.protocol.statements import (
@@ -93,6 +96,27 @@ async def test_who_lacks_more_statements_than_fit_into_an_answer_gets_them_all_a
     await lacking.pull(slot, having.slots.of(slot), [nodes[0].peer_id])
     assert lacking.slots.of(slot) == having.slots.of(slot)
     for node in nodes:
+        await node.close()
+
+
+@virtually
+async def test_who_answers_with_the_statements_of_others_than_was_asked_for_is_to_blame() -> None:
+    world, slot = World(), Slot(0, 0, Phase.REVEAL)
+    liar, asker = [await world.node() for _ in range(2)]
+    unasked, wanted = (state(Identity.from_seed(bytes([n]) * 32), RUN_ID, slot, LONGEST[Phase.REVEAL]) for n in (1, 2))
+
+    async def answer(peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(AskStatements)
+        await stream.send(FoundStatements((unasked,)))
+
+    liar.serve(ASK, answer)
+    heard = list[Event]()
+    asker.events.subscribe(heard.append)
+    gossip = StatementGossip(asker, Identity.from_seed(bytes(32)), lambda _: True, lambda *_: True, lambda _: True)
+    await gossip.pull(slot, [PeerId(wanted.author)], [liar.peer_id])
+    assert not gossip.slots.of(slot)
+    assert [event.fields["peer"] for event in heard if event.kind == "peer.offence"] == [liar.peer_id]
+    for node in (liar, asker):
         await node.close()
 
 

@@ -267,11 +267,10 @@ def _forged(snapshot: StateSnapshot, **changes: Any) -> StateSnapshot:
     ],
 )
 def test_malformed_scalars_are_refused(changes: dict[str, Any]) -> None:
-    model = Tied(0)
-    state = TrainingState(torch.optim.SGD(model.parameters()), model=model)
+    state, other = (TrainingState(torch.optim.SGD(net.parameters()), model=net) for net in (Tied(0), Tied(1)))
     before = state.digest(0)
     with pytest.raises(ConfigurationError):
-        state.restore(_forged(state.capture(0), **changes))
+        state.restore(_forged(other.capture(0), **changes))
     assert state.digest(0) == before
 
 

@@ -257,7 +257,7 @@ def test_a_peer_that_missed_rounds_keeps_its_own_and_is_drawn_to_the_new_centre(
         (Leader, LeaderSettings(pull=0.5), 6.0),
         (Elastic, ElasticSettings(), 4.0),
     ):
-        others, late = Peer(kind, settings, 1), Peer(kind, settings, 1)
+        others, late = Peer(kind, settings, 1, momentum=0.9), Peer(kind, settings, 1, momentum=0.9)
         late.step(torch.tensor([-80.0]))
         local = {name: each.clone() for name, each in late.strategy.local_tensors().items()}
         for step in (1, 2):
@@ -269,3 +269,4 @@ def test_a_peer_that_missed_rounds_keeps_its_own_and_is_drawn_to_the_new_centre(
         assert float(late.centre) == pytest.approx(8.0)
         assert float(late.x) == pytest.approx(wanted)
         assert late.strategy.samples == 1
+        assert [float(each) for each in late.replica.moments().values()] == [-80.0]
