@@ -73,17 +73,21 @@ class Observers(Generic[P]):
     """The functions to call when one thing happens; they are called in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._observers: list[Callable[P, None]] = []
+        self._observers: tuple[Callable[P, None], ...] = ()  # one that is being told stays as it is
 
     def add(self, observer: Callable[P, None]) -> Callable[[], None]:
         """Call `observer` each time from now on; returns the function that ends this."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer)
+        self._observers = (*self._observers, observer)
+        return lambda: self._remove(observer)
 
     def tell(self, *arguments: P.args, **named: P.kwargs) -> None:
         """Call all observers. An exception of one of them is raised here, and the rest are not called."""
-        for observer in list(self._observers):
+        for observer in self._observers:
             observer(*arguments, **named)
+
+    def _remove(self, observer: Callable[P, None]) -> None:
+        place = self._observers.index(observer)
+        self._observers = (*self._observers[:place], *self._observers[place + 1 :])
 
 
 # ---- Tasks: started, and ended where they are not needed any more.

@@ -116,6 +116,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     _ready: deque[_Handle | _TimerHandle]
     _scheduled: list[tuple[float, int, _TimerHandle]]
     _stopping: bool
+    _closed: bool
     _timer_cancelled_count: int
 
     def __init__(self, *, start: float = 0.0, limit_s: float | None = None) -> None:
@@ -152,7 +153,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """Run a callback in the next turn of the loop."""
-        self._check_closed()  # type: ignore[attr-defined]
+        if self._closed:
+            self._check_closed()  # type: ignore[attr-defined]
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -165,7 +167,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Run a callback when the virtual clock reaches `when`."""
-        self._check_closed()  # type: ignore[attr-defined]
+        if self._closed:
+            self._check_closed()  # type: ignore[attr-defined]
         self._serial += 1
         timer = _TimerHandle(when, callback, args, self, context)
         # Timers of the same moment fire in the order in which they were set.

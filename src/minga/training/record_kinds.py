@@ -119,10 +119,11 @@ class SplitServing(Payload, frozen=True):
     waiting: Count = 0
 
 
+PROGRESS = Kind("progress", 2, Progress, 512)
 UNFIT = Kind("unfit", 10, Unfit, 4 * MAX_WHY_CHARACTERS + 16, is_urgent=True)
 
 RUN_KINDS = NETWORK_KINDS.extended(
-    Kind("progress", 2, Progress, 512),
+    PROGRESS,
     Kind("state", 3, StateInfo, 512),
     Kind("metrics", 4, Metrics, MAX_PAYLOAD_BYTES),
     LINKS,

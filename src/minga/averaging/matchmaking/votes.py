@@ -325,8 +325,10 @@ class Position:
 
     def are_past(self, ahead: Collection[PeerId]) -> bool:
         """Whether most of the others whom this peer goes with are among those `ahead`."""
+        if not ahead:
+            return False
         known = [peer for peer in self.everyone if peer != self.me]
-        return bool(ahead) and bool(known) and has_quorum(set(ahead), known)
+        return bool(known) and has_quorum(set(ahead), known)
 
 
 def ballot_of(votes: Mapping[PeerId, Vote], most: int) -> int:

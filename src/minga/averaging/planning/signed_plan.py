@@ -258,10 +258,13 @@ def unfair_parts(
     plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float
 ) -> str | None:
     """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
-    usual_s, carried = _usual_s(plan, links, own, me, vector_bytes), _vectors_carried(plan, me)
-    if usual_s is None or carried <= LITTLE_MORE:
-        return None
+    carried = _vectors_carried(plan, me)
     mine_s = _seconds(own, carried * vector_bytes)
+    if carried <= LITTLE_MORE or mine_s <= UNFAIR_S:  # as a rule, and known without a look at the others
+        return None
+    usual_s = _usual_s(plan, links, own, me, vector_bytes)
+    if usual_s is None:
+        return None
     if mine_s > UNFAIR_FACTOR * usual_s + UNFAIR_S:
         usual_s = max(usual_s, _usual_over_paths_s(plan, links, own, me, vector_bytes))
     if mine_s <= UNFAIR_FACTOR * usual_s + UNFAIR_S:

@@ -250,13 +250,13 @@ class StreamCounter:
 
     def came(self, size: int) -> bytes | None:
         """Bytes of a bulk frame arrived. Returns the body of a delivery report if one is due."""
-        now = self._access_link.clock()
+        now, reports = self._access_link.clock(), self._delivery_reports
         if self.use is BulkUse.PROBE:  # it is over before a report is due
             self._access_link.meter.down.add_total(Span(size, self._begun_s, now), self.use)
             self._begun_s = now
         self._access_link.received_bytes += size
-        self._delivery_reports.came(size, now)
-        return self._report(self._delivery_reports.due)
+        reports.came(size, now)
+        return self._report(reports.due)
 
     def _report(self, span: Span | None) -> bytes | None:
         if span is None:

@@ -130,6 +130,9 @@ class Estimate:
         before, total = 0, 0.0
         for rate, count in self._sorted:
             after = before + 10 * count
-            total += rate * max(0, min(after, last) - max(before, first))
+            if after > first:
+                total += rate * (min(after, last) - max(before, first))
+                if after >= last:
+                    break
             before = after
         self._value = total / (last - first) if buckets else None

@@ -316,9 +316,12 @@ class DirectionMeter:
         if not (math.isfinite(begin_s) and begin_s <= end_s <= self._clock() + BUCKET_S):
             return []
         begin_s = max(min(begin_s, end_s - SHORTEST_S), end_s - LONGEST_SPAN_S)
-        buckets = range(math.floor(begin_s / BUCKET_S), math.floor(end_s / BUCKET_S) + 1)
-        cover = [(n, min(end_s, (n + 1) * BUCKET_S) - max(begin_s, n * BUCKET_S)) for n in buckets if n > self._settled]
-        return [(number, seconds) for number, seconds in cover if seconds > 0.0]
+        cover = []
+        for number in range(math.floor(begin_s / BUCKET_S), math.floor(end_s / BUCKET_S) + 1):
+            seconds = min(end_s, (number + 1) * BUCKET_S) - max(begin_s, number * BUCKET_S)
+            if number > self._settled and seconds > 0.0:
+                cover.append((number, seconds))
+        return cover
 
     def _evaluate(self, bucket: TimeBucket, number: int) -> None:
         when = (number + 1) * BUCKET_S

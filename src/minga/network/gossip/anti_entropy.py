@@ -152,7 +152,7 @@ def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[Stored
         to_send += [
             entries[code]
             for code in sorted(entries)
-            if settled.covers(board, entries[code]) and entries[code].record.version > their_versions.get(code, 0)
+            if entries[code].record.version > their_versions.get(code, 0) and settled.covers(board, entries[code])
         ]
         codes = [
             code
@@ -201,4 +201,4 @@ def _as_fit(held: list[Held]) -> list[Held]:
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:
     owners = board.store.owners
-    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries or owner.dropped}
+    return {owner.prefix: owner for owner in owners.values() if owner.entries or owner.dropped}

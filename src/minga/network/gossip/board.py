@@ -228,12 +228,14 @@ class Board:
 
     def receive_other(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
         """The same for a record that is not on the board, see `hear_again`."""
-        verdict = self.store.judge(record, sender, self.now(), self.run_clock.now())
+        now = self.now()
+        verdict = self.store.judge(record, sender, now, self.run_clock.now())
         if verdict is Verdict.NEW:
-            verdict = self._take_in(records.genuine(record, self.run_id) or record, sender, age_s)
+            genuine = records.genuine(record, self.run_id)
+            verdict = Verdict.FORGED if genuine is None else self._take_in(genuine, sender, now, age_s)
         elif verdict is Verdict.STALE:
             if record.version == self.store.owners[record.owner].newest:
-                self._detector.heard_again(record.owner, self.now(), age_s)
+                self._detector.heard_again(record.owner, now, age_s)
         elif verdict is Verdict.SUPERSEDING:
             self._supersede(record)
         self.verdicts[verdict] += 1
@@ -305,7 +307,7 @@ class Board:
 
     # ---- inner workings
 
-    def _take_in(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
+    def _take_in(self, record: Record, sender: PeerId, now: float, age_s: float) -> Verdict:
         """Keep a genuine record, unread if its kind, or its content, is not known here.
 
         Only of basic kinds is it certain that an honest peer would not have passed on what this one cannot read.
@@ -318,7 +320,7 @@ class Board:
             return Verdict.BAD_PAYLOAD
         if isinstance(payload, Credential) and not self._authorizer.learn(record.owner, payload.credential):
             return Verdict.NOT_ADMITTED
-        is_kept = self._accept(record, payload, sender, age_s, is_opaque=is_opaque)
+        is_kept = self._accept(record, payload, sender, now, age_s, is_opaque=is_opaque)
         return Verdict.NEW if is_kept else Verdict.CROWDED
 
     def _supersede(self, record: Record) -> None:
@@ -368,10 +370,9 @@ class Board:
         return max((each for each in expiries_ms if each <= limit_ms), default=0)
 
     def _accept(
-        self, record: Record, payload: Payload | None, sender: PeerId, age_s: float, *, is_opaque: bool
+        self, record: Record, payload: Payload | None, sender: PeerId, now: float, age_s: float, *, is_opaque: bool
     ) -> bool:
         """Whether the record is kept: there may be no room for what is not known here."""
-        now = self.now()
         peer = record.owner
         owner, evicted = self.store.add(peer, sender, now)
         if evicted is not None:

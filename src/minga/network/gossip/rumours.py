@@ -122,7 +122,8 @@ class RumourSpreader:
             self._rumours.pop(key, None)
         else:
             self._rumours[key] = _Rumour(source, FANOUT, FANOUT) if is_large else _Rumour(source, ROUTINE_FANOUT, 1)
-            self._flush_within(self.window_s / ROUTINE_FANOUT)
+            if self._flush_at is None:  # else it is due sooner, by what came before
+                self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that `source` has the record, too, so that it need not be sent there."""
@@ -225,7 +226,7 @@ class RumourSpreader:
 
     def _entries(self, keys: Iterable[Key]) -> list[StoredRecord]:
         owners = self._board.store.owners
-        found = (owners[owner].entries.get(code) for owner, code in keys if owner in owners)
+        found = (known.entries.get(code) for owner, code in keys if (known := owners.get(owner)) is not None)
         return [entry for entry in found if entry is not None and entry.passed_on]
 
     async def _push(self, peer: PeerId, entries: list[StoredRecord]) -> None:

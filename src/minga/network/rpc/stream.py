@@ -399,9 +399,10 @@ class MessageStream:
         self._last_heard = self._last_moved = self._anywhere.frame_tick = self._clockwork.tick
 
     async def _send_frame(self, kind: int, body: Buffer) -> None:
-        header = _HEADER.pack(kind, memoryview(body).nbytes)
+        size = memoryview(body).nbytes
+        header = _HEADER.pack(kind, size)
         # One write for small frames; large bodies are not copied only to stand behind five bytes.
-        if len(header) + memoryview(body).nbytes <= 4096:
+        if len(header) + size <= 4096:
             await self._write(header + bytes(body), urgent=kind != BULK)
         else:
             await self._write(header, body, urgent=kind != BULK)

@@ -13,12 +13,12 @@ from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board, Change, Observer
-from minga.network.gossip.record_kinds import AddressInfo, Left
+from minga.network.gossip.record_kinds import ADDRESS, AddressInfo, Left
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.lineage import Lineage, Standing
-from minga.training.record_kinds import Progress
+from minga.training.record_kinds import PROGRESS, Progress
 
 # ---- Newcomers: which peers fetch the state, and for how long, as one member sees it on the board.
 
@@ -136,6 +136,7 @@ class BoardView:
         self._present: set[PeerId] = set()  # trainers, clients and auxiliaries of this peer's epoch
         self._alive: list[PeerId] | None = None
         self._standings: Counter[tuple[Standing, bool]] | None = None  # of the settled, clients apart
+        self._places: dict[PeerId, tuple[Standing, bool]] = {}  # which of these each of them is
         self._lineage = Lineage()
         self._last_step: int | None = None
         self._ended: tuple[Standing, str] | None = None  # the highest that was seen to finish the run, and its rounds
@@ -322,8 +323,10 @@ class BoardView:
         """This peer's own present rates and caps."""
         return self._node.access_link.rates()
 
-    def _note(self, peer: PeerId, change: Change) -> None:  # noqa: ARG002
+    def _note(self, peer: PeerId, change: Change) -> None:
         """Something about one peer changed on the board."""
+        if isinstance(change, str) and change not in (PROGRESS.name, ADDRESS.name):
+            return  # what is read here is read anew each time
         if self._changed is not None:
             self._changed[peer] = None
         self._note_finished(peer)
@@ -358,7 +361,7 @@ class BoardView:
                 is_here = info is not None and info.role != "monitor" and (now is None or self._is_kin(now.lineage))
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
-                self._replace(peer, before, now)
+                self._replace(peer, now)
                 has_syncing = has_syncing or any(each is not None and not each.is_settled for each in (before, now))
             if has_syncing:
                 self._newcomers.look(self._known)
@@ -369,22 +372,25 @@ class BoardView:
             self._alive = None
             (self._present.add if is_here else self._present.discard)(peer)
 
-    def _replace(self, peer: PeerId, before: Progress | None, now: Progress | None) -> None:
+    def _replace(self, peer: PeerId, now: Progress | None) -> None:
+        settled = now if now is not None and now.is_settled else None
         self._known.place(peer, now)
-        self._settled.place(peer, now if now is not None and now.is_settled else None)
+        self._settled.place(peer, settled)
         self._active.place(peer, now if now is not None and now.is_active else None)
         if now is not None:
             self._note_end(now)
         if self._standings is not None:
-            for progress, more in (before, -1), (now, 1):
-                if progress is not None and progress.is_settled:
-                    place = self._standing_of(progress), progress.client
-                    self._standings[place] += more
-                    if not self._standings[place]:
-                        del self._standings[place]
+            if (place := self._places.pop(peer, None)) is not None:
+                self._standings[place] -= 1
+                if not self._standings[place]:
+                    del self._standings[place]
+            if settled is not None:
+                self._count(self._standings, peer, settled)
 
     def _note_end(self, progress: Progress) -> None:
         """Its owner may leave before anybody asks."""
+        if progress.status != "finished":
+            return
         standing = self._standing_of(progress)
         if standing.final and (self._ended is None or standing > self._ended[0]):
             self._ended = standing, progress.lineage.rounds
@@ -393,10 +399,15 @@ class BoardView:
         """How many of the other settled members stand where, clients apart."""
         self._progress()
         if self._standings is None:
-            self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
-            for progress in self._settled.values():
+            self._standings, self._places = Counter(), {}
+            for peer, progress in self._settled.items():
+                self._count(self._standings, peer, progress)
                 self._note_end(progress)
         return self._standings
+
+    def _count(self, standings: Counter[tuple[Standing, bool]], peer: PeerId, progress: Progress) -> None:
+        place = self._places[peer] = self._standing_of(progress), progress.client
+        standings[place] += 1
 
     def _bodies(self) -> tuple[Counter[Standing], Counter[Standing]]:
         """How many of the other settled members stand where: of all, and of those that can be dialled."""

@@ -29,6 +29,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -53,7 +54,7 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
 from minga.training.lineage import DIGEST_BYTES
-from minga.training.record_kinds import Progress
+from minga.training.record_kinds import PROGRESS, Progress
 from minga.training.state.manifest import Digest
 
 METHOD = "run.genesis"
@@ -73,7 +74,7 @@ MAX_GENESIS_BYTES = 1 << 20
 logger = logging.getLogger("minga.training")
 
 
-class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, dict=True):
     """The founders of a run, in the order of their ids (none where its recipe makes the first state), and the digest of
     that, signed by the organiser.
     """
@@ -114,7 +115,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         signed = _signed(run_id, self.founders, self.state)
         return in_order and verify(organiser, self.signature, signed, context=CONTEXT)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """What states name that descend from this founding: 32 hexadecimal digits."""
         return blake3(self.signature).hexdigest(length=DIGEST_BYTES)
@@ -292,10 +293,12 @@ class Founding:
 
     # ---- inner workings
 
-    def _note(self, peer: PeerId, _: Change) -> None:
+    def _note(self, peer: PeerId, change: Change) -> None:
         """See how far a peer is. With several founders each goes by its own steps alone, since one stranger could tell
         all of them the same; who has a state of another founding is at no step of the run.
         """
+        if isinstance(change, str) and change != PROGRESS.name:
+            return
         progress = self._board.get(peer, Progress)
         if progress is None or not progress.is_settled:
             return
@@ -309,7 +312,7 @@ class Founding:
 
     def _note_all(self) -> None:
         for peer in self._board.payloads(Progress):
-            self._note(peer, "progress")
+            self._note(peer, PROGRESS.name)
 
     def _is_of_run(self, progress: Progress) -> bool:
         return self._genesis is not None and progress.lineage.founding == self._genesis.id
