@@ -224,7 +224,9 @@ class Board:
 
     def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
-        return Verdict.STALE if self.hear_again(record, age_s) else self.receive_other(record, sender, age_s)
+        return (
+            Verdict.STALE if self.hear_again(record.owner, record, age_s) else self.receive_other(record, sender, age_s)
+        )
 
     def receive_other(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
         """The same for a record that is not on the board, see `hear_again`."""
@@ -243,9 +245,11 @@ class Board:
             self._report(verdict, record, sender)
         return verdict
 
-    def hear_again(self, record: Record, age_s: float) -> bool:
-        """Whether exactly this version is on the board, as with most records that come; then only its age counts."""
-        owner = self.store.owners.get(peer := record.owner)
+    def hear_again(self, peer: PeerId, record: Record, age_s: float) -> bool:
+        """Whether exactly this version of a record of `peer`, its owner, is on the board, as with most records that
+        come; then only its age counts.
+        """
+        owner = self.store.owners.get(peer)
         entry = owner.entries.get(record.code) if owner is not None else None
         if owner is None or entry is None or entry.record.version != record.version:
             return False

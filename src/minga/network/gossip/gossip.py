@@ -212,13 +212,14 @@ class Gossip:
         board, pusher = self._board, self._pusher
         for number, aged in enumerate(records, 1):
             record, age_s = aged.record, aged.age_ms / 1000.0
-            if board.hear_again(record, age_s):
-                pusher.add_source(record.owner, record.code, sender)
+            owner = record.owner
+            if board.hear_again(owner, record, age_s):
+                pusher.add_source(owner, record.code, sender)
             elif (verdict := board.receive_other(record, sender, age_s)) is Verdict.NEW:
-                pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
+                pusher.add(owner, record.code, sender, is_told_to_all=is_to_all)
             elif verdict.is_offence:
                 name = self._board.kinds.name(record.code)
-                raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
+                raise ProtocolError(f"record {name!r} of {owner[:10]}: {verdict.value}", peer=sender)
             if number % _VERIFIED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -99,6 +99,8 @@ class SharedBuffers:
         """A micro-batch ended: by how much each has moved now. What is NaN, infinite or too large to be sent is not
         `moved`.
         """
+        if not self._groups:  # as in most models: this comes with each micro-batch
+            return []
         present = [self._measured(group) for group in self._groups]
         self._update_moved(present)
         return self._in_order(present)
