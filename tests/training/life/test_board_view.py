@@ -9,12 +9,14 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from minga.network.gossip.record_kinds import AddressInfo, Left
+from minga.identity.keys.keys import Identity
+from minga.network.gossip.record_kinds import AddressInfo, Left, Payload
+from minga.network.gossip.records import Verdict, make_record
 from minga.network.interface import PeerId
 from minga.training.life.board_view import BoardView
 from minga.training.lineage import Lineage
-from minga.training.record_kinds import Progress
-from tests.worlds.board_swarm import Swarm
+from minga.training.record_kinds import RUN_KINDS, Progress
+from tests.worlds.board_swarm import RUN, Swarm
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import virtually
 
@@ -177,6 +179,29 @@ async def test_a_goodbye_is_told_from_a_death_also_if_it_comes_late() -> None:
     swarm.internet.restore(cut.network, swarm.peers[0].network)
     await swarm.until(lambda: view.said_goodbye(cut.peer_id))
     assert not view.said_goodbye(killed.peer_id)
+    await swarm.close()
+
+
+@virtually
+async def test_a_goodbye_that_comes_after_the_next_process_voids_what_was_said_before() -> None:
+    swarm = Swarm(seed=8)
+    await swarm.grow(2)
+    me, teller = swarm.peers[0], Identity.generate()
+    view = BoardView(me.board, me.node)
+
+    def hear(payload: Payload, version: int) -> None:
+        code, now_ms = RUN_KINDS.of(type(payload)).code, int(me.board.run_clock.now() * 1000)
+        record = make_record(teller, RUN, code, version, now_ms + 60_000, RUN_KINDS.encode(payload))
+        assert me.board.receive(record, swarm.peers[1].peer_id) is Verdict.NEW
+
+    hear(AddressInfo("trainer", ("10.0.0.9:1",)), 1)
+    hear(Progress(5, 1, 1.0, "training"), 2)
+    assert view.at(5) == [teller.peer_id]
+    hear(AddressInfo("trainer", ("10.0.0.9:2",)), 4)
+    assert view.at(5) == [teller.peer_id]
+    hear(Left(), 3)  # by a longer way
+    assert me.board.is_alive(PeerId(teller.peer_id))
+    assert not view.at(5), "its next process has not said yet where it is"
     await swarm.close()
 
 

@@ -201,4 +201,4 @@ def _as_fit(held: list[Held]) -> list[Held]:
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:
     owners = board.store.owners
-    return {owner.prefix: owner for owner in owners.values() if owner.entries or owner.dropped}
+    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries or owner.dropped}

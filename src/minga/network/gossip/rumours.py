@@ -122,8 +122,7 @@ class RumourSpreader:
             self._rumours.pop(key, None)
         else:
             self._rumours[key] = _Rumour(source, FANOUT, FANOUT) if is_large else _Rumour(source, ROUTINE_FANOUT, 1)
-            if self._flush_at is None:  # else it is due sooner, by what came before
-                self._flush_within(self.window_s / ROUTINE_FANOUT)
+            self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that `source` has the record, too, so that it need not be sent there."""

@@ -13,7 +13,7 @@ from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board, Change, Observer
-from minga.network.gossip.record_kinds import ADDRESS, AddressInfo, Left
+from minga.network.gossip.record_kinds import ADDRESS, LEFT, AddressInfo, Left
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -95,6 +95,10 @@ class Newcomers:
 
 MOST_DONORS = 24
 """Each donor costs a connection, and among this many false donors are hardly the majority."""
+
+
+_READ = (PROGRESS.name, ADDRESS.name, LEFT.name)
+"""The kinds of records that change what is kept here: a goodbye voids what its owner said before."""
 
 
 class _Roster(dict[PeerId, Progress]):
@@ -325,8 +329,8 @@ class BoardView:
 
     def _note(self, peer: PeerId, change: Change) -> None:
         """Something about one peer changed on the board."""
-        if isinstance(change, str) and change not in (PROGRESS.name, ADDRESS.name):
-            return  # what is read here is read anew each time
+        if isinstance(change, str) and change not in _READ:
+            return
         if self._changed is not None:
             self._changed[peer] = None
         self._note_finished(peer)
