@@ -359,12 +359,12 @@ class BoardView:
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
-            has_syncing = looks_at_all
+            has_syncing, me = looks_at_all, self._node.peer_id
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
                 is_here = info is not None and info.role != "monitor" and (now is None or self._is_kin(now.lineage))
                 self._place(peer, is_here=is_here)
-                now = now if is_here and peer != self._node.peer_id else None
+                now = now if is_here and peer != me else None
                 self._replace(peer, now)
                 has_syncing = has_syncing or any(each is not None and not each.is_settled for each in (before, now))
             if has_syncing:
