@@ -61,6 +61,7 @@ def run_join(options: JoinCommand, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.training.join import join
 
+    options.check_port()
     link = options.link
     if link is None:
         from minga.cli.taking_part.nearby import choose_run
