@@ -145,7 +145,10 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(left: Lef
 
 
 @pytest.mark.parametrize("wrong", ["--from", "--micro-batch", "--port"])
-def test_a_run_that_could_not_begin_leaves_nothing_to_go_on_with(wrong: str, spec: str, tmp_path: Path) -> None:
+def test_a_run_that_could_not_begin_leaves_nothing_to_go_on_with(
+    wrong: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "check_bindable", lambda _: None)  # as if the port were taken only after the look
     foreign, runs = tmp_path / "model.safetensors", tmp_path / "runs"
     save_file({"of.another.model": torch.zeros(2)}, foreign)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
@@ -156,6 +159,18 @@ def test_a_run_that_could_not_begin_leaves_nothing_to_go_on_with(wrong: str, spe
     assert failed.returncode != 0
     assert value in failed.stderr or "of.another.model" in failed.stderr
     assert run_folders(runs) == []
+
+
+@pytest.mark.parametrize("command", ["host", "join"])
+def test_a_port_that_is_taken_is_told_before_all_else(command: str, spec: str, tmp_path: Path) -> None:
+    gone = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        failed = run(command, spec if command == "host" else gone, *ALONE, "--directory", str(tmp_path), "--port", port)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert f"with port {port} on 127.0.0.1" in failed.stderr
+    assert "choose another --port" in failed.stderr
 
 
 def _places_known(directory: Path) -> int:

@@ -43,6 +43,7 @@ schedule = "constant"
 [network]
 relay = "none"
 """
+TABLE = SPEC.replace('data = "digits"\nclients = 3', 'data = "table"\nfeatures = 3\nclasses = 2')
 KEYLESS = (*LOCAL, "--ephemeral", "--threads", "1")
 CLIENT = ("--role", "client")
 BATCHES = 25
@@ -171,6 +172,8 @@ def test_what_a_host_is_refused_says_what_to_do(
         (SPEC, {"device": "cuda", "evaluate": True}, "--device, --evaluate: not in a run whose model is cut"),
         (SPEC, {"role": "auxiliary"}, "--role auxiliary: choose trainer, client or monitor"),
         (SPEC, {"data": ("own.csv",), "part": 7}, "--part: not with --data"),
+        (SPEC, {"part": 4}, "--part 4: this run has the parts 1 to 3"),
+        (TABLE, {}, "with --data FILE.csv"),
         ('name = "x"\n', {"part": 1}, "--part: only in a run whose model is cut"),
     ],
 )

@@ -236,6 +236,7 @@ class Masked(nn.Module):
     ("model", "given"),
     [
         (nn.Linear(2, 1), {"weight": torch.tensor([[1.0, float("nan")]])}),
+        (nn.Linear(2, 1).half(), {"weight": torch.tensor([[1.0, 1e9]])}),
         (Masked(1, 0.0), {"mask": torch.tensor([0.0, float("nan")])}),
         (Masked(1, 0.0), {"mask": torch.tensor([0.0, torch.inf])}),
     ],
@@ -244,8 +245,10 @@ def test_numbers_that_are_not_finite_are_nothing_to_begin_with(
     model: nn.Module, given: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     save_file(given, tmp_path / INITIAL_FILE)
+    before = model.state_dict()[min(given)].clone()
     with pytest.raises(ConfigurationError, match=f"{min(given)} holds numbers that are not finite"):
         load_initial(model, {INITIAL_FILE: tmp_path / INITIAL_FILE})
+    assert torch.equal(model.state_dict()[min(given)], before), "what is refused changes nothing"
 
 
 def kept(model: nn.Module, folder: Path, policy: str = "local") -> Path:

@@ -180,6 +180,8 @@ def test_a_recipe_of_another_package_is_named_with_its_origin(tmp_path: Path) ->
     assert facts.operations == 2 * (2 * 16 * 2) + 2 * (16 * 4 * 3)  # the first layer's input needs no gradient
     with pytest.raises(ConfigurationError, match="files of one's own"):
         load_recipe(spec).own_data({}, ["x"], Path())
+    with pytest.raises(ConfigurationError, match="files of one's own"):
+        load_recipe(spec).check_own_data(["x"], ())
 
 
 def test_the_registry_imports_no_recipe() -> None:

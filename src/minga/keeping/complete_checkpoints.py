@@ -29,8 +29,10 @@ def folder_name(step: int, digest: str) -> str:
 
 
 def complete_checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Step and folder of each complete checkpoint in `directory`, oldest step first."""
+    """Step and folder of each complete checkpoint in `directory`, oldest first; none if there is no such folder."""
     found: list[tuple[int, Path]] = []
+    if not directory.is_dir():
+        return found
     for path in directory.iterdir():
         match = _COMPLETE.fullmatch(path.name)
         if match is not None:

@@ -171,8 +171,7 @@ def only_one(text: str, folders: Sequence[Folder], base: Path) -> Folder:
 def known_run(folder: Path) -> KnownRun:
     """The run whose folder this is. Raises `ConfigurationError`, see `signed_spec`."""
     signed, spec = signed_spec(folder)
-    checkpoints = folder / "checkpoints"
-    found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+    found = complete_checkpoints(folder / "checkpoints")
     newest = max((_written_at(path) for _, path in found), default=folder.stat().st_mtime)
     step = found[-1][0] if found else None
     return KnownRun(folder, _age_s(newest), signed, spec, step)

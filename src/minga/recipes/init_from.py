@@ -100,10 +100,11 @@ def load_initial(model: nn.Module, files: Files) -> dict[str, torch.Tensor]:
     given, own = given_tensors(model, files), model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in given.items():
-            before, filled = own[name].clone(), own[name].copy_(tensor)
+            before, new = own[name], tensor.to(own[name])
             # Some constants of a model, such as masks, are infinite themselves.
-            if (filled.isnan() & ~before.isnan() | filled.isinf() & (filled != before)).any():
+            if not new.isfinite().all() and (new.isnan() & ~before.isnan() | new.isinf() & (new != before)).any():
                 raise ConfigurationError(f"{_GIVEN}: {_place(name)} holds numbers that are not finite")
+            before.copy_(new)
     return given
 
 

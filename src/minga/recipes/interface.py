@@ -12,7 +12,7 @@ the libraries of any recipe.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -442,10 +442,16 @@ class Recipe(ABC, Generic[S]):
         """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""
         return int(next(iter(batch.values())).shape[0])
 
+    def check_own_data(self, patterns: Sequence[str], names: Collection[str]) -> None:  # noqa: ARG002
+        """Raise `ConfigurationError` if the recipe has no `own_data`, or if it is plain before the files of the run are
+        here, which have these `names`, that it can do nothing with `patterns`. A recipe with `own_data` has this, too.
+        """
+        raise ConfigurationError(f"--data: the recipe {self.context.recipe} does not train on files of one's own")
+
     def own_data(
         self,
-        files: Files,  # noqa: ARG002
-        patterns: Sequence[str],  # noqa: ARG002
+        files: Files,
+        patterns: Sequence[str],
         folder: Path,  # noqa: ARG002
     ) -> tuple[Recipe[S], Files]:
         """The recipe and the run's files for a peer that trains on files of its own, `patterns`, instead of the run's.
@@ -453,7 +459,8 @@ class Recipe(ABC, Generic[S]):
         What is held out for all stays held out. `folder` keeps what is made of them. Raises `ConfigurationError` if
         the recipe cannot do that or the files hold nothing to train on, `StorageError` if the disk refuses.
         """
-        raise ConfigurationError(f"--data: the recipe {self.context.recipe} does not train on files of one's own")
+        self.check_own_data(patterns, files)
+        raise NotImplementedError(f"{type(self).__name__} takes files of one's own but does not read them")
 
     def own_base(self, bits: int) -> Recipe[S]:
         """The recipe for a peer that holds the base of the run in so many bits a parameter, however others do. Raises

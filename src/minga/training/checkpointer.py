@@ -87,8 +87,7 @@ class Checkpointer:
 
     def genesis(self, organiser: str) -> Genesis | None:
         """How the run was founded, as the newest checkpoint has it that says so. Raises `StorageError`."""
-        checkpoints, run_id = self._directory / "checkpoints", self._session.node.run_id
-        found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+        found, run_id = complete_checkpoints(self._directory / "checkpoints"), self._session.node.run_id
         kept = (further_file(folder, GENESIS_FILE) for _, folder in reversed(found))
         said = (Genesis.from_bytes(each, run_id, organiser) for each in kept if each is not None)
         return next(filter(None, said), None)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -223,6 +224,25 @@ def test_without_a_terminal_it_goes_on_and_says_so(
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: pytest.fail("nobody is there to answer"))
     show_and_ask(prospect(), minga.PeerOptions(), replace(WORK, yes=yes), output, max_files=2**31)
     assert ("There is no terminal to ask, so this machine takes part." in capsys.readouterr().out) is not yes
+
+
+CHECKED = SPEC + '[security]\nverification = "byzantine"\nmicro_batch_size = 8\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        (SPEC, {"data": ("none.txt",)}, "--data: no file matches 'none.txt'"),
+        (SPEC, {"data": (__file__,)}, r"must end in \.txt or \.jsonl"),
+        (CHECKED, {"data": (str(GENESIS),)}, "all train on the same data"),
+        (CHECKED, {"compiled": True}, "all compute in the same order"),
+    ],
+)
+def test_own_data_that_the_run_does_not_take_is_refused_before_anything_is_agreed(
+    text: str, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        costs_of(prospect(text=text), minga.PeerOptions(), replace(WORK, **given))
 
 
 def test_a_recipe_that_is_not_here_is_named_before_anything_else_by_join_and_doctor() -> None:

@@ -192,6 +192,9 @@ def test_own_pictures_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
     codes_only = {name: path for name, path in files.items() if not name.startswith("image_tokenizer")}
     with pytest.raises(ConfigurationError, match="no image tokenizer"):
         recipe.own_data(codes_only, [str(picture_folder(tmp_path / "pictures", 2))], tmp_path / "own")
+    with pytest.raises(ConfigurationError, match="no image tokenizer"):
+        recipe.check_own_data([str(tmp_path / "pictures")], codes_only)
+    recipe.check_own_data([str(tmp_path / "pictures")], files)
     assert not (tmp_path / "own").exists()
 
 

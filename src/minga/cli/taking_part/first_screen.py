@@ -104,7 +104,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: JoinCommand, limit: Tr
     here = total_memory(devices[0] if devices else None)
     if devices:  # what cannot be is said before anything is agreed
         if model is not None:
-            load_recipe(spec).check_device(devices[0])
+            recipe = load_recipe(spec)
+            recipe.check_device(devices[0])
+            work.work().check(recipe, spec.files)
         precision = choose_precision(work.precision, devices[0], spec)
         if work.micro_batch is not None and model is not None and not spec.split.is_on:
             _check_micro_batch(work.micro_batch, work, spec, precision, here)

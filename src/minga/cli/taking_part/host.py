@@ -66,6 +66,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     known = known_run(path) if path.is_dir() else None
     chosen = ChosenStrategy.read(path) if known else None
     if known is None:
+        options.check_port()
         spec, chosen = _read_spec(path, options.peers)
     else:
         spec = known.spec

@@ -61,6 +61,7 @@ def run_join(options: JoinCommand, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.training.join import join
 
+    options.check_port()
     link = options.link
     if link is None:
         from minga.cli.taking_part.nearby import choose_run
@@ -232,13 +233,15 @@ def _check_options(options: JoinCommand, spec: RunSpec) -> None:
         return
     from minga.recipes.split.taking_part import split_recipe
 
-    split_recipe(spec)
+    recipe = split_recipe(spec)
     check_published(spec)
     refuse(options, (*OF_WHOLE_MODELS, "devices", "evaluate", "base"), MODEL_IS_CUT)
     if options.data:
         refuse(options, ("part",), "not with --data: this client has samples of its own, and no part of the example")
     if options.role not in ("trainer", "client"):
         raise ConfigurationError(f"--role {options.role}: choose trainer, client or monitor where the model is cut")
+    if not options.data:
+        recipe.client_samples({}, (options.part or 1) - 1)  # there may be no such part, or none at all
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:

@@ -79,8 +79,7 @@ def farewell_of_host(peer: Peer, options: PeerOptions, done: Mapping[str, int], 
 
 def on_disk(directory: Path) -> dict[str, int]:
     """The step of the newest checkpoint in the folder of a run, by the name `checkpoint`; empty if there is none."""
-    checkpoints = directory / "checkpoints"
-    found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+    found = complete_checkpoints(directory / "checkpoints")
     return {"checkpoint": found[-1][0]} if found else {}
 
 

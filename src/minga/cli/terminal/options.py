@@ -186,6 +186,12 @@ class ParticipantOptions(NetworkOptions):
     ephemeral: bool = option("Use a new key that is forgotten at the end.", "--ephemeral", default=False, rare=True)
     leash: bool = option("End with the process that started this one.", "--leash", default=False, hidden=True)
 
+    def check_port(self) -> None:
+        """Raise `ConfigurationError` if `port` of `bind` is not free, before all that takes long."""
+        from minga.network.iroh.network import NetworkSettings, check_bindable
+
+        check_bindable(NetworkSettings(host=self.bind, port=self.port))
+
     def peer_options(self) -> PeerOptions:
         """The same as the library takes them. Raises `ConfigurationError`."""
         from minga.core.rate_cap import RateCap

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 from iroh import iroh_ffi
 
 from minga.core.aio import Observers, end, spawn
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError, reason_of
 from minga.core.urls import is_public, parse_announced
 from minga.network.interface import MAX_ENDPOINTS, MAX_LEARNED, Address, Connection, Network, PeerId
 from minga.network.interrupt import AcceptQueue, Interrupt
@@ -122,6 +122,28 @@ def bind_addresses(settings: NetworkSettings) -> tuple[str, ...]:
     return f"{settings.host}:{settings.port}", "[::1]:0"
 
 
+def check_bindable(settings: NetworkSettings) -> None:
+    """Raise `ConfigurationError` if host and port of the settings cannot be bound now: for programs with much to do
+    before `IrohNetwork.open` would say so.
+    """
+    for address in bind_addresses(settings)[:1]:  # without the second `open` goes on
+        host, _, port = address.rpartition(":")
+        family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise _cannot_open(settings, reason_of(error)) from None
+
+
+def _cannot_open(settings: NetworkSettings, why: str) -> ConfigurationError:
+    place = f"{f'port {settings.port}' if settings.port else 'any port'} on {settings.host or 'all interfaces'}"
+    taken = "; if another program has this port, choose another --port" if settings.port else ""
+    return ConfigurationError(f"cannot open the network with {place}: {why}{taken}")
+
+
 ALPN = b"minga/1"
 DIAL_TIMEOUT_S = 9.0
 """Seconds after which a dial fails, and within which both lanes of an accepted connection must be there."""
@@ -175,9 +197,7 @@ class IrohNetwork(Network):
         try:
             endpoint = await _bind(secret_key, settings)
         except BINDING_ERRORS as error:
-            place = f"{f'port {settings.port}' if settings.port else 'any port'} on {settings.host or 'all interfaces'}"
-            taken = "; if another program has this port, choose another --port" if settings.port else ""
-            raise ConfigurationError(f"cannot open the network with {place}: {describe(error)}{taken}") from None
+            raise _cannot_open(settings, describe(error)) from None
         if settings.relay != "none":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):

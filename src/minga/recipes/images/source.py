@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,6 +15,13 @@ from minga.recipes.data_source import NAMED, DataSource, Named
 from minga.recipes.images.loading import MAX_BYTES
 
 OF_ORGANISER = "the organiser's pictures"
+
+
+def check_own_folders(folders: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless these are folders, of pictures of a peer."""
+    for folder in folders:
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigurationError(f"--data {folder}: no such folder")
 
 
 class PictureSource(DataSource):

@@ -7,7 +7,7 @@ travel as tokens (`recipes/text/samples.py`); pairs of sentences are cut from do
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -65,7 +65,7 @@ from minga.recipes.text.samples import (
     pack_tokens,
 )
 from minga.recipes.text.settings import TextData
-from minga.recipes.text.sources import matching_files
+from minga.recipes.text.sources import matching_files, text_files
 from minga.recipes.text.tokenizer import (
     MAX_TOKENIZER_BYTES,
     TOKENIZER_FILE,
@@ -265,6 +265,10 @@ class LanguageRecipe(TransformersRecipe[T]):
         if self.tokenizer_source.startswith(GIVEN):
             paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))
         return paths
+
+    def check_own_data(self, patterns: Sequence[str], names: Collection[str]) -> None:  # noqa: ARG002
+        """Each has to name .txt or .jsonl files."""
+        text_files(patterns, "--data")
 
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[LanguageRecipe[T], Files]:
         """Same tokenizer, same held-out text, other training documents: .txt and .jsonl files."""

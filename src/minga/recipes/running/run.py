@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,21 @@ class Work(msgspec.Struct, frozen=True):
     offload: bool = False
     base_bits: int | None = None
 
+    def check(self, recipe: Recipe[Any], names: Collection[str]) -> None:
+        """Raise `ConfigurationError` for own data, or a compiled model, that a run of this recipe does not take, as far
+        as it shows without the files of the run, which have these `names`.
+        """
+        if recipe.context.is_public and self.data:
+            raise ConfigurationError(
+                "--data: in this run all train on the same data, so that each can check the others"
+            )
+        if recipe.context.is_public and self.compiled:
+            raise ConfigurationError(
+                "--compile: in this run all compute in the same order, so that each can check the others"
+            )
+        if self.data:
+            recipe.check_own_data(self.data, names)
+
 
 @dataclass(frozen=True)
 class FurtherRank:
@@ -114,10 +129,7 @@ class RecipeRun:
         self.files: Files = dict(peer.files)
         self.recipe: Recipe[Any] = load_recipe(spec)
         self._is_public = self.recipe.context.is_public
-        if work.data and self._is_public:
-            raise ConfigurationError(
-                "--data: in this run all train on the same data, so that each can check the others"
-            )
+        work.check(self.recipe, self.files)
         if work.data:
             of_rank = f"-{self._rank}" if self._rank else ""  # ranks prepare at the same time
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}{of_rank}"
@@ -130,7 +142,7 @@ class RecipeRun:
         if work.checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if work.compiled:
-            self._compile()
+            self.recipe.compile_model(self.model)
         self._of_run = size_of_all(self.recipe)
         self._is_fixed = self._of_run is not None or work.micro_batch is not None
         self._remembered = RememberedSizes(peer.directory)
@@ -229,13 +241,6 @@ class RecipeRun:
         size = passes.fit(start, most, moments=moments, total=share)
         self._remembered.keep(str(self.device), size)
         return size
-
-    def _compile(self) -> None:
-        if self._is_public:
-            raise ConfigurationError(
-                "--compile: in this run all compute in the same order, so that each can check the others"
-            )
-        self.recipe.compile_model(self.model)
 
     def _halve(self) -> None:
         """The device ran out of memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from minga.recipes.evaluation_mode import evaluating
 from minga.recipes.exported import Exported, Provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
-from minga.recipes.split.samples import OWN_FILE, DealtSamples, read_stored, store_tables
+from minga.recipes.split.samples import OWN_FILE, DealtSamples, read_stored, store_tables, tables
 from minga.recipes.split.settings import SplitRecipeSettings
 from minga.security.randomness.public_batch import PublicBatch
 from minga.split.examples.network import CutNetwork
@@ -96,6 +96,10 @@ class SplitRecipe(Recipe[SplitRecipeSettings]):
         if self.settings.data != "table":
             self._example.of_client(0)
         return {}
+
+    def check_own_data(self, patterns: Sequence[str], names: Collection[str]) -> None:  # noqa: ARG002
+        """They have to name files."""
+        tables(patterns)
 
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SplitRecipe, Files]:
         """Samples out of tables, one a line, with its class at the end."""

@@ -48,16 +48,21 @@ OWN_FILE: Final = "own-samples.safetensors"
 _MAX_BYTES: Final = 1 << 30
 
 
+def tables(patterns: Sequence[str]) -> list[Path]:
+    """The tables that `patterns` name. Raises `ConfigurationError` if there are none."""
+    paths = sorted({Path(found) for pattern in patterns for found in glob(pattern)})
+    if not paths:
+        raise ConfigurationError(f"--data {' '.join(patterns)}: there is no such file")
+    return paths
+
+
 def store_tables(patterns: Sequence[str], shape: CutShape, folder: Path) -> Path:
     """Read the tables that `patterns` name, and keep them in `folder`; the path of the file.
 
     Values are taken as they are: clients have to scale a column alike. A first line that is no numbers is skipped.
     Raises `ConfigurationError` for tables that cannot be read or have other sizes, `StorageError` if the disk refuses.
     """
-    paths = sorted({Path(found) for pattern in patterns for found in glob(pattern)})
-    if not paths:
-        raise ConfigurationError(f"--data {' '.join(patterns)}: there is no such file")
-    table = np.concatenate([_read(path, shape) for path in paths])
+    table = np.concatenate([_read(path, shape) for path in tables(patterns)])
     inputs = torch.from_numpy(table[:, :-1].astype(np.float32)).reshape(-1, *shape.sample).contiguous()
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
     return store(folder / OWN_FILE, save({"inputs": inputs, "labels": labels}))

@@ -7,7 +7,7 @@ averaged as ever; the prototypes are brought back to norm 1 after each update, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from minga.recipes.data.files import file_of
 from minga.recipes.data.order import shuffled
 from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
-from minga.recipes.images.source import files_below
+from minga.recipes.images.source import check_own_folders, files_below
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -154,6 +154,10 @@ class SwavRecipe(Recipe[SwavSettings]):
         own = _own(model)
         total = swav_loss(own, batch, self.settings, with_queue=self.settings.queue > 0 and own.training)
         return Loss(total, {"swav_loss": total})
+
+    def check_own_data(self, patterns: Sequence[str], names: Collection[str]) -> None:  # noqa: ARG002
+        """Each has to be a folder."""
+        check_own_folders(patterns)
 
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SwavRecipe, Files]:
         """The pictures of folders: as squares like the run's, or where it trains on files as files."""

@@ -149,22 +149,31 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
     """
     if not patterns:
         raise ConfigurationError('data.source = "files" needs files, such as files = ["texts/*.txt"]')
-    for path in named_files(patterns):
+    for path in text_files(patterns):
         if path.suffix == ".jsonl":
             yield from _jsonl_documents(path, text_column)
-        elif path.suffix == ".txt":
-            yield from _pieces(_paragraphs(_lines(path)))
         else:
-            raise ConfigurationError(f"data.files: {path}: must end in .txt or .jsonl")
+            yield from _pieces(_paragraphs(_lines(path)))
 
 
-def named_files(patterns: Iterable[str]) -> Iterator[Path]:
-    """The files that paths and globs name, in their order. Raises `ConfigurationError` for one that names none."""
+def text_files(patterns: Iterable[str], said: str = "data.files") -> list[Path]:
+    """The `named_files`. Raises `ConfigurationError` for others than .txt and .jsonl files, too."""
+    paths = list(named_files(patterns, said))
+    for path in paths:
+        if path.suffix not in (".txt", ".jsonl"):
+            raise ConfigurationError(f"{said}: {path}: must end in .txt or .jsonl")
+    return paths
+
+
+def named_files(patterns: Iterable[str], said: str = "data.files") -> Iterator[Path]:
+    """The files that paths and globs name, in their order. Raises `ConfigurationError`, beginning with `said`, for one
+    that names none.
+    """
     for pattern in patterns:
         if not (paths := matching_files([pattern])):
             is_absolute = Path(os.path.expanduser(pattern)).is_absolute()
             searched = "" if is_absolute else f" in {Path.cwd()}, where this command was typed"
-            raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
+            raise ConfigurationError(f"{said}: no file matches {pattern!r}{searched}")
         yield from paths
 
 

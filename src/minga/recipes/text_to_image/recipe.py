@@ -6,7 +6,7 @@ so nothing on a peer decodes pictures or depends on how its device rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from minga.recipes.data.files import body_of, file_of
 from minga.recipes.data.order import block_chances, epoch_seed, shuffled, shuffled_blocks, streamed
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
-from minga.recipes.images.source import files_below
+from minga.recipes.images.source import check_own_folders, files_below
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -136,10 +136,15 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         weight, text, image = self.settings.image_weight, losses.text.mean(), losses.image.mean()
         return Loss((text + weight * image) / (1 + weight), {"text_loss": text, "image_loss": image})
 
+    def check_own_data(self, patterns: Sequence[str], names: Collection[str]) -> None:
+        """Each has to be a folder, and the image tokenizer among the files of the run."""
+        if PARAMETERS_FILE not in names:
+            raise ConfigurationError("--data: this run has codes only, and no image tokenizer to make them of pictures")
+        check_own_folders(patterns)
+
     def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[TextToImageRecipe, Files]:
         """The pictures of folders with captions, as codes of the run's image tokenizer."""
-        if PARAMETERS_FILE not in files:
-            raise ConfigurationError("--data: this run has codes only, and no image tokenizer to make them of pictures")
+        self.check_own_data(patterns, files)
         data, shape = self.settings.data, self._shape
         heldout = self._pairs(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
         rows = own_rows(patterns, data.filters, self.settings.side, read_image_tokenizer(files), heldout)

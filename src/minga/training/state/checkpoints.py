@@ -421,7 +421,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of which a checkpoint is there, ascending."""
-        return [step for step, _ in complete_checkpoints(self.directory)] if self.directory.is_dir() else []
+        return [step for step, _ in complete_checkpoints(self.directory)]
 
     def save(
         self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, files: Mapping[str, bytes] | None = None
