@@ -323,11 +323,6 @@ def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.float32, device="cpu"), *(each.reshape(-1).cpu() for each in moved)])
 
 
-def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The buffers of `model` that the policy "average" concerns: those that persist and hold floating-point numbers."""
-    return [buffer for buffer in _persistent(model).values() if buffer.is_floating_point()]
-
-
 def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     packed = {id(each) for each in packed_tensors(model).values()}
     named = ModelNames(model).buffers().items()
