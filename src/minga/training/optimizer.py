@@ -37,7 +37,7 @@ from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import RankReplica
 from minga.training.ranks.sharded_replicas import ShardedReplica, make_replica, trains_shards
-from minga.training.replica.buffers import OWN_BUFFERS_FILE, averaged_buffers
+from minga.training.replica.buffers import OWN_BUFFERS_FILE
 from minga.training.replica.schedule import FIXED_PARAMETERS, SchedulesTogether
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         if spec.security.verification == "byzantine":
-            _check_public(spec, ranks, optimizer, model)
+            _check_public(ranks, optimizer, model)
             forbid_rounded_products()
         if samples_per_step is not None and not callable(samples_per_step):
             _count(samples_per_step, "samples_per_step")
@@ -580,9 +580,7 @@ def _positive(number: float, name: str) -> float:
     return number
 
 
-def _check_public(
-    spec: RunSpec, ranks: ProcessGroup | None, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
-) -> None:
+def _check_public(ranks: ProcessGroup | None, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
     if ranks is not None:
         raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
     if any(isinstance(each, ReproducibleOptimizer) and not each.rounds_alike for each in members_of(optimizer)):
@@ -594,12 +592,6 @@ def _check_public(
         raise ConfigurationError(
             f"`{named[0]}`{and_others(named)} has a spectral norm, which depends on what one peer computed before, so "
             'that others would ban it: security.verification = "byzantine" needs a model without one'
-        )
-    if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
-        raise ConfigurationError(
-            "the buffers of this model move with what one peer computed before, which others cannot check: "
-            'security.verification = "byzantine" needs training.buffers = "local" for it. Register constants with '
-            "persistent=False, which neither setting concerns"
         )
 
 

@@ -123,6 +123,18 @@ async def test_two_deaths_at_any_moment_ban_no_third_peer(seed: int) -> None:
 
 
 @virtually
+async def test_where_half_of_the_members_leave_at_once_everybody_is_told_what_happened() -> None:
+    """Those who were left heard that most had gone on without them, and who came later nothing that helps."""
+    swarm = SecureSwarm(4, lambda: Quadratic(50, compute_s=0.5))
+    for name in ("p2", "p3"):
+        later(0.7, lambda name=name: swarm.internet.kill(name))
+    later(1.0, lambda: swarm.join("late"))
+    ends = await swarm.run(STEPS)
+    assert ["or half are away" in str(ends[name]) for name in ("p0", "p1")] == [True, True]
+    assert str(ends["late"]).endswith("the run cannot go on: begin another one from a checkpoint")
+
+
+@virtually
 async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late() -> None:
     names = ("p0", "p1", "p2")
     swarm = SecureSwarm(7, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: SignFlip(2, allies)), seed=1)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import minga
-from minga.training.replica.buffers import SharedBuffers, averaged_buffers
+from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, Normed, batches, mean_loss, same, small_model, train
 
@@ -87,7 +87,7 @@ def test_parameters_thawed_later_are_not_trained_on_local_gradients(host: MakePe
 def test_tables_that_each_peer_builds_itself_are_no_averaged_buffers() -> None:
     model = Normed()
     expected = [model.mask, model.norm.running_mean, model.norm.running_var]
-    found = averaged_buffers(model)
+    found = SharedBuffers(model).averaged
     assert len(found) == 3
     assert all(any(one is other for other in expected) for one in found)
 

@@ -351,6 +351,18 @@ def test_norms_of_constants_that_are_one_number_in_memory_are_not_refused() -> N
     collect()
 
 
+def test_a_norm_that_learns_nothing_is_not_told_that_its_statistics_are_of_own_data() -> None:
+    """Its program gave it others too late, or left them to the folder of the run."""
+    norm = ConstantNorm(4)
+    _, collect = verified(nn.Sequential(norm, nn.Linear(4, 1)))
+    collect()
+    norm.eval()
+    collect()
+    torch.nn.init.constant_(norm.running_mean, 3.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"other statistics than .* gives it before it makes minga\.Optimizer"):
+        collect()
+
+
 def test_a_norm_with_the_statistics_that_it_began_with_is_not_refused() -> None:
     """Honest peers were: whose norms are constant in both modes, or whose weights were swapped for an evaluation."""
     model = nn.Sequential(ConstantNorm(4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))

@@ -304,8 +304,22 @@ def test_what_a_program_adds_to_the_groups_is_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "is_told"),
-    [((0.01, 0.05), True), ((None, 0.01, 0.05), True), ((0.19, 0.05), False), ((None, 0.3, 0.05), False)],
-    ids=["from the start", "from the start, after its steps", "by global steps", "by global steps, in a warm-up"],
+    [
+        ((0.01, 0.05), True),
+        ((None, 0.01, None, 0.05), True),
+        ((0.7,), True),
+        ((0.19, 0.05), False),
+        ((None, 0.3, 0.05), False),
+        ((0.1, None, 0.02, 0.001), False),
+    ],
+    ids=[
+        "from the start",
+        "from the start, after its steps",
+        "from the start, without a warm-up",
+        "by global steps",
+        "by global steps, in a warm-up",
+        "by global steps, at its end",
+    ],
 )
 def test_a_loop_of_the_organiser_that_begins_its_schedule_again_is_told(
     caplog: pytest.LogCaptureFixture, rates: tuple[float | None, ...], is_told: bool

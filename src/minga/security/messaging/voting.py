@@ -60,8 +60,9 @@ class ReliableBroadcast:
         """The statements that count in a slot, by author; a member that is not there was heard by too few, or is
         `excused`.
 
-        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or
-        what most heard cannot be had, and `ContradictionError` if a member is missing that may know of equivocation.
+        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or half
+        are away, or what most heard cannot be had, and `ContradictionError` if a member is missing that may know of
+        equivocation.
         """
         slots, vote_slot = self._gossip.slots, slot.vote
         await wait_for_all(
@@ -81,7 +82,8 @@ class ReliableBroadcast:
             self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
         if 2 * len(said) <= len(self._members):
-            raise OutvotedError("most others went on without this peer", round=slot.step)
+            why = "no majority of the members was heard: most others went on without this peer, or half are away"
+            raise OutvotedError(why, round=slot.step)
         return said
 
     @property

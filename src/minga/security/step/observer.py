@@ -337,7 +337,10 @@ class Discovery:
                 return found
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
-        raise SilentError("no majority of the members of a secure run says where they stand")
+        raise SilentError(
+            "no majority of the members of a secure run says where they stand. Check this machine's network. If half "
+            "of them left or were started again at once, the run cannot go on: begin another one from a checkpoint"
+        )
 
     # ---- inner workings
 

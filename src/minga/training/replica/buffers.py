@@ -252,9 +252,9 @@ class OwnBuffers:
                 buffer.copy_(kept)
 
     def check_norms(self) -> None:
-        """Raise `ConfigurationError` if a norm computes with what this peer's own data made of its statistics, which
-        other peers, that compute the same gradient again, do not have. A device is read only where they may have moved
-        since the last look.
+        """Raise `ConfigurationError` if a norm computes with other statistics than it began with: what this peer's own
+        data made of them other peers, that compute the same gradient again, do not have. A device is read only where
+        they may have moved since the last look.
         """
         for name, norm, begun in self._norms:
             if norm.training:
@@ -262,10 +262,11 @@ class OwnBuffers:
             elif (versions := _versions(norm)) != self._unmoved.get(name):
                 if not begun or _hashes(norm) != begun:
                     raise ConfigurationError(
-                        f"`{name}` ({type(norm).__name__}) is in eval mode, with statistics of this peer's own data: "
-                        "others, who verify its gradients, have other ones, and would ban this peer for good. Keep it "
-                        "in training mode, or have all peers freeze it with the same statistics from the run's first "
-                        "step on"
+                        f"`{name}` ({type(norm).__name__}) is in eval mode, with other statistics than when "
+                        "minga.Optimizer was made: where they come from this peer's own data or folder, others, who "
+                        "verify its gradients, may have other ones, and would ban this peer for good. Keep a norm that "
+                        "learns them in training mode, or have all peers freeze it from the run's first step on, with "
+                        "the same statistics, which the program gives it before it makes minga.Optimizer"
                     )
                 self._unmoved[name] = versions
 
@@ -321,11 +322,6 @@ def _hashes(norm: torch.nn.Module) -> list[str]:
 def flat_movements(moved: Sequence[torch.Tensor]) -> torch.Tensor:
     """Movements of buffers as they are in the vector: one after the other, in RAM."""
     return torch.cat([torch.zeros(0, dtype=torch.float32, device="cpu"), *(each.reshape(-1).cpu() for each in moved)])
-
-
-def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The buffers of `model` that the policy "average" concerns: those that persist and hold floating-point numbers."""
-    return [buffer for buffer in _persistent(model).values() if buffer.is_floating_point()]
 
 
 def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:

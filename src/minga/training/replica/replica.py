@@ -113,6 +113,12 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self._own_buffers = OwnBuffers(None if averaged else model)
         self._is_verified = spec.security.verification == "byzantine"
+        if self._is_verified and self._buffers.averaged:
+            raise ConfigurationError(
+                "the buffers of this model move with what one peer computed before, which others cannot check: "
+                'security.verification = "byzantine" needs training.buffers = "local" for it. Register constants with '
+                "persistent=False, which neither setting concerns"
+            )
         if after_update is not None and (own := self._own_buffers.named()):
             raise ConfigurationError(
                 f'the model has buffers, such as {next(iter(own))}, and with training.buffers = "local" no state has '

@@ -384,7 +384,8 @@ IDLE: Final = 10
 NEAR: Final = 1e-6
 """Relative difference of rates that machines with other mathematical libraries may compute by one formula."""
 JUMP: Final = 0.1
-"""Relative difference by which a rate jumps; from step to step that of a schedule changes by less, but for a warm-up's.
+"""Relative difference by which a rate jumps; from step to step that of a schedule changes by less, but for a warm-up's
+and where it ends.
 """
 FIXED_PARAMETERS: Final = "parameters cannot be added to a run: all peers average the same vector"
 _REMEDY: Final = (
@@ -540,19 +541,33 @@ class LoopRates:
                 f"the loop sets the learning rate to {self._said[1][0]:.6g} and to {rates[0]:.6g} within global step "
                 f"{step}, as if each of its iterations were one"
             )
-        self._said = step, rates
+        last, self._said = self._said, (step, rates)
         if self.is_heard and not self._has_schedule:
             self.wanted = rates
-            if self._since_taken_over < SILENT and step and not _goes_on(self._rates(), rates, step):
-                logger.warning(
-                    "the loop sets the learning rate to %g at global step %d, to which the run came with %g, and all "
-                    "peers follow it. If it counts its own iterations, which began again, it takes the run back to the "
-                    "beginning of the schedule. %s",
-                    rates[0],
-                    step,
-                    self._rates()[0],
-                    _REMEDY,
-                )
+            if self._since_taken_over < SILENT:
+                self._look_for_beginning(step, rates, None if last is None else last[1])
+
+    def _look_for_beginning(self, step: int, rates: Rates, last: Rates | None) -> None:
+        """Warn if a loop whose program was started again begins its schedule anew: its rates are higher than those of
+        the run, or they are lower, as in a warm-up, and rise from there. At its end a schedule may fall by any share,
+        but does not rise. `last` are those that the loop set before, since the state came from elsewhere.
+        """
+        has = self._rates()
+        # none rises by more than a linear warm-up from 0
+        before, share = (has, JUMP + 2.0 / max(1, step - 1)) if last is None else (last, NEAR)
+        rises = step > 0 and any(rate > was * (1.0 + share) for was, rate in zip(before, rates, strict=True))
+        if rises:
+            logger.warning(
+                "the loop sets the learning rate to %g at global step %d, to which the run came with %g, and all peers "
+                "follow it. If it counts its own iterations, which began again, it takes the run back to the beginning "
+                "of the schedule. %s",
+                rates[0],
+                step,
+                has[0],
+                _REMEDY,
+            )
+        fell = last is None and any(rate < was * (1.0 - JUMP) for was, rate in zip(has, rates, strict=True))
+        if rises or step == 0 or not (fell or _are_near(before, rates)):
             self._since_taken_over = math.inf
 
     def _object(self, what: str) -> None:
@@ -596,9 +611,3 @@ def _put(group: dict[str, Any], numbers: dict[str, Any]) -> None:
 def _are_near(one: Iterable[float], other: Iterable[float]) -> bool:
     one, other = tuple(one), tuple(other)
     return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
-
-
-def _goes_on(before: Rates, after: Rates, step: int) -> bool:
-    """Whether a schedule may have come to other rates at `step`; none rises faster than a linear warm-up from 0."""
-    most = 1.0 + JUMP + 2.0 / max(1, step - 1)
-    return all(was * (1.0 - JUMP) <= rate <= was * most for was, rate in zip(before, after, strict=True))
