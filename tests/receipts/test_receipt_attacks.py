@@ -12,12 +12,17 @@ from minga.averaging.messages import MAX_STEP, Plan
 from minga.network.interface import PeerId
 from minga.receipts import book as book_module
 from minga.receipts.attestation import (
+    LAST,
     MAX_PASSED_ON,
+    Attestation,
     Claim,
     Count,
+    Entry,
     JoinNote,
     JudgedCount,
+    LastAttestation,
     PlanNote,
+    Taken,
     passed_on,
 )
 from minga.receipts.book import ReceiptBook
@@ -249,6 +254,27 @@ async def test_steps_that_no_run_reaches_make_nobody_accuse_those_who_ask_about_
         lie(receipts_of(peer))
     await swarm.run_until_step(STEPS)
     assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
+async def test_a_peer_that_leaves_has_a_word_of_its_own_alone() -> None:
+    """It sends back what no leader has passed on yet, and has others ask a third peer about what that never signed."""
+    swarm = make_swarm(3)
+    await swarm.run_until_step(STEPS)
+    liar, victim, third = swarm.peers.values()
+    receipts, asked = receipts_of(victim), list[PeerId]()
+    unheard = sign(receipts._identity, receipts.book.counts[-1], run=swarm.spec.run_id).travelling
+    receipts._outbox[unheard] = None
+    receipts.for_leader = lambda step: b""  # type: ignore[method-assign]
+    receipts._ask_digests = lambda attestation: asked.append(attestation.attester)  # type: ignore[method-assign]
+    entries = (Entry(2 * receipts.book.counts[0].step),)
+    keys = [bytes.fromhex(peer.network.peer_id) for peer in (third, liar)]
+    for word in (unheard, *(Attestation(key, 0, entries, bytes(64)).travelling for key in keys)):
+        call = receipts_of(liar)._node.call(victim.network.peer_id, LAST, LastAttestation(word), Taken)
+        await liar.network.process.run(call)
+    assert unheard in receipts._outbox
+    assert asked == [liar.network.peer_id], "what its own word means"
     await swarm.close()
 
 

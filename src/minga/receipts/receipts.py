@@ -149,7 +149,7 @@ class Receipts:
         pending, self._pending = self._pending, None
         self._committed_s, self._step_s = self._now(), self._now() - self._committed_s
         self._members = max(LEAST_MEMBERS, len(plan.members))
-        if pending is not None and pending.count.round.hex() == plan.round_id:
+        if pending is not None:
             self._counted_s = self._now()
             self._sight.begin_count(plan.step)
             if self._claimed is not None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from minga.averaging.allreduce.messages import PART, ChunkWeight, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import RemoteError
@@ -100,6 +101,24 @@ def test_all_get_the_same_bits_over_relays(codec: str, tolerance: float) -> None
             assert isinstance(outcome, RoundOutcome)
             assert outcome.heard == {world.parties[i].peer_id: weights[i] for i in seen if world.parties[i] != party}
         assert all(party.offences() == [] for party in world.parties)
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_a_relay_sends_nothing_that_the_root_would_blame_it_for(codec: str) -> None:
+    @virtually
+    async def main() -> None:
+        layout = VectorLayout((9_000,), codec)
+        world = World(4)
+        await world.start()
+        vectors, plan = vectors_of(4, layout), world.divide(layout, two_sites([0, 1], [2, 3]))
+        relay = next(relay for relay in plan.parts[0].relays if relay != plan.parts[0].root)
+        vectors[relay][: plan.parts[0].stop] = 4 * CONTRIBUTION_LIMIT  # in a mean of two
+        _, outcomes = await world.reduce(plan, layout, list(vectors), [1] * 4)
+        assert "too large" in str(outcomes[relay])
+        assert [party.offences() for party in world.parties] == [[]] * 4
         await world.close()
 
     main()

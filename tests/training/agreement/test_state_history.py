@@ -98,6 +98,17 @@ def test_without_a_sketch_digests_have_to_be_equal() -> None:
     assert not is_same(StateInfo(5, "b" * 64), info("a", 1.0))
 
 
+def test_peers_that_train_something_else_have_another_state_however_close_their_numbers_are() -> None:
+    def told(number: int, trains: str) -> StateInfo:
+        digest = f"{number:064x}"
+        replica: Any = SimpleNamespace(digest=lambda: digest, step=7, trains=trains, sketch=lambda: (1.0, 2.0))
+        return StateMeasure(replica, has_sketch=True).at_rest()
+
+    one = told(1, "a" * 32)
+    assert is_same(one, told(2, "a" * 32))
+    assert not is_same(one, told(2, "b" * 32))
+
+
 @pytest.mark.parametrize("tolerance", [0.0, 1e18])
 def test_a_lying_peer_cannot_widen_what_others_tolerate(tolerance: float) -> None:
     history = StateHistory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import copy
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,9 +27,10 @@ from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_l
 from tests.worlds.organiser_desk import desk_in
 
 
-def test_following_without_gradients(host: MakePeer) -> None:
+@pytest.mark.parametrize("strategy", ["synchronous", "elastic"])
+def test_following_without_gradients(strategy: str, host: MakePeer) -> None:
     model = small_model()
-    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(strategy=strategy), model=model)
     mean_loss(model, next(batches(4))).backward()
     opt.step(samples=4)
     opt.follow(0.05)  # an evaluation, say
@@ -36,8 +38,10 @@ def test_following_without_gradients(host: MakePeer) -> None:
     train(opt, model, 4)
     assert opt.finished
     opt.follow()  # returns at once when the run is over
+    final = copy.deepcopy(model)
     mean_loss(model, next(batches(4))).backward()
     opt.step(samples=4)  # and so does this
+    assert same(model, final)
     assert opt.global_step == STEPS
 
 

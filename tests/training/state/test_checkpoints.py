@@ -137,6 +137,7 @@ def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
     raw = torch.randint(0, 2, (3, 16), dtype=torch.uint8, generator=generator)
     tensors = {f'a "{name}" é': raw.view(-1).view(dtype).view(3, -1).clone() for name, dtype in DTYPES.items()}
     tensors["a scalar"], tensors["nothing"] = torch.tensor(3.0), torch.zeros(0, 4)
+    tensors["a lonely byte"] = torch.ones(1, dtype=torch.uint8)
     names = {dtype: name for name, dtype in DTYPES.items()}
     entries = [
         (TensorEntry(name, names[tensor.dtype], tuple(tensor.shape)), partial(pieces, tensor))
@@ -152,6 +153,14 @@ def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(read[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    places = {name: begin + each["data_offsets"][0] for name, each in json.loads(data[8:begin]).items() if name in read}
+    assert begin % 8 == 0
+    assert all(places[name] % tensor.itemsize == 0 for name, tensor in tensors.items()), "a map of the file can be used"
+    with path.open("wb") as file:
+        write_tensors(file, entries[::-1], {"format": "pt"})
+    assert path.read_bytes() == data, "whatever order tensors come in"
 
 
 def test_a_file_without_tensors_can_be_read(tmp_path: Path) -> None:

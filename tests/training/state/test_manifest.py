@@ -119,6 +119,17 @@ def test_the_manifest_of_the_live_state_equals_that_of_the_copy() -> None:
     assert hash_chunks([snapshot.bytes_view], parallel=True) == state.manifest(2).chunk_hashes
 
 
+def test_equal_states_are_equal_bytes_in_whatever_order_their_tensors_were_made() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    basis = {"a": torch.ones(2), "b": torch.zeros(3)}
+    digest = TrainingState(optimizer, model=model, basis=basis).digest(2)
+    for parameter, kept in optimizer.state.items():
+        optimizer.state[parameter] = dict(reversed(kept.items()))
+    assert TrainingState(optimizer, model=model, basis=dict(reversed(basis.items()))).digest(2) == digest
+
+
 def test_a_large_state_in_a_file_has_the_same_bytes_as_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

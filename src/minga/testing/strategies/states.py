@@ -34,7 +34,7 @@ def check_shared_part(kind: type[Strategy], **settings: Any) -> None:
 
 def check_parts_of_the_state(kind: type[Strategy], **settings: Any) -> None:
     """Shared and local tensors have different names; with both a peer goes on to the bit, with the first it joins."""
-    first = Trainer(kind, settings)
+    first = Trainer(kind, settings, has_buffer=True)
     first.pull((1.0, 2), (2.0, 3))
     mean = first.seal()[0].clone()
     first.absorb(mean)
@@ -44,7 +44,7 @@ def check_parts_of_the_state(kind: type[Strategy], **settings: Any) -> None:
     snapshot = first.replica.capture()
     shared = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
     require(not shared.keys() & local.keys(), kind, "a tensor is both shared and local")
-    again, joiner = Trainer(kind, settings), Trainer(kind, settings)
+    again, joiner = (Trainer(kind, settings, has_buffer=True) for _ in range(2))
     for trainer, own in ((again, local), (joiner, None)):
         trainer.replica.restore(snapshot)
         trainer.strategy.restored(shared, snapshot.step, own)
