@@ -35,7 +35,7 @@ SPEC: dict[str, Any] = {
 }
 FAR, NEAR = 5.0, 0.0
 """Where the weights of the organiser's model begin, and those of others."""
-PAUSE_S = 0.02
+PAUSE_S, SLOW_S = 0.02, 0.3
 
 
 class Trainer:
@@ -44,6 +44,7 @@ class Trainer:
     def __init__(self, peer: minga.Peer, start: float, loaded: threading.Event | None = None) -> None:
         self.peer, self.model = peer, nn.Linear(4, 2)
         self.error: minga.MingaError | None = None
+        self.pause_s = PAUSE_S
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(start)
@@ -61,7 +62,7 @@ class Trainer:
                 for parameter in self.model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
                 self.optimizer.step(samples=4)
-                time.sleep(PAUSE_S)
+                time.sleep(self.pause_s)
         except minga.MingaError as error:
             self.error = error
 
@@ -287,6 +288,7 @@ def test_a_history_that_was_given_up_does_not_come_back_from_the_disk(tmp_path: 
     other = Trainer(minga.join(link, options(tmp_path, "other")), NEAR)
     third = Trainer(minga.join(other.peer.link, options(tmp_path, "third")), NEAR)
     until(lambda: other.lineage.standing(other.step, None).shared > host.lineage.standing(alone, None).shared)
+    other.pause_s = third.pause_s = SLOW_S  # else they come to that later step, too, before the host is back
     host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), NEAR)
     until(lambda: host.step > 0 and host.lineage.solo == other.lineage.solo)
     until(lambda: CheckpointStore(organiser.directory / "checkpoints").steps()[-1] <= host.step < alone)
