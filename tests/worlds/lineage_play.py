@@ -318,7 +318,8 @@ class StoryPlay:
                 self._swarm.internet.cut(one, other)
 
     def _links(self, cut: Cut) -> list[tuple[str, str]]:
-        here = [index for index in range(len(self._story.joins_s)) if not self._is_gone(index)]
+        """Those of peers that are away too: a machine's cables outlive its processes."""
+        here = [index for index in range(len(self._story.joins_s)) if _name(index) in self._swarm.peers]
         apart = [[_name(index) for index in here if (index in cut.side) is is_there] for is_there in (False, True)]
         return list(itertools.product(apart[0], apart[1]))
 
