@@ -9,8 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from minga.core.errors import RejectedError
-from minga.core.refusal_code import RefusalCode
+from minga.core.errors import SilentError
 from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
 from minga.network.rpc.reachability import DIAL_ME, MAX_ELSEWHERE, Dialled, DialMe, Reachability
 
@@ -26,13 +25,14 @@ def test_peers_are_asked_about_the_public_addresses_only(answers: list[bool | No
     async def call(peer: int, _: str, request: DialMe, __: type) -> Dialled:
         asked.append(request.address)
         if answers[peer] is None:
-            raise RejectedError("busy", code=RefusalCode.BUSY)
+            raise SilentError("no answer", peer=ME)
         return Dialled(bool(answers[peer]))
 
     async def main(*direct: str) -> bool | None:
         address = Address(ME, direct, "https://relay.example")
         node: Any = SimpleNamespace(
             network=SimpleNamespace(address=address),
+            peer_id=ME,
             serve=lambda *_: None,
             connected=lambda: list(range(len(answers))),
             call=call,
@@ -62,7 +62,7 @@ def test_a_peer_is_tried_where_it_talks_from_and_at_few_public_places_else(seen_
 
     async def main() -> None:
         network = SimpleNamespace(can_dial=can_dial)
-        node: Any = SimpleNamespace(network=network, serve=handlers.__setitem__, seen_at=lambda _: seen_at)
+        node: Any = SimpleNamespace(network=network, peer_id=ME, serve=handlers.__setitem__, seen_at=lambda _: seen_at)
         Reachability(node)
         stream = SimpleNamespace(
             receive=AsyncMock(return_value=DialMe(Address(ME, (*elsewhere, *own, private)))), send=AsyncMock()

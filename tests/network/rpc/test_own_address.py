@@ -14,7 +14,16 @@ from minga.core.events.network import AddressSeen
 from minga.network.interface import PeerId
 from minga.network.rpc import reachability
 from minga.network.rpc.node import Node
-from minga.network.rpc.reachability import DIAL_ME, Dialled, DialMe, OwnAddress, Reachability, SeenAt, WhereAmI
+from minga.network.rpc.reachability import (
+    DIAL_ME,
+    MAX_DIALS_AT_ONCE,
+    Dialled,
+    DialMe,
+    OwnAddress,
+    Reachability,
+    SeenAt,
+    WhereAmI,
+)
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, Nat, VirtualInternet, VirtualNetwork
 from tests.worlds.swarm_tools import virtually
@@ -95,6 +104,18 @@ async def test_a_peer_finds_out_before_it_takes_its_role() -> None:
     for nat, expected in [(Nat.FULL_CONE, True), (Nat.SYMMETRIC, False), (Nat.PORT_RESTRICTED, False)]:
         peer, _ = await world(nat, 2)
         assert await peer.own_address.is_dialable() is expected, nat
+
+
+@virtually
+async def test_each_of_many_that_join_at_once_finds_out() -> None:
+    """One that took itself for dialable because the others were asked first would lead, and be an aggregator."""
+    internet = VirtualInternet(3)
+    host = Peer(internet.host())
+    joining = [Peer(internet.host(HostSettings(nat=Nat.PORT_RESTRICTED))) for _ in range(3 * MAX_DIALS_AT_ONCE)]
+    for peer in joining:
+        await peer.node.dial(host.network.address)
+    found = await asyncio.gather(*(peer.own_address.is_dialable() for peer in joining))
+    assert found == [False] * len(joining)
 
 
 @virtually

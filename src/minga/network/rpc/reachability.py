@@ -14,6 +14,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +35,9 @@ MAX_DIALS_AT_ONCE = 4
 MAX_ELSEWHERE = 4
 """How many public endpoints are tried for a peer at other IP addresses than the one from which it talks."""
 DIALLED_S = 6.0
+BUSY_S, BUSY_PAUSE_S = 60.0, 1.0
+"""Seconds for which peers are asked again that are busy trying others, and about so many between two times: where many
+join at once, those that asked last must not take themselves for dialable because nobody had time for them."""
 
 
 class DialMe(msgspec.Struct, frozen=True):
@@ -53,7 +57,7 @@ class Reachability:
     """Serves the question on `node`, and asks it for this peer."""
 
     def __init__(self, node: Node) -> None:
-        self._node, self._dialling = node, 0
+        self._node, self._dialling, self._generator = node, 0, random.Random(f"reachability of {node.peer_id}")
         node.serve(DIAL_ME, self._serve)
 
     async def check(self) -> bool | None:
@@ -83,22 +87,33 @@ class Reachability:
         return None if relay is None else await network.can_dial(Address(network.peer_id, (), relay))
 
     async def _any(self, address: Address, peers: Sequence[PeerId]) -> bool | None:
+        """Whether any of them reaches this peer; they are asked until one of them has time to try."""
+        until_s = asyncio.get_running_loop().time() + BUSY_S
+        while (answer := await self._first(address, peers)) == "busy":
+            if asyncio.get_running_loop().time() >= until_s:
+                return None
+            await asyncio.sleep(BUSY_PAUSE_S * self._generator.uniform(0.5, 1.5))
+        return answer
+
+    async def _first(self, address: Address, peers: Sequence[PeerId]) -> bool | Literal["busy"] | None:
         asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in peers[:MAX_ASKED]]
         try:
-            answers: list[bool | None] = []
+            answers = []
             for answer in asyncio.as_completed(asked):
                 answers.append(await answer)
-                if answers[-1]:
+                if answers[-1] is True:
                     return True
-            return False if False in answers else None
+            return False if False in answers else "busy" if "busy" in answers else None
         finally:
             for question in asked:
                 question.cancel()
 
-    async def _ask(self, peer: PeerId, address: Address) -> bool | None:
+    async def _ask(self, peer: PeerId, address: Address) -> bool | Literal["busy"] | None:
         try:
             async with asyncio.timeout(DIALLED_S):
                 return (await self._node.call(peer, DIAL_ME, DialMe(address), Dialled)).reached
+        except RejectedError as error:
+            return "busy" if error.code is RefusalCode.BUSY else None
         except (RemoteError, TimeoutError):
             return None
 
