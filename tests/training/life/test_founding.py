@@ -13,6 +13,7 @@ from minga.access.admission import Admission
 from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
+from minga.core.events.security import SecureWaiting
 from minga.core.files import write_atomically
 from minga.identity.access.ledger import AccessLedger, draft_revocation
 from minga.network.gossip.board import Board
@@ -237,6 +238,23 @@ def test_a_disk_that_was_full_once_keeps_no_run_from_its_founding(
 
 OTHER = "6" * 32
 """The id of another founding than the run's."""
+
+
+@virtually
+async def test_each_number_of_founders_is_told_once_though_two_calls_wait_for_them(tmp_path: Path) -> None:
+    world = Foundation(tmp_path)
+    organiser, *others = [await world.node() for _ in range(4)]
+    organiser.spawn(world.founding(organiser).look_on())
+    first = world.founding(others[0])
+    told = list[SecureWaiting]()
+    others[0].events.subscribe(lambda event: told.append(event.data) if isinstance(event.data, SecureWaiting) else None)
+    others[0].spawn(first.look_on())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(first.find(STATE))
+        for other in others[1:]:
+            await asyncio.sleep(4.0 * ASK_PERIOD_S)
+            group.create_task(world.founding(other).find(STATE))
+    assert [event.ready for event in told] == [1, 2, 3]
 
 
 @virtually

@@ -218,7 +218,7 @@ class Founding:
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.run, self.rules = run, FoundingRules.of(run.spec)
         self._node, self._identity, self._board, self._admission = node, identity, board, admission
-        self._path = path
+        self._path, self._own_state = path, ""
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
         self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
@@ -245,7 +245,7 @@ class Founding:
 
         `state` is the digest of the state with which this peer could found the run, "" if it only looks on.
         """
-        ready = -1
+        self._own_state = state or self._own_state  # a call that only looks on counts this peer, too
         while self._genesis is None:
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
             if self._settling is None:  # else another call is at it, or was
@@ -255,11 +255,11 @@ class Founding:
                 await asyncio.shield(self._settling)
                 continue
             asked = self._node.connected() or self._identity.peer_id == self.run.organiser
-            if asked and (present := len(self._founders(state))) != ready:
-                ready = present
-                self.waiting = ready, self.rules.founders
+            waiting = len(self._founders(self._own_state)), self.rules.founders
+            if asked and waiting != self.waiting:
+                self.waiting = waiting
                 if self.rules.founders > 1:
-                    self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
+                    self._node.events.emit(SecureWaiting(ready=waiting[0], wanted=self.rules.founders))
             self.is_first.set()
             await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
