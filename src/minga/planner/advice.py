@@ -38,7 +38,8 @@ def _cautions(found: Forecast) -> Iterator[str]:
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:
-    patience_s = longest_hold_s(found.step_s)
+    members = sum(each.peers.count for each in found.setting.volunteers)
+    patience_s = longest_hold_s(found.step_s, 1, members)
     slowest = max(range(len(found.classes)), key=lambda place: found.classes[place].sync_s)
     name, sync_s = found.setting.volunteers[slowest].name, found.classes[slowest].sync_s
     if sync_s == math.inf:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import GroupAttempt, OutOfSyncError
 from minga.averaging.matchmaking.leader import JOIN_GRACE_S, LEAST_S, GroupLeader, hold_s, waited_for
 from minga.averaging.matchmaking.votes import Position, Vote
-from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
+from minga.averaging.messages import FromLeader, Join, Limit, Plan, Redirect, Report, Update
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.aio import Signal
 from minga.core.errors import RejectedError, SilentError, UnreachableError
@@ -26,6 +26,8 @@ from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import later, virtually
 
 ME = PeerId("0" * 64)
+MANY = 100
+"""Members, of which none would wait longer for a newcomer than a larger group does."""
 
 
 class Trainer:
@@ -296,6 +298,15 @@ async def test_newcomer_after_newcomer_holds_a_step_no_longer_than_one() -> None
 
 
 @virtually
+async def test_a_step_is_held_as_long_as_steps_take_with_their_rounds() -> None:
+    scene, plan = Scene(100, stopped(120)), cast("Plan", SimpleNamespace(next_batch=100, orders=()))
+    scene.gathering.attempt.batch.note(plan, 25.0)
+    scene.syncing = {join_of(1, Report())[0]: 0.0}
+    await scene.gathering.run()
+    assert asyncio.get_running_loop().time() == pytest.approx(25.0, abs=0.3)
+
+
+@virtually
 async def test_what_a_step_was_held_before_it_could_close_counts() -> None:
     scene = Scene(100, stopped(120))
     scene.closable, newcomer = False, join_of(1, Report())[0]
@@ -331,8 +342,20 @@ async def test_whoever_has_the_state_at_last_still_has_time_to_join() -> None:
     [(0.0, 1.0, 2.0), (5.0, 1.0, 5.0), (28.0, 1.0, 10.0), (31.0, 1.0, 0.0), (5.0, 60.0, 60.0), (181.0, 60.0, 0.0)],
 )
 def test_how_long_a_step_is_held_at_most(seconds: float, step_s: float, held_s: float) -> None:
-    assert bool(waited_for({ME: seconds}, step_s)) == bool(held_s)
-    assert not held_s or hold_s({ME: seconds + 1.5}, step_s, 1.5) == held_s
+    assert bool(waited_for({ME: seconds}, step_s, MANY)) == bool(held_s)
+    assert not held_s or hold_s({ME: seconds + 1.5}, step_s, 1.5, MANY) == held_s
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "members", "seconds", "held_s"),
+    [(1, 1, 300.0, 120.0), (1, 1, 361.0, 0.0), (1, 8, 40.0, 15.0), (3, 8, 100.0, 45.0), (6, 1, 100.0, 100.0)],
+)
+def test_a_few_members_wait_longer_and_for_many_longer_still(
+    newcomers: int, members: int, seconds: float, held_s: float
+) -> None:
+    syncing = {PeerId(f"{number:064x}"): seconds for number in range(newcomers)}
+    assert bool(waited_for(syncing, 1.0, members)) == bool(held_s)
+    assert not held_s or hold_s(syncing, 1.0, 0.0, members) == held_s
 
 
 @virtually

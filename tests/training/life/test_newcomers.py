@@ -7,12 +7,7 @@ import itertools
 
 import pytest
 
-from minga.averaging.matchmaking.leader import (
-    LEAST_S,
-    MOST_S,
-    hold_s,
-    waited_for,
-)
+from minga.averaging.matchmaking.leader import LEAST_S, MOST_S, PRICE_S, hold_s, waited_for
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -108,6 +103,19 @@ def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
     main()
 
 
+@virtually
+async def test_many_that_come_at_once_to_one_get_in() -> None:
+    """Each gets a sixth of its line, and needs longer than any one of them alone may."""
+    swarm = Swarm(make_spec(8), seed=5, make_replica=vector_replica(STATE_BYTES // 4), gradient=pull)
+    swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=STATE_BYTES / 2.5), TrainerSettings(4, 0.25))
+    await swarm.run_until_step(2, limit_s=60)
+    came = [swarm.add(HostSettings(latency_s=0.01, dialable=False), TrainerSettings(4, 0.25)) for _ in range(6)]
+    async with asyncio.timeout(10.0 * MOST_S):
+        while not all(takes_part(swarm, peer.name) for peer in came):
+            await asyncio.sleep(0.1)
+    await swarm.close()
+
+
 # ---- how long each has been at it
 
 
@@ -158,15 +166,15 @@ def test_whose_state_came_too_late_for_its_step_is_about_to_begin_anew() -> None
     assert newcomers.syncing(said, step=6) == {}
 
 
-@pytest.mark.parametrize("step_s", [1.0, 250.0])
-def test_who_only_says_that_it_fetches_makes_a_run_slower_by_about_a_twentieth(step_s: float) -> None:
+@pytest.mark.parametrize(("step_s", "members"), [(1.0, 100), (250.0, 100), (1.0, 1)])
+def test_who_only_says_that_it_fetches_makes_a_run_slower_by_about_a_twentieth(step_s: float, members: int) -> None:
     now = held_s = 0.0
     newcomers, fetches = Newcomers(lambda: now), {ONE: progress(5, "syncing")}
-    while now < 200.0 * step_s or now < 5.0 * FORGIVEN_S:
+    while now < 200.0 * max(step_s, PRICE_S / members) or now < 5.0 * FORGIVEN_S:
         now += step_s
         newcomers.look(fetches)
-        if waited_for(syncing := newcomers.syncing(fetches), step_s):
-            pause_s = hold_s(syncing, step_s, 0.0)
+        if waited_for(syncing := newcomers.syncing(fetches), step_s, members):
+            pause_s = hold_s(syncing, step_s, 0.0, members)
             now, held_s = now + pause_s, held_s + pause_s
         newcomers.look({ONE: progress(5, "training")})
     assert held_s <= 0.065 * now

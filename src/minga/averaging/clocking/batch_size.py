@@ -114,6 +114,11 @@ class BatchSize:
         """That of `step`, the next one."""
         return self._known or self._allowed_in(step)[0]
 
+    @property
+    def round_s(self) -> float:
+        """How long the last rounds of this peer took from the plan to the update, in seconds; 0 before the first."""
+        return median(self._rounds_s) if self._rounds_s else 0.0
+
     def _allowed_in(self, step: int) -> tuple[int, int]:
         """By the orders that the last plan named, or by those that are due where this peer has not had it."""
         return self.allowed(self._settings.orders.due(step) if self._followed is None else self._followed, step)
@@ -165,9 +170,7 @@ class BatchSize:
         speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
         if least == most or len(self._rounds_s) < FEWEST_ROUNDS or not speed:
             return present
-        seconds = median(self._rounds_s) + max(
-            (registration.round_trip_s for registration in registrations), default=0.0
-        )
+        seconds = self.round_s + max((registration.round_trip_s for registration in registrations), default=0.0)
         share = self._settings.most_communication
         wish = smallest_batch(speed, seconds, share, (least, most), overlapped=overlapped)
         if present / STEADY <= wish <= present * STEADY:

@@ -64,34 +64,44 @@ from minga.network.rpc.stream import MessageStream
 # Theory of operation. While the swarm waits its state does not change. So a newcomer that can fetch it in that time
 # gets in, however short the steps are; if nobody ever waited, newcomers of such a run would chase its state for ever.
 # But what one step waits, everybody waits. So there is one bound for all newcomers of a step together: the time that
-# the step took, and `LEAST_S` at least, in which most newcomers are done.
+# a step takes, its round included, and `LEAST_S` at least, in which most newcomers are done.
 #
 # Who misses that begins anew, with the state of the next step, and that waits as long as the newcomer has been at it
-# until then, up to `MOST_S`: so it gets in as soon as that is longer than its download takes. A newcomer that needs
-# longer than `MOST_S` and longer than a step, or pretends to, is given up when it has been at it for `GIVEN_UP` times
-# as long.
+# until then, up to a bound: so it gets in as soon as that is longer than its download takes. A newcomer that needs
+# longer than the bound, or pretends to, is given up when it has been at it for `GIVEN_UP` times as long.
+#
+# A few members lose less by waiting than many do, and gain more: so each newcomer may cost `PRICE_S` seconds of one
+# member's time, however many there are, and that counts where it is more than `MOST_S` for each of them. Newcomers that
+# come at once to one member share its line, and each needs as many times longer.
 
 
 LEAST_S, MOST_S = 2.0, 10.0
-"""Bounds of what one step waits for all newcomers together; a step that itself took longer waits as long as that."""
+"""Bounds of what one step waits for all newcomers together; one of steps that take longer waits as long as they do."""
+
+PRICE_S = 120.0
+"""Of a volunteer that stays for an hour, this is a thirtieth of what it gives."""
 
 GIVEN_UP = 3.0
 
 
-def waited_for(syncing: Mapping[PeerId, float], step_s: float) -> list[PeerId]:
-    """Those for whom a step that took `step_s` to fill waits; `syncing` tells for how long each has been at it."""
-    return [peer for peer, seconds in syncing.items() if seconds < GIVEN_UP * longest_hold_s(step_s)]
+def waited_for(syncing: Mapping[PeerId, float], step_s: float, members: int) -> list[PeerId]:
+    """Those for whom a step of so many `members` waits, where steps take `step_s`; `syncing` tells for how long each
+    has been at it.
+    """
+    most_s = GIVEN_UP * longest_hold_s(step_s, len(syncing), members)
+    return [peer for peer, seconds in syncing.items() if seconds < most_s]
 
 
-def hold_s(syncing: Mapping[PeerId, float], step_s: float, since_full_s: float) -> float:
+def hold_s(syncing: Mapping[PeerId, float], step_s: float, since_full_s: float, members: int) -> float:
     """For how many seconds such a step waits for all of them together, when it has been full for `since_full_s`."""
-    before = [syncing[peer] - since_full_s for peer in waited_for(syncing, step_s)]
-    return min(max(LEAST_S, step_s, *before), longest_hold_s(step_s))
+    waited = waited_for(syncing, step_s, members)
+    before = [syncing[peer] - since_full_s for peer in waited]
+    return min(max(LEAST_S, step_s, *before), longest_hold_s(step_s, len(waited), members))
 
 
-def longest_hold_s(step_s: float) -> float:
-    """How many seconds a step that takes `step_s` waits at the very most."""
-    return max(MOST_S, step_s)
+def longest_hold_s(step_s: float, newcomers: int, members: int) -> float:
+    """How many seconds a step waits for so many newcomers at the very most, where steps take `step_s`."""
+    return max(MOST_S, step_s, PRICE_S * newcomers / members)
 
 
 # ---- One group in the making.
@@ -395,14 +405,17 @@ class GroupLeader:
 
     async def _hold_for_newcomers(self, full_s: float) -> None:
         """Wait for newcomers that are fetching the present state, and then a little for each of them to join."""
-        step_s, since_s = full_s - self._begun_s, _now() - self._held_s
+        filling_s, round_s = full_s - self._begun_s, self.attempt.batch.round_s
+        step_s = max(filling_s, round_s) if self.attempt.contributor.facts.max_in_flight else filling_s + round_s
+        since_s = _now() - self._held_s
         until: dict[PeerId, float] = {}
         most_s = 0.0
         while True:
             syncing, self._held_s = self.attempt.swarm_view.syncing(self.attempt.step), _now() - since_s
-            most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s))
+            members = len(self.everyone())
+            most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s, members))
             if self._held_s < most_s:
-                until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
+                until.update(dict.fromkeys(waited_for(syncing, step_s, members), _now() + JOIN_GRACE_S))
             else:  # only for newcomers that have it by now
                 until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
             if all(peer in self.registrations or _now() >= until[peer] for peer in until):
