@@ -348,7 +348,7 @@ def test_how_long_a_step_is_held_at_most(seconds: float, step_s: float, held_s: 
 
 @pytest.mark.parametrize(
     ("newcomers", "members", "seconds", "held_s"),
-    [(1, 1, 300.0, 120.0), (1, 1, 361.0, 0.0), (1, 8, 40.0, 15.0), (3, 8, 100.0, 45.0), (6, 1, 100.0, 100.0)],
+    [(1, 1, 1000.0, 600.0), (1, 1, 1801.0, 0.0), (1, 8, 80.0, 75.0), (3, 8, 500.0, 225.0), (6, 1, 1000.0, 600.0)],
 )
 def test_a_few_members_wait_longer_and_for_many_longer_still(
     newcomers: int, members: int, seconds: float, held_s: float

@@ -71,15 +71,15 @@ from minga.network.rpc.stream import MessageStream
 # longer than the bound, or pretends to, is given up when it has been at it for `GIVEN_UP` times as long.
 #
 # A few members lose less by waiting than many do, and gain more: so each newcomer may cost `PRICE_S` seconds of one
-# member's time, however many there are, and that counts where it is more than `MOST_S` for each of them. Newcomers that
-# come at once to one member share its line, and each needs as many times longer.
+# member's time, however many members there are, and a step is held for as long at most. Newcomers that come at once to
+# a few share their lines, and each needs longer for it.
 
 
 LEAST_S, MOST_S = 2.0, 10.0
 """Bounds of what one step waits for all newcomers together; one of steps that take longer waits as long as they do."""
 
-PRICE_S = 120.0
-"""Of a volunteer that stays for an hour, this is a thirtieth of what it gives."""
+PRICE_S = 600.0
+"""Of a volunteer that stays for an hour, this is a sixth of what it gives; few need as much."""
 
 GIVEN_UP = 3.0
 
@@ -101,7 +101,7 @@ def hold_s(syncing: Mapping[PeerId, float], step_s: float, since_full_s: float, 
 
 def longest_hold_s(step_s: float, newcomers: int, members: int) -> float:
     """How many seconds a step waits for so many newcomers at the very most, where steps take `step_s`."""
-    return max(MOST_S, step_s, PRICE_S * newcomers / members)
+    return max(MOST_S, step_s, PRICE_S * min(1.0, newcomers / members))
 
 
 # ---- One group in the making.
