@@ -204,7 +204,7 @@ async def test_of_many_others_some_are_enough() -> None:
     peer.network.process.context.run(peer.node.spawn, peer.prober.run())
     await until(lambda: bool(probed(peer)))
     assert peer.rates().upload == pytest.approx(5 * MB, rel=0.1)
-    assert len(links_of(peer.node).rows) == probing.MAX_PARTNERS
+    assert len(links_of(peer.node, {}).rows) == probing.MAX_PARTNERS
     await world.close()
 
 

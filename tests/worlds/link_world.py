@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-from minga.averaging.links import Links, links_of
+from minga.averaging.links import BrokenPaths, Links, links_of
 from minga.core.events.bus import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
@@ -44,6 +44,9 @@ class Peer:
             sending = asyncio.get_running_loop().create_task(self._send(stream, size))
             await stream.receive_end()
             await sending
+
+    def broken_paths(self) -> BrokenPaths:
+        return BrokenPaths({}, frozenset())
 
     def rates(self) -> AccessRates:
         return self.node.access_link.rates()
@@ -109,7 +112,7 @@ class LinkWorld:
         return loop.time() - begun
 
     def records(self) -> dict[PeerId, Links]:
-        return {peer.peer_id: links_of(peer.node) for peer in self.peers}
+        return {peer.peer_id: links_of(peer.node, {}) for peer in self.peers}
 
     async def close(self) -> None:
         for peer in self.peers:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import torch
 
-from minga.averaging.links import Links
+from minga.averaging.links import BrokenPaths, Links
 from minga.averaging.messages import Plan, Report
 from minga.averaging.strategy_choice import Contributors, StrategyFacts
 from minga.core.aio import Signal
@@ -168,6 +168,9 @@ class SwarmView(Protocol):
 
     def links(self) -> Mapping[PeerId, Links]:
         """What each living peer publishes of its links, this one included."""
+
+    def broken_paths(self) -> BrokenPaths:
+        """Which living peers cannot reach which others."""
 
     def rates(self) -> AccessRates:
         """This peer's own present rates."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from minga.core.errors import RemoteError
 from minga.core.events.network import LinksMeasured
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.estimate import FASTEST_RATE, ROOM
@@ -17,9 +20,10 @@ from minga.network.gossip.record_kinds import MAX_PAYLOAD_BYTES, Kind, Payload
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
-MAX_LINK_ROWS = 64
+MAX_LINK_ROWS, MAX_APART = 64, 16
 
 RateNumber = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+LinkKey = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
@@ -32,7 +36,7 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True):
     that the path is what was slow.
     """
 
-    key: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    key: LinkKey
     sent: RateNumber
     received: RateNumber
     sent_mean: RateNumber
@@ -43,7 +47,8 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True):
 class Links(Payload, frozen=True):
     """Name "links": what the owner's line carries, and its caps, in bytes per second; 0 where unknown or unlimited.
 
-    What is not `shown` it carries at least: it was never full.
+    What is not `shown` it carries at least: it was never full. Those `apart` live, and the owner could not dial them,
+    by their `link_key`.
     """
 
     upload: RateNumber = 0
@@ -53,11 +58,43 @@ class Links(Payload, frozen=True):
     rows: Annotated[tuple[LinkRow, ...], msgspec.Meta(max_length=MAX_LINK_ROWS)] = ()
     upload_shown: bool = True
     download_shown: bool = True
+    apart: Annotated[tuple[LinkKey, ...], msgspec.Meta(max_length=MAX_APART)] = ()
 
 
 def link_key(peer: PeerId) -> bytes:
     """What stands for a peer in the rows of `Links`: the first bytes of its key."""
     return bytes.fromhex(peer[:16])
+
+
+class BrokenPaths(NamedTuple):
+    """Which peers cannot reach which others, as both say.
+
+    Those `cut_off` are left aside: the few to which more than half of the swarm has broken paths, and to no others. A
+    round with them could go only over the peers that they reach; it goes on without them.
+    """
+
+    apart: dict[PeerId, set[PeerId]]
+    cut_off: frozenset[PeerId]
+
+    @classmethod
+    def of(cls, records: Mapping[PeerId, Links]) -> BrokenPaths:
+        """By the `records` of all living peers."""
+        peers = {link_key(peer): peer for peer, links in records.items() if links.apart}
+        said = {(one, peers[key]) for one in peers.values() for key in records[one].apart if key in peers}
+        pairs = {(one, other) for one, other in said if one != other and (other, one) in said}
+        apart, cut_off = _by_peer(pairs), set[PeerId]()
+        while left := _by_peer((one, other) for one, other in pairs if not cut_off.intersection((one, other))):
+            cut_off.add(max(left, key=lambda peer: (len(left[peer]), peer)))
+        if 2 * (len(apart) - len(cut_off)) > len(records):
+            return cls({}, frozenset(cut_off))
+        return cls(apart, frozenset())
+
+
+def _by_peer(pairs: Iterable[tuple[PeerId, PeerId]]) -> dict[PeerId, set[PeerId]]:
+    found: dict[PeerId, set[PeerId]] = {}
+    for one, other in pairs:
+        found.setdefault(one, set()).add(other)
+    return found
 
 
 LINKS = Kind("links", 7, Links, MAX_PAYLOAD_BYTES, is_large=True)
@@ -74,9 +111,15 @@ REPORTS_PER_SECOND = 5.0
 
 CHANGE = 0.1
 
+APART_S = 10.0
+"""Seconds after which a peer that could not be dialled counts as one that lives and is out of reach, if it is still
+among the living: a dead one is not."""
 
-def links_of(node: Node) -> Links:
-    """What a node knows of its line and its paths at present: the paths that were used last."""
+
+def links_of(node: Node, living: Mapping[PeerId, Links]) -> Links:
+    """What a node knows of its line and its paths at present: the paths that were used last, and to which of the
+    `living` there is none.
+    """
     rates = node.access_link.rates()
     up, down = dict(node.access_link.meter.up.paths()), dict(node.access_link.meter.down.paths())
     peers = list(dict.fromkeys(peer for pair in zip([*up, *down], [*down, *up], strict=True) for peer in pair))
@@ -88,18 +131,30 @@ def links_of(node: Node) -> Links:
         tuple(_row(peer, up.get(peer), down.get(peer)) for peer in peers[:MAX_LINK_ROWS]),
         rates.upload_shown,
         rates.download_shown,
+        tuple(link_key(peer) for peer in _apart(node, living)),
     )
+
+
+def _apart(node: Node, living: Mapping[PeerId, Links]) -> list[PeerId]:
+    """The peers among the `living` that could not be dialled for a while, or say the same of this one."""
+    own, until_s = link_key(node.peer_id), asyncio.get_running_loop().time() - APART_S
+    found = {peer: since_s for peer, since_s in node.unreached().items() if peer in living}
+    return [peer for peer, since_s in found.items() if since_s <= until_s or own in living[peer].apart][:MAX_APART]
 
 
 @loop_bound
 class LinkReporter:
-    """Publishes a node's `Links` on the board."""
+    """Publishes a node's `Links` on the board.
+
+    It also dials those that could not be dialled again, so that no path is given up for long, and those that say so of
+    this peer: a path counts as none where both its ends found none, so that nobody can cut others off by a lie.
+    """
 
     def __init__(self, node: Node, board: Board) -> None:
         self._node, self._board = node, board
         self._published = Links()
-        self._published_s = self._built_s = -math.inf
-        self._changes = 0
+        self._published_s = self._built_s = self._dialled_s = -math.inf
+        self._changes: tuple[object, ...] = ()
 
     async def run(self) -> None:
         """Publish what is new, now and then; runs until cancelled."""
@@ -111,16 +166,17 @@ class LinkReporter:
     def _publish_if_due(self, now: float, period_s: float) -> None:
         meter = self._node.access_link.meter
         told = {item.owner: item.payload for item in self._board.items(Links)}
+        self._dial(told, now)
         others = max(1, len(told) - 1)
         meter.up.caps = {peer: links.download_cap / others for peer, links in told.items() if links.download_cap}
         meter.down.caps = {peer: links.upload_cap / others for peer, links in told.items() if links.upload_cap}
         meter.up.settle()
         meter.down.settle()
-        changes = meter.up.changes + meter.down.changes
+        changes = meter.up.changes + meter.down.changes, *_apart(self._node, told)
         longer_s = max(PERIOD_S, period_s)
         if now - self._built_s < period_s or (changes == self._changes and now - self._built_s < longer_s):
             return
-        links = links_of(self._node)
+        links = links_of(self._node, told)
         self._built_s, self._changes = now, changes
         news = is_news(links, self._published)
         if news or (now - self._published_s >= longer_s and has_moved(links, self._published)):
@@ -136,6 +192,21 @@ class LinkReporter:
                 )
             )
 
+    def _dial(self, told: Mapping[PeerId, Links], now: float) -> None:
+        if now - self._dialled_s < PERIOD_S:
+            return
+        own, unreached = link_key(self._node.peer_id), self._node.unreached()
+        doubted = [peer for peer, links in told.items() if own in links.apart and not self._node.is_connected(peer)]
+        again = list(dict.fromkeys([*doubted, *(peer for peer in unreached if peer in told)]))[:MAX_APART]
+        if again:
+            self._dialled_s = now
+            for peer in again:
+                self._node.spawn(self._dial_again(peer))
+
+    async def _dial_again(self, peer: PeerId) -> None:
+        with contextlib.suppress(RemoteError):
+            await self._node.redial(peer)
+
 
 def is_news(links: Links, before: Links) -> bool:
     """Whether something is known that was not known before, as that a line carries far more than was told."""
@@ -148,7 +219,7 @@ def is_news(links: Links, before: Links) -> bool:
     caps = (links.upload_cap, links.download_cap) != (before.upload_cap, before.download_cap)
     shown = (links.upload_shown, links.download_shown) != (before.upload_shown, before.download_shown)
     more = links.upload > ROOM * before.upload or links.download > ROOM * before.download
-    return rows or caps or shown or more
+    return rows or caps or shown or more or links.apart != before.apart
 
 
 def has_moved(links: Links, before: Links) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minga.averaging.matchmaking.leader import longest_hold_s
+from minga.averaging.matchmaking.holding import Patience
 from minga.combinations import cautions
 from minga.core.units import format_duration, format_size
 from minga.planner.comparison import IDLE_SHARE, Compared, advised_batch
@@ -38,8 +38,10 @@ def _cautions(found: Forecast) -> Iterator[str]:
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:
-    members = sum(each.peers.count for each in found.setting.volunteers)
-    patience_s = longest_hold_s(found.step_s, 1, members)
+    volunteers, members = found.setting.volunteers, sum(each.peers.count for each in found.setting.volunteers)
+    upload = sum(each.peers.upload * each.peers.count for each in volunteers if each.peers.role != "client")
+    giving_s = found.setting.state_bytes / upload if upload else 0.0
+    patience_s = Patience(found.step_s, members, giving_s).longest_s(1)
     slowest = max(range(len(found.classes)), key=lambda place: found.classes[place].sync_s)
     name, sync_s = found.setting.volunteers[slowest].name, found.classes[slowest].sync_s
     if sync_s == math.inf:

@@ -40,6 +40,7 @@ from minga.core.events.split import (
     SplitSuspicious,
 )
 from minga.core.events.training import (
+    MemberCutOff,
     MemberDiverged,
     MemberFailed,
     MemberOutOfSync,
@@ -62,6 +63,7 @@ INCIDENTS: Final = (
     RoundRepaired.kind,
     GroupLeaderLost.kind,
     GroupMinority.kind,
+    MemberCutOff.kind,
     MemberOutOfSync.kind,
     MemberDiverged.kind,
     MemberFailed.kind,

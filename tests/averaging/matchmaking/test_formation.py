@@ -17,7 +17,7 @@ from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
-from minga.averaging.links import LinkRow, Links, link_key
+from minga.averaging.links import BrokenPaths, LinkRow, Links, link_key
 from minga.averaging.matchmaking.attempt import JOIN, PATIENT_TRIES, PROBE, OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.votes import Position
@@ -95,6 +95,9 @@ class Sight:
 
     def links(self) -> dict[PeerId, Links]:
         return self.world.links
+
+    def broken_paths(self) -> BrokenPaths:
+        return BrokenPaths({}, frozenset())
 
     def rates(self) -> AccessRates:
         own = self.world.links.get(self.me.party.peer_id, Links())

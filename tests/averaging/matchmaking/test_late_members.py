@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import GroupAttempt
+from minga.averaging.matchmaking.holding import MOST_S
 from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position, Vote
 from minga.averaging.messages import GroupMember, Part, Plan, Report
 from minga.network.interface import Address, PeerId
@@ -87,10 +88,20 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
     main()
 
 
-def attempt_after(alive: list[PeerId], position: Position, through: Collection[PeerId] = ()) -> GroupAttempt:
-    """That of a peer which sees these, some of them `through` with the run."""
+def attempt_after(
+    alive: list[PeerId],
+    position: Position,
+    through: Collection[PeerId] = (),
+    syncing: Mapping[PeerId, float] | None = None,
+) -> GroupAttempt:
+    """That of a peer which sees these, some `through` with the run, and others `syncing` for so many seconds."""
     sight: Any = SimpleNamespace(
-        alive=lambda: alive, is_behind=lambda step: False, ahead=lambda step: [], through=lambda step: through
+        alive=lambda: alive,
+        is_behind=lambda step: False,
+        ahead=lambda step: [],
+        through=lambda step: through,
+        syncing=lambda step: syncing or {},
+        links=dict,
     )
     node: Any = SimpleNamespace(peer_id=position.me, events=SimpleNamespace(emit=lambda event: None))
     settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
@@ -152,6 +163,19 @@ def test_a_leader_that_does_nothing_is_due_though_most_said_goodbye_or_are_throu
         assert attempt_after([me, leader], newcomer, gone).is_due(report)
         assert not attempt_after([me, leader], newcomer).is_due(report)
         assert not attempt_after([me, leader], replace(member, departed=frozenset())).is_due(report)
+
+    main()
+
+
+@pytest.mark.parametrize(("seconds", "is_due"), [(0.0, False), (2.9 * MOST_S, False), (3.1 * MOST_S, True)])
+def test_a_leader_that_holds_a_full_step_for_a_newcomer_is_not_due(seconds: float, is_due: bool) -> None:
+    me, leader, newcomer, *others = (PeerId(each * 64) for each in "abcde")
+    member = replace(Position(me), view=(me, leader, *others), has_vote=True)
+
+    @virtually
+    async def main() -> None:
+        attempt = attempt_after([me, leader, *others], member, syncing={newcomer: seconds})
+        assert attempt.is_due(Report(samples=1, parked=True)) is is_due
 
     main()
 

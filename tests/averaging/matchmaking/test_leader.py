@@ -14,7 +14,8 @@ from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S, MemberPace, R
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import GroupAttempt, OutOfSyncError
-from minga.averaging.matchmaking.leader import JOIN_GRACE_S, LEAST_S, GroupLeader, hold_s, waited_for
+from minga.averaging.matchmaking.holding import LEAST_S, Patience
+from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader
 from minga.averaging.matchmaking.votes import Position, Vote
 from minga.averaging.messages import FromLeader, Join, Limit, Plan, Redirect, Report, Update
 from minga.averaging.strategy_choice import StrategyFacts
@@ -26,8 +27,6 @@ from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import later, virtually
 
 ME = PeerId("0" * 64)
-MANY = 100
-"""Members, of which none would wait longer for a newcomer than a larger group does."""
 
 
 class Trainer:
@@ -117,7 +116,7 @@ class Scene:
         self.other: Address | None = None
         self.looks: list[float] = []
         node: Any = SimpleNamespace()
-        sight: Any = SimpleNamespace(syncing=lambda step: self.syncing)
+        sight: Any = SimpleNamespace(syncing=lambda step: self.syncing, links=dict)
         settings = GroupSettings(batch, one_vector(1), True)
         sizes, standby = BatchSize(settings), Standby(node, self.trainer)
         attempt = StagedAttempt(node, settings, sight, self.trainer, sizes, standby, Position(ME, step=3))
@@ -342,20 +341,30 @@ async def test_whoever_has_the_state_at_last_still_has_time_to_join() -> None:
     [(0.0, 1.0, 2.0), (5.0, 1.0, 5.0), (28.0, 1.0, 10.0), (31.0, 1.0, 0.0), (5.0, 60.0, 60.0), (181.0, 60.0, 0.0)],
 )
 def test_how_long_a_step_is_held_at_most(seconds: float, step_s: float, held_s: float) -> None:
-    assert bool(waited_for({ME: seconds}, step_s, MANY)) == bool(held_s)
-    assert not held_s or hold_s({ME: seconds + 1.5}, step_s, 1.5, MANY) == held_s
+    patience = Patience(step_s, 1)
+    assert bool(patience.waited_for({ME: seconds})) == bool(held_s)
+    assert not held_s or patience.hold_s({ME: seconds + 1.5}, 1.5) == held_s
 
 
 @pytest.mark.parametrize(
-    ("newcomers", "members", "seconds", "held_s"),
-    [(1, 1, 1000.0, 600.0), (1, 1, 1801.0, 0.0), (1, 8, 80.0, 75.0), (3, 8, 500.0, 225.0), (6, 1, 1000.0, 600.0)],
+    ("newcomers", "members", "giving_s", "seconds", "held_s"),
+    [
+        (1, 1, 50.0, 200.0, 100.0),
+        (1, 1, 50.0, 301.0, 0.0),
+        (3, 1, 50.0, 500.0, 300.0),
+        (1, 1, 500.0, 1000.0, 600.0),
+        (6, 1, 500.0, 1000.0, 600.0),
+        (1, 8, 500.0, 80.0, 75.0),
+        (3, 8, 500.0, 500.0, 225.0),
+        (1, 8, 3.0, 20.0, 10.0),
+    ],
 )
-def test_a_few_members_wait_longer_and_for_many_longer_still(
-    newcomers: int, members: int, seconds: float, held_s: float
+def test_where_the_lines_of_members_are_slow_they_wait_longer_and_a_few_longer_than_many(
+    newcomers: int, members: int, giving_s: float, seconds: float, held_s: float
 ) -> None:
-    syncing = {PeerId(f"{number:064x}"): seconds for number in range(newcomers)}
-    assert bool(waited_for(syncing, 1.0, members)) == bool(held_s)
-    assert not held_s or hold_s(syncing, 1.0, 0.0, members) == held_s
+    patience, syncing = Patience(1.0, members, giving_s), {PeerId(f"{n:064x}"): seconds for n in range(newcomers)}
+    assert bool(patience.waited_for(syncing)) == bool(held_s)
+    assert not held_s or patience.hold_s(syncing, 0.0) == held_s
 
 
 @virtually

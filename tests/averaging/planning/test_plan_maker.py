@@ -13,7 +13,7 @@ import pytest
 
 from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.group import GroupSettings
-from minga.averaging.links import LinkRow, Links, link_key
+from minga.averaging.links import BrokenPaths, LinkRow, Links, link_key
 from minga.averaging.messages import GroupMember, Join, Part, PeerScore, Plan, Report
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import unfair_parts
@@ -52,6 +52,9 @@ class Board:
             )
             for peer, rate in self._upload.items()
         }
+
+    def broken_paths(self) -> BrokenPaths:
+        return BrokenPaths({}, frozenset())
 
     def rates(self) -> AccessRates:
         own = self._upload.get(self._me)

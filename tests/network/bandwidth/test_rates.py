@@ -313,7 +313,7 @@ async def test_the_receiver_decides_what_was_sent_and_not_the_buffers() -> None:
     sender, receiver = world.peers
     await sender.send(receiver, 6_000_000)
     await asyncio.sleep(2.0)
-    (row,) = links_of(sender.node).rows
+    (row,) = links_of(sender.node, {}).rows
     assert row.sent == pytest.approx(1 * MB, rel=0.1)
     assert row.key == link_key(receiver.peer_id)
     assert sender.rates().upload == pytest.approx(1 * MB, rel=0.1)

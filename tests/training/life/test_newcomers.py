@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from minga.averaging.matchmaking.leader import LEAST_S, MOST_S, PRICE_S, hold_s, waited_for
+from minga.averaging.matchmaking.holding import LEAST_S, MOST_S, PRICE_S, Patience
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -106,13 +106,25 @@ def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
 @virtually
 async def test_many_that_come_at_once_to_one_get_in() -> None:
     """Each gets a sixth of its line, and needs longer than any one of them alone may."""
-    swarm = Swarm(make_spec(8), seed=5, make_replica=vector_replica(STATE_BYTES // 4), gradient=pull)
-    swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=STATE_BYTES / 2.5), TrainerSettings(4, 0.25))
+    state_bytes = 4_000_000
+    swarm = Swarm(make_spec(8), seed=5, make_replica=vector_replica(state_bytes // 4), gradient=pull)
+    swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=state_bytes / 2.5), TrainerSettings(4, 0.25))
     await swarm.run_until_step(2, limit_s=60)
     came = [swarm.add(HostSettings(latency_s=0.01, dialable=False), TrainerSettings(4, 0.25)) for _ in range(6)]
     async with asyncio.timeout(10.0 * MOST_S):
         while not all(takes_part(swarm, peer.name) for peer in came):
             await asyncio.sleep(0.1)
+    await swarm.close()
+
+
+@virtually
+async def test_nobody_waits_longer_for_one_whose_own_line_is_slow() -> None:
+    """Once it was in, each round would take as long as it needs."""
+    swarm = await trained(9)
+    swarm.add(HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES / 40.0), TrainerSettings(4, 0.25))
+    await asyncio.sleep(100.0)
+    begun = [each.event for each in swarm.log.of("round.begun")]
+    assert max(float(str(event.fields["waited_s"])) for event in begun) < MOST_S + 2.0
     await swarm.close()
 
 
@@ -173,8 +185,9 @@ def test_who_only_says_that_it_fetches_makes_a_run_slower_by_about_a_twentieth(s
     while now < 200.0 * max(step_s, PRICE_S / members) or now < 5.0 * FORGIVEN_S:
         now += step_s
         newcomers.look(fetches)
-        if waited_for(syncing := newcomers.syncing(fetches), step_s, members):
-            pause_s = hold_s(syncing, step_s, 0.0, members)
+        patience = Patience(step_s, members, giving_s=PRICE_S)
+        if patience.waited_for(syncing := newcomers.syncing(fetches)):
+            pause_s = patience.hold_s(syncing, 0.0)
             now, held_s = now + pause_s, held_s + pause_s
         newcomers.look({ONE: progress(5, "training")})
     assert held_s <= 0.065 * now

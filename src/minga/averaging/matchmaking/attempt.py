@@ -17,6 +17,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.election import has_quorum, is_majority, ranking
 from minga.averaging.group import Contributor, GroupSettings, SwarmView
+from minga.averaging.matchmaking.holding import STATE_BYTES, Patience
 from minga.averaging.matchmaking.votes import Position, Vote
 from minga.averaging.messages import Join, Plan, Report
 from minga.core.aio import Backoff
@@ -185,7 +186,9 @@ class GroupAttempt:
         candidates = candidates & set(self.swarm_view.alive()) or candidates
         if self.settings.aggregates:
             candidates.add(self.me)
-        for peer in ranking(self.node.run_id, self.step, candidates - self.suspects.now()):
+        broken = self.swarm_view.broken_paths()
+        ranked = ranking(self.node.run_id, self.step, candidates - self.suspects.now() - broken.cut_off)
+        for peer in sorted(ranked, key=lambda peer: len(broken.apart.get(peer, ()))):  # all have to reach the leader
             if peer == self.me:
                 if self.settings.aggregates:
                     return None
@@ -269,14 +272,28 @@ class GroupAttempt:
     # ---- how long it waits for a plan
 
     def is_due(self, report: Report) -> bool:
-        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked.
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked, and
+        for no newcomer.
 
         Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
         """
+        syncing = self.swarm_view.syncing(self.step)
+        members = self.position.view or self.swarm_view.alive()
+        if syncing and self.patience(self.batch.round_s, members).waited_for(syncing):
+            return False
         if report.samples > 2 * self.target_batch + report.micro_batch:
             return True
         waits = report.parked and (report.samples > 0 or self.standby.is_far_longer)
         return waits and has_quorum(set(self.swarm_view.alive()), self._deciding_at_present())
+
+    def patience(self, step_s: float, members: Collection[PeerId]) -> Patience:
+        """What a step of these members has for newcomers, where steps take `step_s` seconds."""
+        known = self.swarm_view.links()
+        lines = [known[peer] for peer in members if peer in known]
+        upload = sum(line.upload for line in lines if line.upload_shown)
+        is_slow = len(lines) == len(members) and all(line.upload and line.upload_shown for line in lines)
+        state_bytes = STATE_BYTES * self.settings.vectors(self.step).numel
+        return Patience(step_s, max(1, len(members)), state_bytes / upload if is_slow and upload else 0.0)
 
     def usual_s(self, report: Report) -> float:
         """How many seconds the step takes if all others that are in it compute like this peer; 0 if it cannot tell, or

@@ -59,51 +59,6 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.stream import MessageStream
 
-# ---- How long a full step waits for newcomers that are fetching its state.
-#
-# Theory of operation. While the swarm waits its state does not change. So a newcomer that can fetch it in that time
-# gets in, however short the steps are; if nobody ever waited, newcomers of such a run would chase its state for ever.
-# But what one step waits, everybody waits. So there is one bound for all newcomers of a step together: the time that
-# a step takes, its round included, and `LEAST_S` at least, in which most newcomers are done.
-#
-# Who misses that begins anew, with the state of the next step, and that waits as long as the newcomer has been at it
-# until then, up to a bound: so it gets in as soon as that is longer than its download takes. A newcomer that needs
-# longer than the bound, or pretends to, is given up when it has been at it for `GIVEN_UP` times as long.
-#
-# A few members lose less by waiting than many do, and gain more: so each newcomer may cost `PRICE_S` seconds of one
-# member's time, however many members there are, and a step is held for as long at most. Newcomers that come at once to
-# a few share their lines, and each needs longer for it.
-
-
-LEAST_S, MOST_S = 2.0, 10.0
-"""Bounds of what one step waits for all newcomers together; one of steps that take longer waits as long as they do."""
-
-PRICE_S = 600.0
-"""Of a volunteer that stays for an hour, this is a sixth of what it gives; few need as much."""
-
-GIVEN_UP = 3.0
-
-
-def waited_for(syncing: Mapping[PeerId, float], step_s: float, members: int) -> list[PeerId]:
-    """Those for whom a step of so many `members` waits, where steps take `step_s`; `syncing` tells for how long each
-    has been at it.
-    """
-    most_s = GIVEN_UP * longest_hold_s(step_s, len(syncing), members)
-    return [peer for peer, seconds in syncing.items() if seconds < most_s]
-
-
-def hold_s(syncing: Mapping[PeerId, float], step_s: float, since_full_s: float, members: int) -> float:
-    """For how many seconds such a step waits for all of them together, when it has been full for `since_full_s`."""
-    waited = waited_for(syncing, step_s, members)
-    before = [syncing[peer] - since_full_s for peer in waited]
-    return min(max(LEAST_S, step_s, *before), longest_hold_s(step_s, len(waited), members))
-
-
-def longest_hold_s(step_s: float, newcomers: int, members: int) -> float:
-    """How many seconds a step waits for so many newcomers at the very most, where steps take `step_s`."""
-    return max(MOST_S, step_s, PRICE_S * min(1.0, newcomers / members))
-
-
 # ---- One group in the making.
 
 
@@ -412,10 +367,10 @@ class GroupLeader:
         most_s = 0.0
         while True:
             syncing, self._held_s = self.attempt.swarm_view.syncing(self.attempt.step), _now() - since_s
-            members = len(self.everyone())
-            most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s, members))
+            patience = self.attempt.patience(step_s, self.everyone())
+            most_s = max(most_s, patience.hold_s(syncing, _now() - full_s))
             if self._held_s < most_s:
-                until.update(dict.fromkeys(waited_for(syncing, step_s, members), _now() + JOIN_GRACE_S))
+                until.update(dict.fromkeys(patience.waited_for(syncing), _now() + JOIN_GRACE_S))
             else:  # only for newcomers that have it by now
                 until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
             if all(peer in self.registrations or _now() >= until[peer] for peer in until):

@@ -17,7 +17,7 @@ up. A member that cannot keep up with that has shown its rate after one round.
 A path counts as slower than its ends only if its sender found that it got less than `SLOW_PERCENT` of what both lines
 had room for, and if its receiver never saw more than `AGREE` times that rate come. Of the two rates the lower counts.
 A single liar can therefore slow down what goes to and from itself, as it could by being slow, and cannot touch the path
-between two others.
+between two others. So it is with two peers that cannot reach each other: there is no way between them if both say so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from minga.averaging.links import LinkRow, Links, link_key
+from minga.averaging.links import BrokenPaths, LinkRow, Links, link_key
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.network.bandwidth.estimate import FASTEST_RATE
 from minga.network.interface import PeerId
@@ -77,7 +77,10 @@ def swarm_rates(order: Sequence[PeerId], claims: Sequence[RateClaim], records: M
         PeerRates(u, d, _speed(c.samples_per_second), sends=c.sends, aggregates=c.aggregates)
         for c, u, d in zip(claims, up, down, strict=True)
     )
-    return SwarmRates(peers, _pairs(claims, rows))
+    places = {peer: place for place, peer in enumerate(order)}
+    apart = BrokenPaths.of(records).apart
+    broken = {(places[i], places[j]): 0.0 for i in apart if i in places for j in apart[i] if j in places}
+    return SwarmRates(peers, _pairs(claims, rows) | broken)
 
 
 def _rows(order: Sequence[PeerId], records: Mapping[PeerId, Links]) -> dict[tuple[int, int], LinkRow]:

@@ -78,6 +78,12 @@ class MemberOutOfSync(EventData, kind="member.out_of_sync"):
     why: str
 
 
+class MemberCutOff(EventData, kind="member.cut_off"):
+    """This peer and most others cannot reach each other. It takes part again once they can."""
+
+    step: int
+
+
 class MemberDiverged(EventData, kind="member.diverged"):
     """The state of this peer differs from that of most peers. It fetches what differs."""
 

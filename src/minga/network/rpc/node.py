@@ -32,7 +32,7 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -109,6 +109,7 @@ MAX_STREAMS_PER_PEER = 256
 REFUSAL_S = 5.0
 """Seconds that a refused caller has to take note of it."""
 
+MAX_UNREACHED = 64
 MAX_CARRIERS = 3
 """How many a connection may have at once: the present one, one that is about to end, and one that is not known to."""
 
@@ -172,6 +173,7 @@ class Node:
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
+        self._unreached: BoundedDict[PeerId, float] = BoundedDict(MAX_UNREACHED)  # since when, until it is connected
         self.backlog = Backlog()
         self.backlog.on_overflow.add(lambda peer: self.offend(peer, "it let more wait to be read than anybody else"))
         self._carriers: dict[Connection, Carriers] = {}
@@ -321,14 +323,22 @@ class Node:
 
     def _dialled(self, address: Address, task: asyncio.Task[Connection]) -> None:
         self._dialling.pop(address, None)
-        if not task.cancelled():
-            task.exception()  # the caller that waited for it may have gone away by now
+        # The caller that waited for it may have gone away by now.
+        if not task.cancelled() and isinstance(task.exception(), UnreachableError | SilentError):
+            peer = address.peer_id
+            self._unreached[peer] = self._unreached.get(peer, asyncio.get_running_loop().time())
 
     # ---- what is known of others
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` is open right now."""
         return self._connections.live(peer) is not None
+
+    def unreached(self) -> Mapping[PeerId, float]:
+        """Peers that were dialled in vain, dead ones among them, and since when, in seconds on the loop's clock; only
+        the last `MAX_UNREACHED`.
+        """
+        return self._unreached
 
     def has_just_ended(self, peer: PeerId) -> bool:
         """Whether the process of `peer` ended a moment ago, as far as the network noticed: it is not waited for."""
@@ -582,6 +592,7 @@ class Node:
         self.hear_time(peer, hello.run_time, travel_s)
         if replaced is not None:
             self.spawn(replaced.close())
+        self._unreached.pop(peer, None)
         self.events.emit(PeerConnected(peer=peer, path=connection.facts().path))
         self.spawn(self._serve(connection))
         self.on_connected.tell(peer)

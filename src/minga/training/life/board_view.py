@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from minga.averaging.links import Links, links_of
+from minga.averaging.links import BrokenPaths, Links, links_of
 from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
@@ -304,8 +304,9 @@ class BoardView:
 
         Those of the highest standing come first.
         """
-        settled = self.settled()
+        settled, unreached = self.settled(), self._node.unreached()
         able = sorted(peer for peer in settled if self._reachable(peer))
+        able = [peer for peer in able if peer not in unreached] or able
         chosen = able if len(able) <= MOST_DONORS else self._random.sample(able, MOST_DONORS)
         return sorted(sorted(chosen), key=lambda peer: self._standing_of(settled[peer]), reverse=True)
 
@@ -322,6 +323,10 @@ class BoardView:
         to keep it.
         """
         return _LinksOfAll(self._board.payloads(Links), self._node)
+
+    def broken_paths(self) -> BrokenPaths:
+        """Which living peers cannot reach which others."""
+        return BrokenPaths.of(self._board.payloads(Links))
 
     def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""
@@ -448,7 +453,7 @@ class _LinksOfAll(Mapping[PeerId, Links]):
         self._published, self._node = published, node
 
     def __getitem__(self, peer: PeerId) -> Links:
-        return links_of(self._node) if peer == self._node.peer_id else self._published[peer]
+        return links_of(self._node, self._published) if peer == self._node.peer_id else self._published[peer]
 
     def __iter__(self) -> Iterator[PeerId]:
         yield from self._published

@@ -47,6 +47,7 @@ from minga.core.aio import Observers, offload, watching
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
+    MemberCutOff,
     MemberOutOfSync,
     ParametersDrift,
     ParametersNotAveraged,
@@ -224,6 +225,8 @@ class Member:
             while not await self._is_over():
                 if (regroup := self._orders.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
+                elif self._is_cut_off():
+                    await self._stay_out()
                 elif self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self._orders.is_paused(self.step):
@@ -475,6 +478,23 @@ class Member:
             return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
+
+    # ---- paths that are broken
+
+    def _is_cut_off(self) -> bool:
+        return self._node.peer_id in self.swarm_view.broken_paths().cut_off
+
+    async def _stay_out(self) -> None:
+        """Take part again once most of the others can be reached: until then each round would lose this peer, late."""
+        self._hold.end()
+        self._publisher.set_status("paused")
+        self._node.events.emit(MemberCutOff(step=self.step))
+        logger.warning(
+            "waiting: this peer and most others cannot reach each other, and rounds would lose it. A relay in the run "
+            "spec would help; `minga doctor` shows what keeps others from dialling"
+        )
+        while self._is_cut_off():
+            await asyncio.sleep(PAUSE_LOOK_S)
 
     # ---- what organisers order: pauses and regroups
 
