@@ -7,6 +7,7 @@ member that is listed twice) is checked where the message is used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -205,7 +206,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, tag="plan"):
+class Plan(msgspec.Struct, frozen=True, dict=True, tag="plan"):
     """Who reduces what in one round.
 
     `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
@@ -260,7 +261,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     rates: LearningRates = ()
     twins: Members = ()
 
-    @property
+    @cached_property
     def ids(self) -> tuple[PeerId, ...]:
         """The ids of the members, in their order."""
         return tuple(member.peer_id for member in self.members)
