@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from safetensors.torch import load, save
@@ -94,16 +94,16 @@ class SharedBuffers:
         written.follow()
         return self._in_order(flats)
 
-    @torch.no_grad()
     def movements(self) -> list[torch.Tensor]:
         """A micro-batch ended: by how much each has moved now. What is NaN, infinite or too large to be sent is not
         `moved`.
         """
         if not self._groups:  # as in most models: this comes with each micro-batch
             return []
-        present = [self._measured(group) for group in self._groups]
-        self._update_moved(present)
-        return self._in_order(present)
+        with torch.no_grad():
+            present = [self._measured(group) for group in self._groups]
+            self._update_moved(present)
+            return self._in_order(present)
 
     @torch.no_grad()
     def undo_broken(self) -> None:
@@ -133,15 +133,17 @@ class SharedBuffers:
         parts = torch.split(flat, [shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    @torch.no_grad()
-    def advance(self, means: Sequence[torch.Tensor]) -> None:
+    def advance(self, means: Iterable[torch.Tensor]) -> None:
         """Begin the next step with the mean movements of all peers, one flat tensor for each of `averaged`."""
-        self._warn_of_changed()
-        for base, mean in zip(self._bases, means, strict=False):
-            base.copy_(_sum(base, mean))
-        for base, _ in zip(self._bases[len(self.averaged) :], self._counters, strict=False):
-            base.add_(1)
-        self.move(None)
+        if not self._tensors:
+            return
+        with torch.no_grad():
+            self._warn_of_changed()
+            for base, mean in zip(self._bases, means, strict=False):
+                base.copy_(_sum(base, mean))
+            for base, _ in zip(self._bases[len(self.averaged) :], self._counters, strict=False):
+                base.add_(1)
+            self.move(None)
 
     @torch.no_grad()
     def move(self, moved: torch.Tensor | None) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 
@@ -258,7 +259,6 @@ class ParameterVector:
         self._buffers.undo_broken()
         return False
 
-    @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
         self.load_gradients(vector)
@@ -306,7 +306,7 @@ class ParameterVector:
         return [bool(number) or bool(part.any()) for number, part in zip(told, self._slices(vector), strict=False)]
 
     def _advance_buffers(self, vector: torch.Tensor) -> None:
-        self._buffers.advance(list(self._slices(vector))[len(self._parameters) : -1])
+        self._buffers.advance(islice(self._slices(vector), len(self._parameters), len(self.layout.numels) - 1))
 
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:

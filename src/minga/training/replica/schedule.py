@@ -116,13 +116,14 @@ class Schedule:
         # A peer that only applies the averages of others takes no step of its own, of which torch would warn.
         for each in self._parts:
             vars(each.optimizer)["_opt_called"] = True
-        before = {id(group): _numbers_in(group) for group in self._optimizer.param_groups}
+        groups = self._optimizer.param_groups
+        before = {id(group): _numbers_in(group) for group in groups} if self._parts else {}
         try:
             for index, each in enumerate(_apart(self.scheduler)):
                 self._advance(each, index, before)
         finally:
-            for group in self._optimizer.param_groups:
-                _settle(group, before[id(group)])
+            for group in groups:
+                _settle(group, before.get(id(group), {}))
             self.note()
 
     def _advance(self, scheduler: LRScheduler, index: int, before: dict[int, dict[str, Any]]) -> None:
