@@ -46,10 +46,14 @@ async def exchange(round: Round, assignment: Assignment, relay: Reducer | None =
     parent = round.routes.parent(assignment, round.me)
     if parent is None:
         return
+    chunks = [round.chunks[index] for index in assignment.chunks]
+    sizes = sum(chunk.upload_bytes for chunk in chunks), sum(chunk.download_bytes for chunk in chunks)
     if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
-        round.turns.begin(assignment.key, len(assignment.chunks), _sizes(round, assignment)[0])
+        round.turns.begin(assignment.key, len(assignment.chunks), sizes[0])
+    # one that a relay or a repair waits with has a stream of its own
+    is_small = not assignment.relays and not assignment.key[0] and max(sizes) <= MOST_SHARED_BYTES
     try:
-        async with round.node.open(round.members[parent], PART, bulk=not _is_small(round, assignment)) as stream:
+        async with round.node.open(round.members[parent], PART, bulk=not is_small) as stream:
             with round.expecting(parent, stream):
                 await _converse(round, assignment, stream, relay)
     except RemoteError as error:
@@ -57,18 +61,6 @@ async def exchange(round: Round, assignment: Assignment, relay: Reducer | None =
             round.mark_dead(parent, error.message)
     finally:
         round.turns.end(assignment.key)
-
-
-def _sizes(round: Round, assignment: Assignment) -> tuple[int, int]:
-    """Bytes that go to the root and that come back."""
-    chunks = [round.chunks[index] for index in assignment.chunks]
-    return sum(chunk.upload_bytes for chunk in chunks), sum(chunk.download_bytes for chunk in chunks)
-
-
-def _is_small(round: Round, assignment: Assignment) -> bool:
-    """Whether an assignment can share a stream with others: one that a relay or a repair waits with has its own."""
-    is_plain = not assignment.relays and not assignment.key[0]
-    return is_plain and max(_sizes(round, assignment)) <= MOST_SHARED_BYTES
 
 
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Reducer | None) -> None:

@@ -102,9 +102,8 @@ class KeepaliveTicker:
 
     def add(self, pulsed: Pulsed, *, pulses: bool = True) -> None:
         """Drive `pulsed` until it is removed. `pulses`: it sends some, and not another one for it."""
-        self.remove(pulsed)
+        self._pulsing += pulses - self._pulsed.pop(pulsed, False)
         self._pulsed[pulsed] = pulses
-        self._pulsing += pulses
 
     def remove(self, pulsed: Pulsed) -> None:
         """Stop driving `pulsed`; unknown ones are ignored."""

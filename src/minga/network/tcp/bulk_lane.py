@@ -161,10 +161,11 @@ class TcpStream(Stream):
         self.interrupt.check()
         channel = self._channel
         while max_bytes and not self._ended:
-            target = bytearray(min(max_bytes, channel.arrived_bytes, PIECE_BYTES))
-            if got := channel.take(memoryview(target)):
-                del target[got:]
-                return bytes(target)
+            if arrived_bytes := channel.arrived_bytes:
+                target = bytearray(min(max_bytes, arrived_bytes, PIECE_BYTES))
+                if got := channel.take(memoryview(target)):
+                    del target[got:]
+                    return bytes(target)
             if not self._look_for_end():
                 if channel.lost is not None:
                     self._fail()

@@ -156,7 +156,7 @@ class RecordOpener:
     @property
     def pending(self) -> int:
         """How many bytes came that were not taken."""
-        return self._opened.nbytes + self.sealed
+        return self._opened.nbytes + self._end - self._start
 
     def resize(self, capacity: int) -> None:
         """Have memory for `capacity` bytes, or as much more as what came needs."""

@@ -371,7 +371,8 @@ class BoardView:
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != me else None
                 self._replace(peer, now)
-                has_syncing = has_syncing or any(each is not None and not each.is_settled for each in (before, now))
+                for each in (before, now):
+                    has_syncing = has_syncing or (each is not None and not each.is_settled)
             if has_syncing:
                 self._newcomers.look(self._known)
         return self._known.in_order()
