@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minga.averaging.matchmaking.holding import Patience
+from minga.averaging.matchmaking.attempt import Patience
 from minga.combinations import cautions
 from minga.core.units import format_duration, format_size
 from minga.planner.comparison import IDLE_SHARE, Compared, advised_batch

@@ -14,8 +14,7 @@ from minga.averaging.allreduce.round import IDLE_S, LATE
 from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
-from minga.averaging.matchmaking.attempt import GroupAttempt
-from minga.averaging.matchmaking.holding import MOST_S
+from minga.averaging.matchmaking.attempt import MOST_S, GroupAttempt
 from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position, Vote
 from minga.averaging.messages import GroupMember, Part, Plan, Report
 from minga.network.interface import Address, PeerId

@@ -13,8 +13,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S, MemberPace, Registration
 from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
-from minga.averaging.matchmaking.attempt import GroupAttempt, OutOfSyncError
-from minga.averaging.matchmaking.holding import LEAST_S, Patience
+from minga.averaging.matchmaking.attempt import LEAST_S, GroupAttempt, OutOfSyncError, Patience
 from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader
 from minga.averaging.matchmaking.votes import Position, Vote
 from minga.averaging.messages import FromLeader, Join, Limit, Plan, Redirect, Report, Update

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from minga.averaging.matchmaking.holding import LEAST_S, MOST_S, PRICE_S, Patience
+from minga.averaging.matchmaking.attempt import LEAST_S, MOST_S, PRICE_S, Patience
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
