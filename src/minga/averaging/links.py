@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ from minga.network.gossip.record_kinds import MAX_PAYLOAD_BYTES, Kind, Payload
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
-MAX_LINK_ROWS, MAX_APART = 64, 16
+MAX_LINK_ROWS, MAX_APART = 64, 32
 
 RateNumber = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 LinkKey = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -67,34 +67,38 @@ def link_key(peer: PeerId) -> bytes:
 
 
 class BrokenPaths(NamedTuple):
-    """Which peers cannot reach which others, as both say.
+    """Which of some peers cannot reach which others of them, as both say.
 
-    Those `cut_off` are left aside: the few to which more than half of the swarm has broken paths, and to no others. A
-    round with them could go only over the peers that they reach; it goes on without them.
+    Those `cut_off` are left aside: each cannot reach so many of them that it is most of the swarm, of which most can
+    reach each other. A round with it could go only over the few peers that it reaches; it goes on without it.
     """
 
     apart: dict[PeerId, set[PeerId]]
     cut_off: frozenset[PeerId]
 
     @classmethod
-    def of(cls, records: Mapping[PeerId, Links]) -> BrokenPaths:
-        """By the `records` of all living peers."""
+    def of(cls, records: Mapping[PeerId, Links], count: int) -> BrokenPaths:
+        """By the `records` of these peers, in a swarm of `count`. Others cut nobody off: to be there costs nothing."""
         peers = {link_key(peer): peer for peer, links in records.items() if links.apart}
         said = {(one, peers[key]) for one in peers.values() for key in records[one].apart if key in peers}
-        pairs = {(one, other) for one, other in said if one != other and (other, one) in said}
-        apart, cut_off = _by_peer(pairs), set[PeerId]()
-        while left := _by_peer((one, other) for one, other in pairs if not cut_off.intersection((one, other))):
-            cut_off.add(max(left, key=lambda peer: (len(left[peer]), peer)))
-        if 2 * (len(apart) - len(cut_off)) > len(records):
-            return cls({}, frozenset(cut_off))
-        return cls(apart, frozenset())
+        apart: dict[PeerId, set[PeerId]] = {}
+        for one, other in said:
+            if (other, one) in said and one != other:
+                apart.setdefault(one, set()).add(other)
+        cut_off = set[PeerId]()
+        while apart and _is_alone(worst := max(apart, key=lambda peer: (len(apart[peer]), peer)), apart, count):
+            cut_off.add(worst)
+            for other in apart.pop(worst):
+                apart[other].discard(worst)
+                if not apart[other]:
+                    del apart[other]
+        return cls(apart, frozenset(cut_off))
 
 
-def _by_peer(pairs: Iterable[tuple[PeerId, PeerId]]) -> dict[PeerId, set[PeerId]]:
-    found: dict[PeerId, set[PeerId]] = {}
-    for one, other in pairs:
-        found.setdefault(one, set()).add(other)
-    return found
+def _is_alone(peer: PeerId, apart: Mapping[PeerId, set[PeerId]], count: int) -> bool:
+    """Whether a peer cannot reach most of `count` peers, of whom most can reach three quarters of the others."""
+    scattered = sum(4 * len(others - {peer}) > count for other, others in apart.items() if other != peer)
+    return (2 * len(apart[peer]) > count or len(apart[peer]) >= MAX_APART) and 2 * scattered <= count
 
 
 LINKS = Kind("links", 7, Links, MAX_PAYLOAD_BYTES, is_large=True)
@@ -123,23 +127,25 @@ def links_of(node: Node, living: Mapping[PeerId, Links]) -> Links:
     rates = node.access_link.rates()
     up, down = dict(node.access_link.meter.up.paths()), dict(node.access_link.meter.down.paths())
     peers = list(dict.fromkeys(peer for pair in zip([*up, *down], [*down, *up], strict=True) for peer in pair))
+    apart = _apart(node, living)
     return Links(
         _whole(rates.upload),
         _whole(rates.download),
         _whole(rates.upload_cap),
         _whole(rates.download_cap),
-        tuple(_row(peer, up.get(peer), down.get(peer)) for peer in peers[:MAX_LINK_ROWS]),
+        tuple(_row(peer, up.get(peer), down.get(peer)) for peer in peers[: MAX_LINK_ROWS - len(apart)]),
         rates.upload_shown,
         rates.download_shown,
-        tuple(link_key(peer) for peer in _apart(node, living)),
+        tuple(map(link_key, apart)),
     )
 
 
 def _apart(node: Node, living: Mapping[PeerId, Links]) -> list[PeerId]:
-    """The peers among the `living` that could not be dialled for a while, or say the same of this one."""
+    """The peers among the `living` that could not be dialled for a while, or say the same of this one: those first."""
     own, until_s = link_key(node.peer_id), asyncio.get_running_loop().time() - APART_S
-    found = {peer: since_s for peer, since_s in node.unreached().items() if peer in living}
-    return [peer for peer, since_s in found.items() if since_s <= until_s or own in living[peer].apart][:MAX_APART]
+    says_so = {peer: own in living[peer].apart for peer in node.unreached() if peer in living}
+    found = [peer for peer, says in says_so.items() if says or node.unreached()[peer] <= until_s]
+    return sorted(sorted(found, key=lambda peer: not says_so[peer])[:MAX_APART])
 
 
 @loop_bound

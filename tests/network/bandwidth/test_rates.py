@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from minga.averaging.links import LinkRow, Links, has_moved, is_news, link_key, links_of
+from minga.averaging.links import MAX_APART, MAX_LINK_ROWS, LinkRow, Links, has_moved, is_news, link_key, links_of
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
 from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span
@@ -360,4 +360,6 @@ def test_what_is_worth_a_record() -> None:
 
 def test_the_longest_record_fits() -> None:
     row = LinkRow(b"\xff" * 8, 10**15, 10**15, 10**15, 10**15, 100)
-    assert len(RUN_KINDS.encode(Links(10**15, 10**15, 10**15, 10**15, (row,) * 64))) <= 4096
+    for apart in (0, MAX_APART):
+        rows, keys = (row,) * (MAX_LINK_ROWS - apart), (b"\xff" * 8,) * apart
+        assert len(RUN_KINDS.encode(Links(10**15, 10**15, 10**15, 10**15, rows, apart=keys))) <= 4096

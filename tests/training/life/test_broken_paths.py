@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import product
+from collections.abc import Iterable
+from itertools import combinations, product
 
 import pytest
 
@@ -30,19 +31,34 @@ def both_ways(*pairs: tuple[PeerId, PeerId]) -> list[tuple[PeerId, PeerId]]:
 
 
 def test_a_path_is_broken_if_both_ends_say_so() -> None:
-    assert BrokenPaths.of(told((A, B), (A, C), (C, A), (B, B))) == ({A: {C}, C: {A}}, frozenset())
+    assert BrokenPaths.of(told((A, B), (A, C), (C, A), (B, B)), 5) == ({A: {C}, C: {A}}, frozenset())
     order = [A, B, C]
     rates = swarm_rates(order, [RateClaim(1e6, 1e6)] * 3, told((A, B), (A, C), (C, A)))
     assert rates.pairs == {(0, 2): 0.0, (2, 0): 0.0}
 
 
-def test_those_are_cut_off_without_whom_most_would_have_no_broken_path() -> None:
-    assert BrokenPaths.of(told(*both_ways((E, A), (E, B), (E, C)))) == ({}, {E})
-    two = both_ways(*product((D, E), (A, B, C)))
-    assert BrokenPaths.of(told(*two)).cut_off == {D, E}
-    assert not BrokenPaths.of(told(*two, all_living="abcdef")).cut_off, "three of six are not most"
-    halves = both_ways((A, C), (A, D), (B, C), (B, D))
-    assert BrokenPaths.of(told(*halves)).cut_off == frozenset()
+@pytest.mark.parametrize(
+    ("living", "pairs", "cut_off"),
+    [
+        ("01234", product("4", "012"), "4"),
+        ("012345", product("5", "012"), ""),  # three of six are not most
+        ("01234567", [*product("7", "012345"), ("1", "2")], "7"),
+        ("01234567", [*product("7", "0123456"), ("0", "1"), ("2", "3"), ("4", "5")], "7"),
+        ("0123456789abc", product("bc", "0123456789"), "bc"),
+        ("01234", product("01", "23"), ""),
+        ("0123456789a", [*product("0", "12"), *product("3", "45"), *product("6", "78")], ""),
+        ("012345", combinations("12345", 2), ""),  # all but one: it goes over that
+    ],
+)
+def test_who_cannot_reach_most_though_most_reach_each_other_is_cut_off(
+    living: str, pairs: Iterable[tuple[str, str]], cut_off: str
+) -> None:
+    named = [(PeerId(one * 64), PeerId(other * 64)) for one, other in pairs]
+    broken = BrokenPaths.of(told(*both_ways(*named), all_living=living), len(living))
+    assert broken.cut_off == {PeerId(each * 64) for each in cut_off}
+    assert not broken.apart.keys() & broken.cut_off
+    kept = {(one, other) for one, others in broken.apart.items() for other in others}
+    assert kept == {pair for pair in both_ways(*named) if not broken.cut_off.intersection(pair)}
 
 
 async def trained(count: int) -> Swarm:
@@ -98,4 +114,20 @@ async def test_who_is_cut_off_from_most_others_stays_out_and_comes_back() -> Non
     late, _ = await members_of_late_rounds(swarm)
     assert late
     assert all(members == others | {"peer-7"} for members in late)
+    await swarm.close()
+
+
+@virtually
+async def test_peers_that_take_no_part_cut_nobody_off() -> None:
+    swarm = await trained(3)
+    victims = [swarm.peers[f"peer-{number}"] for number in range(2)]
+    for number in range(5):
+        idle = swarm.add(HostSettings(latency_s=0.01), TrainerSettings(4, 0.25), name=f"idle-{number}", load_s=1e6)
+        await asyncio.sleep(1.0)
+        for victim in victims:
+            swarm.internet.cut(idle.name, victim.name)
+        idle.session.board.put(Links(apart=tuple(link_key(victim.network.peer_id) for victim in victims)))
+    late, _ = await members_of_late_rounds(swarm)
+    assert late
+    assert not [each for each in swarm.log.of("member.cut_off") if each.peer in {peer.name for peer in victims}]
     await swarm.close()

@@ -242,9 +242,11 @@ class GroupAttempt:
         candidates = candidates & set(self.swarm_view.alive()) or candidates
         if self.settings.aggregates:
             candidates.add(self.me)
-        broken = self.swarm_view.broken_paths()
-        ranked = ranking(self.node.run_id, self.step, candidates - self.suspects.now() - broken.cut_off)
-        for peer in sorted(ranked, key=lambda peer: len(broken.apart.get(peer, ()))):  # all have to reach the leader
+        apart, cut_off = self.swarm_view.broken_paths()
+        ranked = ranking(self.node.run_id, self.step, candidates - self.suspects.now())
+        for peer in sorted(
+            ranked, key=lambda peer: (peer in cut_off, len(apart.get(peer, ())))
+        ):  # all have to reach it
             if peer == self.me:
                 if self.settings.aggregates:
                     return None
@@ -328,19 +330,20 @@ class GroupAttempt:
     # ---- how long it waits for a plan
 
     def is_due(self, report: Report) -> bool:
-        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked, and
-        for no newcomer.
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked.
 
         Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
         """
-        syncing = self.swarm_view.syncing(self.step)
-        members = self.position.view or self.swarm_view.alive()
-        if syncing and self.patience(self.batch.round_s, members).waited_for(syncing):
-            return False
         if report.samples > 2 * self.target_batch + report.micro_batch:
             return True
         waits = report.parked and (report.samples > 0 or self.standby.is_far_longer)
         return waits and has_quorum(set(self.swarm_view.alive()), self._deciding_at_present())
+
+    def longest_hold_s(self) -> float:
+        """How many seconds a leader may hold the full step for those that fetch its state at present, at most."""
+        newcomers = len(self.swarm_view.syncing(self.step))
+        members = self.position.view or self.swarm_view.alive()
+        return self.patience(self.batch.round_s, members).longest_s(newcomers) if newcomers else 0.0
 
     def patience(self, step_s: float, members: Collection[PeerId]) -> Patience:
         """What a step of these members has for newcomers, where steps take `step_s` seconds."""

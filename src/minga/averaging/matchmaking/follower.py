@@ -34,7 +34,8 @@ WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
 """Seconds after which a plan that is due is overdue, and twice the time of the step so far, or of a usual one if that
 is longer: a leader may hold a full step for newcomers as long as the step took, before and after it waited for the
-permission to close. A peer that came late stops after one micro-batch, and the others may need minutes for theirs."""
+permission to close, and longer where that counts here too. A peer that came late stops after one micro-batch, and the
+others may need minutes for theirs."""
 ASK_S = 1.5
 """Seconds in which who lives answers a newcomer's question; the dead take several, and steps pass meanwhile."""
 LEFT_BEHIND_S = 5.0
@@ -124,8 +125,10 @@ async def _watch(stream: MessageStream, attempt: GroupAttempt) -> None:
     contributor = attempt.contributor
     worked_s = due_s = 0.0
     was_behind = False
-    # What is usual is asked only when it matters: that looks through all the swarm.
-    while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + 2.0 * attempt.usual_s(contributor.report()):
+    # What is usual, and what newcomers cost, is asked only when it matters: that looks through all the swarm.
+    while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + attempt.longest_hold_s() + 2.0 * max(
+        worked_s, attempt.usual_s(contributor.report())
+    ):
         await asyncio.sleep(WATCH_PERIOD_S)
         if attempt.is_due(contributor.report()):
             due_s += WATCH_PERIOD_S

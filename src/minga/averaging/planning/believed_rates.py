@@ -78,8 +78,8 @@ def swarm_rates(order: Sequence[PeerId], claims: Sequence[RateClaim], records: M
         for c, u, d in zip(claims, up, down, strict=True)
     )
     places = {peer: place for place, peer in enumerate(order)}
-    apart = BrokenPaths.of(records).apart
-    broken = {(places[i], places[j]): 0.0 for i in apart if i in places for j in apart[i] if j in places}
+    apart = BrokenPaths.of(dict(zip(order, said, strict=True)), max(len(order), len(records))).apart
+    broken = {(places[one], places[other]): 0.0 for one, others in apart.items() for other in others}
     return SwarmRates(peers, _pairs(claims, rows) | broken)
 
 

@@ -35,7 +35,7 @@ MAX_DIALS_AT_ONCE = 4
 MAX_ELSEWHERE = 4
 """How many public endpoints are tried for a peer at other IP addresses than the one from which it talks."""
 DIALLED_S = 6.0
-BUSY_S, BUSY_PAUSE_S = 60.0, 1.0
+BUSY_S, BUSY_PAUSE_S = 30.0, 1.0
 """Seconds for which peers are asked again that are busy trying others, and about so many between two times: where many
 join at once, those that asked last must not take themselves for dialable because nobody had time for them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from minga.averaging.links import BrokenPaths, Links, links_of
@@ -324,9 +324,11 @@ class BoardView:
         """
         return _LinksOfAll(self._board.payloads(Links), self._node)
 
-    def broken_paths(self) -> BrokenPaths:
-        """Which living peers cannot reach which others."""
-        return BrokenPaths.of(self._board.payloads(Links))
+    def broken_paths(self, peers: Collection[PeerId] | None = None) -> BrokenPaths:
+        """Which of all living peers, or of these, cannot reach which others of them."""
+        known = self._board.payloads(Links)
+        some = known if peers is None else {peer: known[peer] for peer in peers if peer in known}
+        return BrokenPaths.of(some, len(known))
 
     def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""

@@ -482,7 +482,14 @@ class Member:
     # ---- paths that are broken
 
     def _is_cut_off(self) -> bool:
-        return self._node.peer_id in self.swarm_view.broken_paths().cut_off
+        """By what members of the last round say, as far as this peer took part in one: others may say what they like.
+
+        Who is through has its last state to get, and an organiser's order to follow.
+        """
+        if self.swarm_view.is_over() or self._orders.regroup(self.epoch) is not None:
+            return False
+        members = {self._node.peer_id, *(self.view or self.swarm_view.active())}
+        return self._node.peer_id in self.swarm_view.broken_paths(members).cut_off
 
     async def _stay_out(self) -> None:
         """Take part again once most of the others can be reached: until then each round would lose this peer, late."""
