@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from minga.core.buffer_pool import Bytes
+from minga.core.events.averaging import GroupMinority
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
@@ -122,16 +123,58 @@ async def test_two_deaths_at_any_moment_ban_no_third_peer(seed: int) -> None:
     await survive(swarm, failing)
 
 
+def told_of_minority(peer: SecurePeer) -> tuple[float, str]:
+    """When, in seconds, and what."""
+    (event,) = (event for event in peer.log if isinstance(event.data, GroupMinority))
+    return event.time, event.data.why
+
+
 @virtually
 async def test_where_half_of_the_members_leave_at_once_everybody_is_told_what_happened() -> None:
-    """Those who were left heard that most had gone on without them, and who came later nothing that helps."""
+    """Those who were left heard nothing for as long as they waited, and who came later nothing that helps."""
     swarm = SecureSwarm(4, lambda: Quadratic(50, compute_s=0.5))
     for name in ("p2", "p3"):
         later(0.7, lambda name=name: swarm.internet.kill(name))
     later(1.0, lambda: swarm.join("late"))
+    for name in ("p0", "p1"):
+        later(900.0, lambda name=name: swarm.internet.kill(name))
     ends = await swarm.run(STEPS)
-    assert ["or half are away" in str(ends[name]) for name in ("p0", "p1")] == [True, True]
+    for name in ("p0", "p1"):
+        time_s, why = told_of_minority(swarm.peers[name])
+        assert time_s < 60.0
+        assert why.startswith("only 2 of the 4 members can be heard")
+        assert why.endswith("the run cannot go on: begin another one from a checkpoint")
+        assert isinstance(ends[name], asyncio.CancelledError), "it waits until it is ended"
     assert str(ends["late"]).endswith("the run cannot go on: begin another one from a checkpoint")
+
+
+@pytest.mark.parametrize(("groups", "begins_s"), [("01|23", 0.6), ("01|23|4", 1.3), ("0|1|2", 1.55)])
+@virtually
+async def test_members_of_which_a_cut_leaves_no_majority_wait_and_go_on_together(groups: str, begins_s: float) -> None:
+    """It begins while they wait for commitments, parts or results, and takes longer than they wait for bytes."""
+    sides = groups.split("|")
+    swarm = SecureSwarm(sum(map(len, sides)), lambda: Quadratic(50, compute_s=0.5))
+    lines = [(f"p{a}", f"p{b}") for one, other in itertools.combinations(sides, 2) for a in one for b in other]
+    for line in lines:
+        later(begins_s, lambda line=line: swarm.internet.cut(*line))
+        later(begins_s + 700.0, lambda line=line: swarm.internet.restore(*line))
+    await survive(swarm)
+    assert asyncio.get_running_loop().time() < 750.0, "what others said is asked for soon after the cut healed"
+    for peer in swarm.honest:
+        assert peer.member.membership.members == swarm.founders
+        assert told_of_minority(peer)[0] < 60.0
+
+
+@virtually
+async def test_who_was_cut_off_gets_in_again_where_fewer_than_half_of_the_members_that_it_knew_went_on() -> None:
+    swarm = SecureSwarm(5, lambda: Quadratic(50, compute_s=60.0), returns=True)
+    for name in ("p1", "p2", "p3", "p4"):
+        later(90.0, lambda name=name: swarm.internet.cut("p0", name))
+        later(650.0, lambda name=name: swarm.internet.restore("p0", name))
+    for name, dies_s in (("p3", 300.0), ("p4", 500.0)):
+        later(dies_s, lambda name=name: swarm.internet.kill(name))
+    ends = await swarm.run(20)
+    assert [ends[name] for name in ("p0", "p1", "p2")] == [None] * 3
 
 
 @virtually

@@ -4,11 +4,12 @@ Theory of operation. A phase is over for a member when it has everybody's statem
 while, the member first asks all others for it; so an author that tells only some is heard by all. If nobody has it, the
 member votes: it signs whom it heard, once and for all. Who has heard everybody answers each vote with an own one; who
 still waits votes as soon as more than half of the members have. So hasty votes of hostile members cut nobody's waiting
-short, which would make all vote for what little they heard by then. A statement counts if more than half of all members
-heard it, and is then fetched from them; all others do not count. While more than half of the members are honest and
-messages between them arrive within the patience, they all come to the same decision, except in the moment in which a
-late statement reaches half of them: those who then decide otherwise find that out by the digests in the next phase,
-where the majority goes on.
+short, which would make all vote for what little they heard by then. Nobody goes on without most others, however long
+that takes: where a cut leaves no majority all wait, and go on together when it heals. A statement counts if more than
+half of all members heard it, and is then fetched from them; all others do not count. While more than half of the
+members are honest and messages between them arrive within the patience, they all come to the same decision, except in
+the moment in which a late statement reaches half of them: those who then decide otherwise find that out by the digests
+in the next phase, where the majority goes on.
 
 A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from minga.core.errors import ProtocolError, RemoteError
@@ -60,17 +61,14 @@ class ReliableBroadcast:
         """The statements that count in a slot, by author; a member that is not there was heard by too few, or is
         `excused`.
 
-        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or half
-        are away, or what most heard cannot be had, and `ContradictionError` if a member is missing that may know of
-        equivocation.
+        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or what
+        most heard cannot be had, and `ContradictionError` if a member is missing that may know of equivocation.
         """
         slots, vote_slot = self._gossip.slots, slot.vote
-        await wait_for_all(
+        await self._wait(
             lambda: [] if self._is_voted(slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
-            len(self._members),
-            slots.changed,
+            excused,
             lambda missing, _: self._ask(slot, missing),
-            self.patience,
         )
         if self._is_spoiled(slot) and (missing := self._missing(slot, is_sound, excused)):
             await self._gossip.pull(slot, missing, self._members, self.patience.leeway_s)
@@ -82,8 +80,7 @@ class ReliableBroadcast:
             self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
         if 2 * len(said) <= len(self._members):
-            why = "no majority of the members was heard: most others went on without this peer, or half are away"
-            raise OutvotedError(why, round=slot.step)
+            raise OutvotedError("most others went on without this peer: no majority was heard", round=slot.step)
         return said
 
     @property
@@ -144,14 +141,20 @@ class ReliableBroadcast:
                 return []
             return [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused]
 
-        await wait_for_all(
-            undecided,
-            len(self._members),
-            self._gossip.slots.changed,
-            lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
-            self.patience,
-        )
+        await self._wait(undecided, excused, lambda silent, _: self._gossip.pull(vote_slot, silent, self._members))
         return await self._fetch(slot, {peer: digest for peer, digest in tally.heard.items() if peer not in excused})
+
+    async def _wait(
+        self,
+        missing: Callable[[], Sequence[PeerId]],
+        excused: AbstractSet[PeerId],
+        ask: Callable[[Sequence[PeerId], float], Awaitable[None]],
+    ) -> None:
+        """For most members without end, for the last ones of them not so long; nobody waits for those `excused`, who
+        make no majority either.
+        """
+        total = len(self._members) - 2 * len(excused)
+        await wait_for_all(missing, total, self._gossip.slots.changed, ask, self.patience, gives_up=False)
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""

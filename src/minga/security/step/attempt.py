@@ -249,7 +249,7 @@ class Attempt:
         self._math, self._behaviour = step_math, behaviour
         self._me = self._terms.members.index(me)
         self._exchange = PhaseExchange(record, gossip, broadcast, behaviour)
-        self._collector = PartCollector(record, deliveries, broadcast.patience, self._me)
+        self._collector = PartCollector(record, gossip, deliveries, broadcast.patience, self._me)
         self._reveal = Reveal(entropy(32), entropy(32))
 
     async def run(self, commit: Commit, gradient: torch.Tensor | None) -> AttemptRecord:

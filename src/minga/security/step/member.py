@@ -220,7 +220,7 @@ class SecureMember:
             gradient = await self._behaviour.gradient(self._work, step, seeds)
         else:
             self._found += await self._recheck.validate(target, step, self.membership.candidates)
-        overtaken = be_overtaken(self._node, self.membership.members, step)
+        overtaken = be_overtaken(self._node, self.membership.members, step, self._settings.patience.longest_s)
         async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
         await self._close(record)
