@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.rulings import open_complaint, who_withheld, who_withheld_aggregates
 from minga.security.messaging.spread import ASK, BRING, FETCH
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import (
     Accusation,
@@ -26,10 +28,12 @@ from minga.security.protocol.statements import (
     Charge,
     Claims,
     Commit,
+    Heard,
     Phase,
     Result,
     Revealed,
     Slot,
+    Statement,
 )
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
@@ -422,17 +426,83 @@ async def test_who_cannot_get_what_claims_are_about_says_nothing() -> None:
     assert (owner, part) not in record.store.parts
 
 
+def leave(swarm: SecureSwarm, name: str) -> None:
+    async def see_off() -> None:
+        await swarm.peers[name].member.see_off()
+        swarm.internet.kill(name)
+
+    swarm.peers[name].network.process.run(see_off())
+
+
+@pytest.mark.parametrize(
+    "at_s",
+    [
+        (0.3, 0.3),
+        (0.65, 0.65),
+        soaked((0.3, 0.65)),
+        soaked((0.6, 0.9)),
+        (0.65, 3.0, 5.0),
+        (0.7, 0.7, 0.7),
+        soaked((1.5,) * 3),
+    ],
+)
+@virtually
+async def test_whoever_stays_goes_on_however_many_say_goodbye(at_s: tuple[float, ...]) -> None:
+    """At once, or one after the other until nobody else is there."""
+    swarm = SecureSwarm(4, lambda: Quadratic(50, compute_s=0.5))
+    for number, after_s in enumerate(at_s):
+        later(after_s, lambda name=f"p{number}": leave(swarm, name))
+    await survive(swarm, [f"p{number}" for number in range(len(at_s))])
+    last = swarm.peers["p3"].member.membership
+    assert len(last.members) == 4 - len(at_s)
+    assert not last.bans
+
+
+class Mute(Behaviour):
+    """Says nothing of its aggregate."""
+
+    def result(self, result: Result) -> None:
+        return None
+
+
+class FalseGoodbye(Mute):
+    """Leaves at once."""
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if isinstance(body, Commit):
+            body = msgspec.structs.replace(body, root=None, leaves=True)
+        return [(body, everybody)]
+
+
+@virtually
+async def test_votes_of_members_that_said_goodbye_do_not_count() -> None:
+    """With an ally they would be most of those whose votes are needed, and make all look for what nobody said."""
+    names = ("p4", "p5", "p6")
+    hostile = {"p4": lambda _: FalseGoodbye(), "p5": lambda _: FalseGoodbye(), "p6": lambda _: Mute()}
+    swarm = SecureSwarm(7, lambda: Quadratic(50), hostile)
+    false = Heard(tuple((rank, bytes(32)) for rank in range(7)))
+    voted = set[str]()
+
+    def vote(peer: SecurePeer, said: Statement) -> None:
+        if said.slot == Slot(0, 0, Phase.COMMIT) and peer.name not in voted:
+            voted.add(peer.name)
+            peer.member._gossip.say(Slot(0, 0, Phase.RESULT).vote, false, swarm.founders)
+
+    for name in names:
+        swarm.peers[name].member._gossip.on_statement = functools.partial(vote, swarm.peers[name])
+    for name in names:
+        later(20.0, lambda name=name: swarm.internet.kill(name))
+    await survive(swarm, names)
+    assert voted == set(names)
+    assert swarm.bans(swarm.honest[0]) == {"p6": "SILENT"}
+
+
 @pytest.mark.parametrize("after_s", [soaked(0.45), soaked(0.6), 0.65, soaked(0.7)])
 @virtually
 async def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
     """In any phase of a step."""
     swarm = SecureSwarm(5, lambda: Quadratic(50))
-
-    async def leave() -> None:
-        await swarm.peers["p3"].member.see_off()
-        swarm.internet.kill("p3")
-
-    later(after_s, lambda: swarm.peers["p3"].network.process.run(leave()))
+    later(after_s, lambda: leave(swarm, "p3"))
     ends = await swarm.run(STEPS)
     assert {name for name, end in ends.items() if end is not None} == {"p3"}
     for peer in swarm.honest:

@@ -52,6 +52,8 @@ class ReliableBroadcast:
     def __init__(self, gossip: StatementGossip, members: tuple[PeerId, ...], me: PeerId, patience: WaitPolicy) -> None:
         self.patience = patience
         self._gossip, self._members, self._me = gossip, members, me
+        self.left: frozenset[PeerId] = frozenset()
+        """Members that said goodbye instead of committing themselves: they have no vote, and are not counted."""
         self._complete: dict[Slot, Slot] = {}
         """The phases that this member is done with, by the slots of the votes on them."""
 
@@ -79,9 +81,14 @@ class ReliableBroadcast:
         else:
             self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
-        if 2 * len(said) <= len(self._members):
+        if 2 * len(said) <= len(self.voters):
             raise OutvotedError("most others went on without this peer: no majority was heard", round=slot.step)
         return said
+
+    @property
+    def voters(self) -> list[PeerId]:
+        """Members that did not leave."""
+        return [peer for peer in self._members if peer not in self.left]
 
     @property
     def equivocators(self) -> tuple[PeerId, ...]:
@@ -94,8 +101,8 @@ class ReliableBroadcast:
 
     def _is_voted(self, slot: Slot) -> bool:
         """Whether most members voted, so that an honest one has waited as long as is due; fewer may be in a hurry."""
-        votes = self._gossip.slots.of(slot.vote)
-        return 2 * sum(peer in votes for peer in self._members) > len(self._members)
+        votes, voters = self._gossip.slots.of(slot.vote), self.voters
+        return 2 * sum(peer in votes for peer in voters) > len(voters)
 
     def answer(self, vote: Statement) -> None:
         """A member voted: vote too, if this member is done with that phase."""
@@ -128,7 +135,7 @@ class ReliableBroadcast:
     async def _vote(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
     ) -> dict[PeerId, Statement]:
-        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members)
+        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members, self.voters)
         self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
@@ -151,9 +158,9 @@ class ReliableBroadcast:
         ask: Callable[[Sequence[PeerId], float], Awaitable[None]],
     ) -> None:
         """For most members without end, for the last ones of them not so long; nobody waits for those `excused`, who
-        make no majority either.
+        make no majority either. All who left are among these.
         """
-        total = len(self._members) - 2 * len(excused)
+        total = len(self._members) + len(self.left) - 2 * len(excused)  # most of the voters have to come
         await wait_for_all(missing, total, self._gossip.slots.changed, ask, self.patience, gives_up=False)
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
@@ -168,21 +175,21 @@ class ReliableBroadcast:
 
 
 class VoteTally:
-    """Counts votes among `members` by rank, each member's first one."""
+    """Counts votes on `members` by rank, the first one of each of the `voters`."""
 
-    def __init__(self, members: Sequence[PeerId]) -> None:
+    def __init__(self, members: Sequence[PeerId], voters: Sequence[PeerId]) -> None:
         self.heard: dict[PeerId, bytes] = {}
-        """Whom more than half of the members heard, and the digest of what; more votes add to it and change nothing."""
-        self._members, self._counts = members, Counter[tuple[int, bytes]]()
+        """Whom more than half of the voters heard, and the digest of what; more votes add to it and change nothing."""
+        self._members, self._voters, self._counts = members, voters, Counter[tuple[int, bytes]]()
         self._counted = set[PeerId]()
 
     def count(self, votes: Mapping[PeerId, Statement]) -> None:
         """Add those that were not there before."""
-        new = [voter for voter in self._members if voter in votes and voter not in self._counted]
+        new = [voter for voter in self._voters if voter in votes and voter not in self._counted]
         self._counted.update(new)
         for entry in (entry for voter in new for entry in _heard(votes[voter], len(self._members))):
             self._counts[entry] += 1
-            if 2 * self._counts[entry] > len(self._members):
+            if 2 * self._counts[entry] > len(self._voters):
                 self.heard[self._members[entry[0]]] = entry[1]
 
 

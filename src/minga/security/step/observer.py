@@ -246,18 +246,20 @@ def _shortened(values: Mapping[int, Bytes], bound: StepBound) -> torch.Tensor:
     return bound.shortened(torch.cat([value_from_bytes(values[part]) for part in sorted(values)]))
 
 
-async def be_overtaken(node: Node, members: Sequence[PeerId], step: int, alone_s: float) -> NoReturn:
-    """Raise `OutvotedError` as soon as half of the members have taken `step` without this peer, for an honest one is
-    among these. Where a late word reached half of the members, those whom it did not reach may be no more.
+async def be_overtaken(node: Node, progress: StepProgress, alone_s: float) -> NoReturn:
+    """Raise `OutvotedError` as soon as half of the members have taken the present step without this peer, for an honest
+    one is among these. Where a late word reached half of the members, those whom it did not reach may be no more.
 
-    That is no hurry: only who was away for a while does not hear from the others what became of `step`. If most of them
+    That is no hurry: only who was away for a while does not hear from the others what became of a step. If most of them
     are not to be heard the program is told; and after `alone_s` seconds of that this peer looks whether there are other
-    members by now, since those who took `step` may have become few, or may all have left.
+    members by now, since those who took the step may have become few, or may all have left.
     """
-    others, before = [peer for peer in members if peer != node.peer_id], frozenset[PeerId]()
+    step, before = progress.step, frozenset[PeerId]()
     loop, since_s = asyncio.get_running_loop(), float("inf")
     while True:
         await asyncio.sleep(OVERTAKEN_S)
+        members = progress.membership.members
+        others = [peer for peer in members if peer != node.peer_id]
         newest = dict(zip(others, await asyncio.gather(*(_newest(node, peer) for peer in others)), strict=True))
         ahead = frozenset(peer for peer in others if newest[peer] > step)
         if 2 * sum(peer in before or newest[peer] > step + 1 for peer in ahead) >= len(members):
@@ -276,8 +278,8 @@ async def be_overtaken(node: Node, members: Sequence[PeerId], step: int, alone_s
 def _tell_minority(node: Node, step: int, here: int, members: int) -> None:
     why = (
         f"only {here} of the {counted(members, 'member')} can be heard from here, and nobody goes on without most of "
-        "them. It goes on by itself when they are back. If half of them left or were started again, the run cannot go "
-        "on: begin another one from a checkpoint"
+        "them. It goes on by itself when they are back. If half of them crashed or were started again at once, the run "
+        "cannot go on: begin another one from a checkpoint"
     )
     node.events.emit(GroupMinority(step=step, view=members, why=why))
     logger.warning("waiting: %s", why)
@@ -363,7 +365,7 @@ class Discovery:
             pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
         raise SilentError(
             "no majority of the members of a secure run says where they stand. Check this machine's network. If half "
-            "of them left or were started again at once, the run cannot go on: begin another one from a checkpoint"
+            "of them crashed or were started again at once, the run cannot go on: begin another one from a checkpoint"
         )
 
     async def look(self) -> tuple[ProtocolState, StateClaim, tuple[PeerId, ...]] | None:
