@@ -10,11 +10,13 @@ import pytest
 from minga.averaging.messages import Plan, SignedPlan
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.core.errors import MinorityError
+from minga.core.events.averaging import GroupMinority
 from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.status.last_problem import MAX_REASON_LETTERS
 from tests.worlds.partition_play import Verdict, play, stall_s
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, same_step, virtually
@@ -105,7 +107,12 @@ async def test_half_without_the_organiser_waits_and_says_so(caplog: pytest.LogCa
     step = max(peer.replica.step for peer in living)
     await asyncio.sleep(20.0)
     assert max(peer.replica.step for peer in living) == step
-    assert {logged.peer for logged in swarm.log.of("group.minority")} == {peer.name for peer in living}
+    told = swarm.log.of("group.minority")
+    assert {logged.peer for logged in told} == {peer.name for peer in living}
+    for logged in told:
+        assert isinstance(logged.event.data, GroupMinority)
+        assert logged.event.data.why.endswith("minga amend LINK resume --with-present")
+        assert len(logged.event.data.why) < MAX_REASON_LETTERS, "displays would cut it off"
     await swarm.close()
     assert caplog.text.count("waiting: only 2 of the 4 members of the last round") == 2
 

@@ -36,7 +36,7 @@ async def test_words_are_understood_by_what_they_say_and_not_by_their_signature(
         looked_at.extend((is_sound(nonsense), is_sound(said)))
         return {said.author: said}
 
-    broadcast = types.SimpleNamespace(collect=collect, equivocators=())
+    broadcast = types.SimpleNamespace(collect=collect, equivocators=(), voters=members)
     exchange = PhaseExchange(record, types.SimpleNamespace(), broadcast, Behaviour())  # type: ignore[arg-type]
     await exchange.hold(Phase.COMMIT, None)
     assert looked_at == [False, True]

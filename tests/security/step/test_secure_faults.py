@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,11 +14,13 @@ import pytest
 import torch
 
 from minga.core.buffer_pool import Bytes
+from minga.core.events.averaging import GroupMinority
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.rulings import open_complaint, who_withheld, who_withheld_aggregates
 from minga.security.messaging.spread import ASK, BRING, FETCH
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import (
     Accusation,
@@ -25,10 +28,12 @@ from minga.security.protocol.statements import (
     Charge,
     Claims,
     Commit,
+    Heard,
     Phase,
     Result,
     Revealed,
     Slot,
+    Statement,
 )
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
@@ -122,16 +127,58 @@ async def test_two_deaths_at_any_moment_ban_no_third_peer(seed: int) -> None:
     await survive(swarm, failing)
 
 
+def told_of_minority(peer: SecurePeer) -> tuple[float, str]:
+    """When, in seconds, and what."""
+    (event,) = (event for event in peer.log if isinstance(event.data, GroupMinority))
+    return event.time, event.data.why
+
+
 @virtually
 async def test_where_half_of_the_members_leave_at_once_everybody_is_told_what_happened() -> None:
-    """Those who were left heard that most had gone on without them, and who came later nothing that helps."""
+    """Those who were left heard nothing for as long as they waited, and who came later nothing that helps."""
     swarm = SecureSwarm(4, lambda: Quadratic(50, compute_s=0.5))
     for name in ("p2", "p3"):
         later(0.7, lambda name=name: swarm.internet.kill(name))
     later(1.0, lambda: swarm.join("late"))
+    for name in ("p0", "p1"):
+        later(900.0, lambda name=name: swarm.internet.kill(name))
     ends = await swarm.run(STEPS)
-    assert ["or half are away" in str(ends[name]) for name in ("p0", "p1")] == [True, True]
+    for name in ("p0", "p1"):
+        time_s, why = told_of_minority(swarm.peers[name])
+        assert time_s < 60.0
+        assert why.startswith("only 2 of the 4 members can be heard")
+        assert why.endswith("the run cannot go on: begin another one from a checkpoint")
+        assert isinstance(ends[name], asyncio.CancelledError), "it waits until it is ended"
     assert str(ends["late"]).endswith("the run cannot go on: begin another one from a checkpoint")
+
+
+@pytest.mark.parametrize(("groups", "begins_s"), [("01|23", 0.6), ("01|23|4", 1.3), ("0|1|2", 1.55)])
+@virtually
+async def test_members_of_which_a_cut_leaves_no_majority_wait_and_go_on_together(groups: str, begins_s: float) -> None:
+    """It begins while they wait for commitments, parts or results, and takes longer than they wait for bytes."""
+    sides = groups.split("|")
+    swarm = SecureSwarm(sum(map(len, sides)), lambda: Quadratic(50, compute_s=0.5))
+    lines = [(f"p{a}", f"p{b}") for one, other in itertools.combinations(sides, 2) for a in one for b in other]
+    for line in lines:
+        later(begins_s, lambda line=line: swarm.internet.cut(*line))
+        later(begins_s + 700.0, lambda line=line: swarm.internet.restore(*line))
+    await survive(swarm)
+    assert asyncio.get_running_loop().time() < 750.0, "what others said is asked for soon after the cut healed"
+    for peer in swarm.honest:
+        assert peer.member.membership.members == swarm.founders
+        assert told_of_minority(peer)[0] < 60.0
+
+
+@virtually
+async def test_who_was_cut_off_gets_in_again_where_fewer_than_half_of_the_members_that_it_knew_went_on() -> None:
+    swarm = SecureSwarm(5, lambda: Quadratic(50, compute_s=60.0), returns=True)
+    for name in ("p1", "p2", "p3", "p4"):
+        later(90.0, lambda name=name: swarm.internet.cut("p0", name))
+        later(650.0, lambda name=name: swarm.internet.restore("p0", name))
+    for name, dies_s in (("p3", 300.0), ("p4", 500.0)):
+        later(dies_s, lambda name=name: swarm.internet.kill(name))
+    ends = await swarm.run(20)
+    assert [ends[name] for name in ("p0", "p1", "p2")] == [None] * 3
 
 
 @virtually
@@ -379,17 +426,83 @@ async def test_who_cannot_get_what_claims_are_about_says_nothing() -> None:
     assert (owner, part) not in record.store.parts
 
 
+def leave(swarm: SecureSwarm, name: str) -> None:
+    async def see_off() -> None:
+        await swarm.peers[name].member.see_off()
+        swarm.internet.kill(name)
+
+    swarm.peers[name].network.process.run(see_off())
+
+
+@pytest.mark.parametrize(
+    "at_s",
+    [
+        (0.3, 0.3),
+        (0.65, 0.65),
+        soaked((0.3, 0.65)),
+        soaked((0.6, 0.9)),
+        (0.65, 3.0, 5.0),
+        (0.7, 0.7, 0.7),
+        soaked((1.5,) * 3),
+    ],
+)
+@virtually
+async def test_whoever_stays_goes_on_however_many_say_goodbye(at_s: tuple[float, ...]) -> None:
+    """At once, or one after the other until nobody else is there."""
+    swarm = SecureSwarm(4, lambda: Quadratic(50, compute_s=0.5))
+    for number, after_s in enumerate(at_s):
+        later(after_s, lambda name=f"p{number}": leave(swarm, name))
+    await survive(swarm, [f"p{number}" for number in range(len(at_s))])
+    last = swarm.peers["p3"].member.membership
+    assert len(last.members) == 4 - len(at_s)
+    assert not last.bans
+
+
+class Mute(Behaviour):
+    """Says nothing of its aggregate."""
+
+    def result(self, result: Result) -> None:
+        return None
+
+
+class FalseGoodbye(Mute):
+    """Leaves at once."""
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if isinstance(body, Commit):
+            body = msgspec.structs.replace(body, root=None, leaves=True)
+        return [(body, everybody)]
+
+
+@virtually
+async def test_votes_of_members_that_said_goodbye_do_not_count() -> None:
+    """With an ally they would be most of those whose votes are needed, and make all look for what nobody said."""
+    names = ("p4", "p5", "p6")
+    hostile = {"p4": lambda _: FalseGoodbye(), "p5": lambda _: FalseGoodbye(), "p6": lambda _: Mute()}
+    swarm = SecureSwarm(7, lambda: Quadratic(50), hostile)
+    false = Heard(tuple((rank, bytes(32)) for rank in range(7)))
+    voted = set[str]()
+
+    def vote(peer: SecurePeer, said: Statement) -> None:
+        if said.slot == Slot(0, 0, Phase.COMMIT) and peer.name not in voted:
+            voted.add(peer.name)
+            peer.member._gossip.say(Slot(0, 0, Phase.RESULT).vote, false, swarm.founders)
+
+    for name in names:
+        swarm.peers[name].member._gossip.on_statement = functools.partial(vote, swarm.peers[name])
+    for name in names:
+        later(20.0, lambda name=name: swarm.internet.kill(name))
+    await survive(swarm, names)
+    assert voted == set(names)
+    assert swarm.bans(swarm.honest[0]) == {"p6": "SILENT"}
+
+
 @pytest.mark.parametrize("after_s", [soaked(0.45), soaked(0.6), 0.65, soaked(0.7)])
 @virtually
 async def test_a_planned_goodbye_is_no_offence(after_s: float) -> None:
     """In any phase of a step."""
     swarm = SecureSwarm(5, lambda: Quadratic(50))
-
-    async def leave() -> None:
-        await swarm.peers["p3"].member.see_off()
-        swarm.internet.kill("p3")
-
-    later(after_s, lambda: swarm.peers["p3"].network.process.run(leave()))
+    later(after_s, lambda: leave(swarm, "p3"))
     ends = await swarm.run(STEPS)
     assert {name for name, end in ends.items() if end is not None} == {"p3"}
     for peer in swarm.honest:

@@ -464,17 +464,17 @@ class GroupAttempt:
             f"only {len(seen)} of the {len(view)} members of the last round can be seen from here, or too many were "
             "started again; the rest may be training on without us"
         )
+        remedy = (
+            "It goes on by itself when all are back. If they are gone for good, the organiser types: minga amend LINK "
+            "resume --with-present"
+        )
         if is_new := not self._is_in_minority:
             self._is_in_minority = True
-            self.node.events.emit(GroupMinority(step=self.step, view=len(view)))
+            self.node.events.emit(GroupMinority(step=self.step, view=len(view), why=f"{why}. {remedy}"))
         if not self.settings.wait_in_minority:
             raise MinorityError(f"{why}. Check this machine's network and join again.")
         if is_new:
-            logger.warning(
-                "waiting: %s. This peer takes no step until most are back, or the organisers order "
-                "`minga amend LINK resume --with-present`",
-                why,
-            )
+            logger.warning("waiting: %s. %s", why, remedy)
 
 
 def _now() -> float:

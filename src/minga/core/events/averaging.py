@@ -14,6 +14,7 @@ class GroupMinority(EventData, kind="group.minority"):
 
     step: int
     view: int
+    why: str
 
 
 class GroupLeaderLost(EventData, kind="group.leader_lost"):

@@ -38,7 +38,7 @@ from minga.core.errors import ConfigurationError, ProtocolError, RemoteError
 from minga.identity.keys.keys import Identity
 from minga.identity.keys.keys import verify as is_signed
 from minga.network.interface import PeerId
-from minga.security.accountability.rulings import Ruling, decide, is_majority, judge
+from minga.security.accountability.rulings import Ruling, decide, is_majority, judge, who_leaves
 from minga.security.parts.equal_parts import EqualParts, value_from_bytes
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
@@ -166,7 +166,9 @@ class Transcript(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
         if not is_majority(there, members):
             raise EvidenceError("most members stood elsewhere, or had other rules", round=standing.step)
         division = EqualParts.equal(self.rules.layout, len(members))
-        validators = frozenset(peer for peer, commit in commits.items() if commit.root is None)
+        left = who_leaves(commits)
+        voters = [peer for peer in members if peer not in left]
+        validators = frozenset(peer for peer, commit in commits.items() if commit.root is None) - left
         terms = Terms(run_id, standing.step, self.attempt, members, validators, division, self.rules)
         record = AttemptRecord(terms, PartStore(division.part_bytes, division.value_bytes))
         for phase, statements in said.items():
@@ -176,8 +178,8 @@ class Transcript(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
                 raise EvidenceError(f"a word in phase {phase.name} makes no sense", round=standing.step)
             record.hear(phase, statements, understood)
         for phase, later in pairwise(said):
-            digest = phase_digest(said[phase].values())
-            if not is_majority(sum(body.seen == digest for body in record.bodies[later].values()), members):
+            digest, words = phase_digest(said[phase].values()), record.bodies[later]
+            if not is_majority(sum(words[peer].seen == digest for peer in voters if peer in words), voters):
                 raise EvidenceError(f"most members heard something else in phase {phase.name}", round=standing.step)
         _note(record)
         return record

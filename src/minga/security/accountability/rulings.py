@@ -73,11 +73,11 @@ def judge(record: AttemptRecord, standing: ProtocolState) -> Ruling:
 
 
 def _by_silence(record: AttemptRecord, phase: Phase) -> Ruling:
-    """Of whom most heard nothing; before it has committed itself a member is just away."""
+    """Of whom most heard nothing, or a goodbye; before it has committed itself a member is just away."""
     members, reason = record.terms.members, None if phase is Phase.COMMIT else Reason.SILENT
     gone: Ruling = {peer: reason for peer in members if peer not in record.said[phase]}
     if phase is Phase.COMMIT:
-        gone |= dict.fromkeys(sorted(who_stands_elsewhere(members, record.commits)))
+        gone |= dict.fromkeys(sorted(who_stands_elsewhere(members, record.commits) | who_leaves(record.commits)))
         gone |= dict.fromkeys(sorted(who_kept_silent(members, record.commits)), Reason.SILENT)
     return gone
 
@@ -105,6 +105,15 @@ def _by_words(record: AttemptRecord, phase: Phase) -> Ruling:
 def who_equivocated(members: Members, commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
     """Peers of which most members can prove that they said two different things."""
     return _named_by_most(members, (body.equivocators for body in commits.values()))
+
+
+def who_leaves(commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
+    """Members that say goodbye. More than half of the others go on without them.
+
+    An honest one says nothing else in that attempt to anybody. So of two groups that cannot hear each other, of which
+    each has more than half of the members but for those whose goodbye it heard, no two can be without a common one.
+    """
+    return frozenset(peer for peer, body in commits.items() if body.leaves)
 
 
 def who_kept_silent(members: Members, commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -47,6 +47,7 @@ from minga.security.protocol.statements import (
     EquivocationProof,
     MerklePath,
     Peers,
+    Phase,
     Rank,
     Slot,
     Statement,
@@ -139,6 +140,12 @@ class StatementGossip:
         wanted = AskStatements(slot, tuple(authors))
         await asyncio.gather(*(self._pull(peer, wanted, limit_s) for peer in everybody if peer != self._node.peer_id))
 
+    async def reaches_most(self, slot: Slot, everybody: Collection[PeerId]) -> bool:
+        """Whether more than half of them, with this peer, answer when they are asked about a slot."""
+        others, nothing = [peer for peer in everybody if peer != self._node.peer_id], AskStatements(slot, ())
+        answers = await asyncio.gather(*(self._pull(peer, nothing, CALL_S) for peer in others))
+        return 2 * (1 + sum(answers)) > len(everybody)
+
     def prove(self, proof: EquivocationProof, everybody: Iterable[PeerId]) -> None:
         """Note that a member or candidate equivocated, and tell everybody.
 
@@ -191,7 +198,8 @@ class StatementGossip:
         with contextlib.suppress(RemoteError):  # who misses it asks for it
             await self._node.call(peer, method, message, Done, timeout_s=CALL_S)
 
-    async def _pull(self, peer: PeerId, wanted: AskStatements, limit_s: float) -> None:
+    async def _pull(self, peer: PeerId, wanted: AskStatements, limit_s: float) -> bool:
+        """Whether a peer answered."""
         with contextlib.suppress(RemoteError, TimeoutError):
             async with self._node.clockwork.timeout(limit_s):
                 has_more = True
@@ -205,6 +213,8 @@ class StatementGossip:
                     found = {statement.author for statement in answer.statements}
                     wanted = AskStatements(wanted.slot, tuple(each for each in wanted.authors if each not in found))
                     has_more = answer.more and bool(found)
+            return True
+        return False
 
     async def _serve_tell(self, peer: PeerId, stream: MessageStream) -> None:
         told = await stream.receive(Told)
@@ -487,16 +497,19 @@ class Deliveries:
 #
 # Theory of operation. A peer that withholds bytes from some members, or lets them wait, must not make these so late
 # with their next word that the others take them for silent. So bytes are waited for half as many seconds beyond the
-# time that most took as words are.
+# time that most took as words are. Whoever gets nothing from most may be cut off itself, as all are where a cut leaves
+# no majority; it complains of them only if it could reach most of the members for a while, and got nothing.
 
 
 class PartCollector:
     """Of the member with the rank `me`."""
 
-    def __init__(self, record: AttemptRecord, deliveries: Deliveries, patience: WaitPolicy, me: int) -> None:
+    def __init__(
+        self, record: AttemptRecord, gossip: StatementGossip, deliveries: Deliveries, patience: WaitPolicy, me: int
+    ) -> None:
         self._record, self._terms, self._store = record, record.terms, record.store
-        self._deliveries, self._me = deliveries, me
-        self._patience = replace(patience, slack_s=patience.leeway_s)
+        self._gossip, self._deliveries, self._me = gossip, deliveries, me
+        self._patience = replace(patience, slack_s=patience.leeway_s, longest_s=patience.longest_s / 2)
 
     @contextlib.asynccontextmanager
     async def travelling(self) -> AsyncIterator[None]:
@@ -511,13 +524,11 @@ class PartCollector:
         async def fetch(lacking: Sequence[int], by_s: float) -> None:
             await asyncio.gather(*(self._fetch(me, owner, by_s) for owner in lacking))
 
-        await wait_for_all(
+        await self._wait(
             lambda: [owner for owner in owners if (owner, me) not in store.parts],
             len(owners),
-            store.changed,
             fetch,
-            self._patience,
-            is_coming=lambda owner, by_s: store.arrivals.in_time((owner, me), by_s),
+            lambda owner, by_s: store.arrivals.in_time((owner, me), by_s),
         )
 
     async def values(self) -> None:
@@ -528,13 +539,11 @@ class PartCollector:
             fetching = (self._deliveries.fetch_value(terms.step, terms.attempt, part, by_s) for part in parts)
             await asyncio.gather(*fetching)
 
-        await wait_for_all(
+        await self._wait(
             lambda: [part for part in store.value_digests if part not in store.values],
             len(store.value_digests),
-            store.changed,
             fetch,
-            self._patience,
-            is_coming=lambda part, by_s: store.arrivals.in_time(part, by_s),
+            store.arrivals.in_time,
         )
 
     async def can_get(self, part: int, owner: int) -> bool:
@@ -571,6 +580,20 @@ class PartCollector:
         return {owner: row for owner, row in found.items() if row is not None}
 
     # ---- inner workings
+
+    async def _wait(
+        self,
+        missing: Callable[[], Sequence[int]],
+        total: int,
+        fetch: Callable[[Sequence[int], float], Awaitable[None]],
+        is_coming: Callable[[int, float], bool],
+    ) -> None:
+        slot, was_there = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT), False
+        while not await wait_for_all(missing, total, self._store.changed, fetch, self._patience, is_coming=is_coming):
+            is_there = await self._gossip.reaches_most(slot, self._terms.members)
+            if was_there and is_there:
+                return
+            was_there = is_there
 
     def _absent(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [(part, owner) for part, owner in wanted if (owner, part) not in self._store.parts]

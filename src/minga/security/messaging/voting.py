@@ -4,11 +4,12 @@ Theory of operation. A phase is over for a member when it has everybody's statem
 while, the member first asks all others for it; so an author that tells only some is heard by all. If nobody has it, the
 member votes: it signs whom it heard, once and for all. Who has heard everybody answers each vote with an own one; who
 still waits votes as soon as more than half of the members have. So hasty votes of hostile members cut nobody's waiting
-short, which would make all vote for what little they heard by then. A statement counts if more than half of all members
-heard it, and is then fetched from them; all others do not count. While more than half of the members are honest and
-messages between them arrive within the patience, they all come to the same decision, except in the moment in which a
-late statement reaches half of them: those who then decide otherwise find that out by the digests in the next phase,
-where the majority goes on.
+short, which would make all vote for what little they heard by then. Nobody goes on without most others, however long
+that takes: where a cut leaves no majority all wait, and go on together when it heals. A statement counts if more than
+half of all members heard it, and is then fetched from them; all others do not count. While more than half of the
+members are honest and messages between them arrive within the patience, they all come to the same decision, except in
+the moment in which a late statement reaches half of them: those who then decide otherwise find that out by the digests
+in the next phase, where the majority goes on.
 
 A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from minga.core.errors import ProtocolError, RemoteError
@@ -51,6 +52,8 @@ class ReliableBroadcast:
     def __init__(self, gossip: StatementGossip, members: tuple[PeerId, ...], me: PeerId, patience: WaitPolicy) -> None:
         self.patience = patience
         self._gossip, self._members, self._me = gossip, members, me
+        self.left: frozenset[PeerId] = frozenset()
+        """Members that said goodbye instead of committing themselves: they have no vote, and are not counted."""
         self._complete: dict[Slot, Slot] = {}
         """The phases that this member is done with, by the slots of the votes on them."""
 
@@ -60,17 +63,14 @@ class ReliableBroadcast:
         """The statements that count in a slot, by author; a member that is not there was heard by too few, or is
         `excused`.
 
-        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or half
-        are away, or what most heard cannot be had, and `ContradictionError` if a member is missing that may know of
-        equivocation.
+        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or what
+        most heard cannot be had, and `ContradictionError` if a member is missing that may know of equivocation.
         """
         slots, vote_slot = self._gossip.slots, slot.vote
-        await wait_for_all(
+        await self._wait(
             lambda: [] if self._is_voted(slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
-            len(self._members),
-            slots.changed,
+            excused,
             lambda missing, _: self._ask(slot, missing),
-            self.patience,
         )
         if self._is_spoiled(slot) and (missing := self._missing(slot, is_sound, excused)):
             await self._gossip.pull(slot, missing, self._members, self.patience.leeway_s)
@@ -81,10 +81,14 @@ class ReliableBroadcast:
         else:
             self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
-        if 2 * len(said) <= len(self._members):
-            why = "no majority of the members was heard: most others went on without this peer, or half are away"
-            raise OutvotedError(why, round=slot.step)
+        if 2 * len(said) <= len(self.voters):
+            raise OutvotedError("most others went on without this peer: no majority was heard", round=slot.step)
         return said
+
+    @property
+    def voters(self) -> list[PeerId]:
+        """Members that did not leave."""
+        return [peer for peer in self._members if peer not in self.left]
 
     @property
     def equivocators(self) -> tuple[PeerId, ...]:
@@ -97,8 +101,8 @@ class ReliableBroadcast:
 
     def _is_voted(self, slot: Slot) -> bool:
         """Whether most members voted, so that an honest one has waited as long as is due; fewer may be in a hurry."""
-        votes = self._gossip.slots.of(slot.vote)
-        return 2 * sum(peer in votes for peer in self._members) > len(self._members)
+        votes, voters = self._gossip.slots.of(slot.vote), self.voters
+        return 2 * sum(peer in votes for peer in voters) > len(voters)
 
     def answer(self, vote: Statement) -> None:
         """A member voted: vote too, if this member is done with that phase."""
@@ -131,7 +135,7 @@ class ReliableBroadcast:
     async def _vote(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
     ) -> dict[PeerId, Statement]:
-        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members)
+        votes, vote_slot, tally = self._gossip.slots.of, slot.vote, VoteTally(self._members, self.voters)
         self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
@@ -144,14 +148,20 @@ class ReliableBroadcast:
                 return []
             return [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused]
 
-        await wait_for_all(
-            undecided,
-            len(self._members),
-            self._gossip.slots.changed,
-            lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
-            self.patience,
-        )
+        await self._wait(undecided, excused, lambda silent, _: self._gossip.pull(vote_slot, silent, self._members))
         return await self._fetch(slot, {peer: digest for peer, digest in tally.heard.items() if peer not in excused})
+
+    async def _wait(
+        self,
+        missing: Callable[[], Sequence[PeerId]],
+        excused: AbstractSet[PeerId],
+        ask: Callable[[Sequence[PeerId], float], Awaitable[None]],
+    ) -> None:
+        """For most members without end, for the last ones of them not so long; nobody waits for those `excused`, who
+        make no majority either. All who left are among these.
+        """
+        total = len(self._members) + len(self.left) - 2 * len(excused)  # most of the voters have to come
+        await wait_for_all(missing, total, self._gossip.slots.changed, ask, self.patience, gives_up=False)
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""
@@ -165,21 +175,21 @@ class ReliableBroadcast:
 
 
 class VoteTally:
-    """Counts votes among `members` by rank, each member's first one."""
+    """Counts votes on `members` by rank, the first one of each of the `voters`."""
 
-    def __init__(self, members: Sequence[PeerId]) -> None:
+    def __init__(self, members: Sequence[PeerId], voters: Sequence[PeerId]) -> None:
         self.heard: dict[PeerId, bytes] = {}
-        """Whom more than half of the members heard, and the digest of what; more votes add to it and change nothing."""
-        self._members, self._counts = members, Counter[tuple[int, bytes]]()
+        """Whom more than half of the voters heard, and the digest of what; more votes add to it and change nothing."""
+        self._members, self._voters, self._counts = members, voters, Counter[tuple[int, bytes]]()
         self._counted = set[PeerId]()
 
     def count(self, votes: Mapping[PeerId, Statement]) -> None:
         """Add those that were not there before."""
-        new = [voter for voter in self._members if voter in votes and voter not in self._counted]
+        new = [voter for voter in self._voters if voter in votes and voter not in self._counted]
         self._counted.update(new)
         for entry in (entry for voter in new for entry in _heard(votes[voter], len(self._members))):
             self._counts[entry] += 1
-            if 2 * self._counts[entry] > len(self._members):
+            if 2 * self._counts[entry] > len(self._voters):
                 self.heard[self._members[entry[0]]] = entry[1]
 
 

@@ -156,7 +156,11 @@ def _is_fast(stream: MessageStream, now: float, by_s: float) -> bool:
 # soon after most came, what is missing is asked of everybody else, because a line between two honest members may be
 # broken, and because an author that tells only some shall be heard by all. They are asked even before most came, if
 # somewhat later: it may be this peer that stood still, missed what they said, and lost the streams on which bytes came.
+# While most are cut off they are asked again and again, so that what they said is here soon after the cut heals.
 
+
+RAREST_S: Final = 15.0
+"""At least so often others are asked for what is missing, in seconds, until most came."""
 
 T = TypeVar("T")
 
@@ -164,8 +168,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class WaitPolicy:
     """Seconds after which others are asked for what is missing, when most came and when they did not; seconds that are
-    waited for the last ones beyond the time that most took; the longest wait for most; and the time in which proofs get
-    around.
+    waited for the last ones beyond the time that most took; the longest wait for most, after which a member looks
+    whether it is cut off itself, and for the last ones; and the time in which proofs get around.
     """
 
     ask_s: float = 0.5
@@ -195,29 +199,34 @@ async def wait_for_all(
     patience: WaitPolicy,
     *,
     is_coming: Callable[[T, float], bool] = lambda _, __: False,
-) -> None:
-    """Return when nothing of `total` is missing any more, or when that is not to be expected.
+    gives_up: bool = True,
+) -> bool:
+    """Return when nothing of `total` is missing any more, or when that is not to be expected; whether most came. Who
+    never `gives_up` waits for most without end.
 
     `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely. It
     is told the loop time until which there is no hurry: what `is_coming` by then is not asked for.
     """
     loop = asyncio.get_running_loop()
     begun_s, asking = loop.time(), set[asyncio.Future[None]]()
-    limit_s, ask_s, by_s, most_s = begun_s + patience.longest_s, begun_s + patience.ask_most_s, float("inf"), None
+    limit_s, by_s, most_s = begun_s + patience.longest_s if gives_up else float("inf"), float("inf"), None
+    ask_s = begun_s + patience.ask_most_s
     try:
         while lacking := missing():
             now = loop.time()
             if most_s is None and 2 * len(lacking) < total:
-                most_s, ask_s, limit_s = now, now + patience.ask_s, last_s(begun_s, now, patience.slack_s)
+                most_s, ask_s = now, now + patience.ask_s
+                limit_s = min(last_s(begun_s, now, patience.slack_s), now + patience.longest_s)
                 by_s = (now + limit_s) / 2
             if now >= limit_s:
-                return
+                return most_s is not None
             if now >= ask_s:
                 if wanted := [one for one in lacking if not is_coming(one, by_s)]:
                     asking.add(asyncio.ensure_future(ask(wanted, by_s)))  # what was asked before may hang
-                ask_s = now + (now - begun_s if most_s is None else max(patience.ask_s, now - most_s))
+                ask_s = now + (min(RAREST_S, now - begun_s) if most_s is None else max(patience.ask_s, now - most_s))
                 if now < by_s:
                     ask_s = min(ask_s, by_s)
             await changed.wait(min(limit_s, ask_s) - now)
+        return True
     finally:
         await end(*asking)

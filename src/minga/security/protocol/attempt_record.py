@@ -85,7 +85,7 @@ class Terms:
         """Whether it fits the terms: parts and claims from contributors, and an aggregate from who has a part."""
         rank, division = self.members.index(peer), self.division
         if isinstance(body, Commit):
-            return (body.root is None) == (peer in self.validators)
+            return (body.root is None) == (peer in self.validators or body.leaves)
         if isinstance(body, Result):
             aggregates = division.numel(rank) > 0
             if aggregates != (body.value is not None) or aggregates != (body.clip > 0.0):

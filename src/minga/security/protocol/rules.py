@@ -73,7 +73,7 @@ class SecureSettings:
 
 
 MAX_TENSORS = 1 << 16
-_LABEL = b"minga secure rules 2"
+_LABEL = b"minga secure rules 3"
 """The number grows with each change of who goes by the same words (`minga.security.accountability.rulings`)."""
 
 Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

@@ -180,7 +180,8 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     it goes by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
     validator, which has none. `equivocators` are those of whom the author can prove that they said two different
     things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
-    (who commit to None); `unheard` are the members of whom it heard nothing in the last phase of the step before.
+    (who commit to None); `unheard` are the members of whom it heard nothing in the last phase of the step before. One
+    that `leaves` commits to nothing, says no more, and makes no majority in this attempt.
 
     Raises `ValueError` where `heard` names a peer twice, also where one is decoded from the wire: of two roots that a
     candidate told, each to some, both could have a majority then.
@@ -195,6 +196,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     equivocators: Peers = ()
     heard: Annotated[tuple[tuple[Peer, Digest | None], ...], msgspec.Meta(max_length=2 * MAX_CANDIDATES)] = ()
     unheard: Peers = ()
+    leaves: bool = False
 
     def __post_init__(self) -> None:
         if len({peer for peer, _ in self.heard}) < len(self.heard):

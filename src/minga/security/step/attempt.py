@@ -35,6 +35,7 @@ from minga.security.accountability.rulings import (
     decide,
     open_complaint,
     place_of_most,
+    who_leaves,
     who_stands_elsewhere,
 )
 from minga.security.messaging.spread import Deliveries, PartCollector, StatementGossip, meanwhile
@@ -223,7 +224,7 @@ class PhaseExchange:
             proofs = [proof for proof in proofs if others and proof.one.slot in (self._before, self._before.vote)]
         if proofs and phase is not Phase.COMMIT:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
-        if 2 * len(others) > len(self._terms.members):
+        if 2 * len(others) > len(self._broadcast.voters):
             raise OutvotedError("most members heard something else than this peer", round=self._terms.step)
 
 
@@ -249,7 +250,7 @@ class Attempt:
         self._math, self._behaviour = step_math, behaviour
         self._me = self._terms.members.index(me)
         self._exchange = PhaseExchange(record, gossip, broadcast, behaviour)
-        self._collector = PartCollector(record, deliveries, broadcast.patience, self._me)
+        self._collector = PartCollector(record, gossip, deliveries, broadcast.patience, self._me)
         self._reveal = Reveal(entropy(32), entropy(32))
 
     async def run(self, commit: Commit, gradient: torch.Tensor | None) -> AttemptRecord:
@@ -287,8 +288,8 @@ class Attempt:
         store.committed.set()
 
     def _require_place(self) -> None:
-        """Nobody waits for members that stand elsewhere than most. Raises `OutvotedError` if this one does, or most
-        stand nowhere.
+        """Nobody waits for members that leave or stand elsewhere than most. Raises `OutvotedError` if this one does, or
+        most stand nowhere.
         """
         terms, commits = self._terms, self._record.commits
         right = place_of_most(terms.members, commits)
@@ -297,7 +298,8 @@ class Attempt:
         elsewhere = who_stands_elsewhere(terms.members, commits)
         if terms.members[self._me] in elsewhere:
             raise DivergedError("most members are in another state than this peer", round=terms.step)
-        self._exchange.excused.update(elsewhere)
+        self._broadcast.left = who_leaves(commits)
+        self._exchange.excused.update(elsewhere | self._broadcast.left)
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
@@ -338,6 +340,8 @@ class Attempt:
         return rows, mean
 
     def _aggregated(self, rows: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, float]:
+        if not rows and self._broadcast.left:  # it validates; the attempt is over once all know who left
+            return self._math.aggregate([torch.zeros(self._terms.division.numel(self._me))])
         if not rows:
             raise OutvotedError("nobody brings this peer a part; most others went on", round=self._terms.step)
         return self._math.aggregate([rows[owner] for owner in sorted(rows)])

@@ -136,7 +136,7 @@ class SecureMember:
         self._judgements: tuple[Judgement, ...] = ()
         self._leaves = False
         self._is_free = asyncio.Event()
-        """Set while the others wait for no word of this peer: it is in no attempt."""
+        """Set while the others wait for no word of this peer: it is in no attempt, nor about to apply one."""
         self._is_free.set()
 
     @property
@@ -169,6 +169,7 @@ class SecureMember:
             await (self._take_part() if self.is_member else self._follow())
         except BaseException:  # who goes on after this enters anew
             self._attempts.close()
+            self._is_free.set()
             raise
 
     async def settle(self, limit_s: float) -> bool:
@@ -190,11 +191,16 @@ class SecureMember:
         return place.state != own.state
 
     async def see_off(self) -> None:
-        """Before this peer leaves: end the attempt under way, and commit to no other one. Who is silent after it has
-        committed itself is suspended; who commits to nothing is just away.
+        """Before this peer leaves: end the attempt under way, and say goodbye instead of committing to another one. Who
+        is silent after it has committed itself is suspended; who says goodbye is just away, and makes no majority.
         """
         self._leaves = True
         await self._is_free.wait()
+        if self.is_member and self._state is not None:
+            last = self._attempts.under_way(self.step)
+            slot = Slot(self.step, 0 if last is None else last.attempt + 1, Phase.COMMIT)
+            place = self._state, self._progress.standing.digest, self._rules.digest
+            self._gossip.say(slot, Commit(*place, None, leaves=True), self.membership.members)
         await self._gossip.told()
 
     # ---- as an observer
@@ -213,23 +219,31 @@ class SecureMember:
     # ---- as a member
 
     async def _take_part(self) -> None:
-        step, drawn = self.step, self._register.draw()
+        drawn = self._register.draw()
         target, gradient = drawn.get(self._node.peer_id), None
         if target is None:
-            seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.membership.members})
-            gradient = await self._behaviour.gradient(self._work, step, seeds)
+            gradient = await self._gradient()
         else:
-            self._found += await self._recheck.validate(target, step, self.membership.candidates)
-        overtaken = be_overtaken(self._node, self.membership.members, step)
+            self._found += await self._recheck.validate(target, self.step, self.membership.candidates)
+        overtaken = be_overtaken(self._node, self._progress, self._settings.patience.longest_s)
         async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
         await self._close(record)
+
+    async def _gradient(self) -> torch.Tensor:
+        coin = self._coins[self.step - 1]
+        seeds = Seeds(self._node.peer_id, {peer: data_seed(coin, peer) for peer in self.membership.members})
+        return await self._behaviour.gradient(self._work, self.step, seeds)
 
     async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> AttemptRecord:
         """Try until an attempt passes."""
         found = self._behaviour.accusations(self._found)[:MAX_ACCUSATIONS]
         judgements, heard, attempt = self._judgements, self._register.named(), 0
         while True:
+            self._is_free.set()
+            present = validators.intersection(self.membership.members)
+            if self._node.peer_id in present and len(present) == len(self.membership.members):  # all who train left
+                present, gradient = frozenset(), gradient if gradient is not None else await self._gradient()
             if self._leaves:
                 await asyncio.Event().wait()
             liars = tuple(peer for peer in sorted(self.membership.candidates) if peer in self._gossip.proofs)
@@ -237,7 +251,6 @@ class SecureMember:
             place = self._state or b"", standing.digest, self._rules.digest
             commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
-                present = validators.intersection(self.membership.members)
                 self._is_free.clear()
                 return await self._attempt(attempt, present).run(commit, gradient)
             except AttemptFailed as failure:
@@ -247,8 +260,6 @@ class SecureMember:
                 )
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
-            finally:
-                self._is_free.set()
             attempt += 1
 
     def _unheard(self) -> tuple[PeerId, ...]:
@@ -301,6 +312,7 @@ class SecureMember:
         progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
         self._changes.tell_candidates(before)
         await self._stand(await self._work.digest(), record.store.values)
+        self._is_free.set()
         self._attempts.forget_before(self.step - KEPT_STEPS + 1)
         self._pool.trim()
         self._judgements = await self._recheck.judge(progress.charges, record, then)

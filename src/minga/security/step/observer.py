@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ import torch
 from minga.core.aio import first_in_turn, racing
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import RejectedError, RemoteError, SilentError
+from minga.core.events.averaging import GroupMinority
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
+from minga.core.units import counted
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -49,6 +52,8 @@ from minga.security.protocol.statements import (
 )
 from minga.security.randomness.public_batch import data_seed
 from minga.security.verification.norm_bound import StepBound
+
+logger = logging.getLogger("minga.security")
 
 RETRY_S = 1.0
 """Before a member is asked again that answered nothing of use."""
@@ -241,20 +246,43 @@ def _shortened(values: Mapping[int, Bytes], bound: StepBound) -> torch.Tensor:
     return bound.shortened(torch.cat([value_from_bytes(values[part]) for part in sorted(values)]))
 
 
-async def be_overtaken(node: Node, members: Sequence[PeerId], step: int) -> NoReturn:
-    """Raise `OutvotedError` as soon as half of the members have taken `step` without this peer, for an honest one is
-    among these. Where a late word reached half of the members, those whom it did not reach may be no more.
+async def be_overtaken(node: Node, progress: StepProgress, alone_s: float) -> NoReturn:
+    """Raise `OutvotedError` as soon as half of the members have taken the present step without this peer, for an honest
+    one is among these. Where a late word reached half of the members, those whom it did not reach may be no more.
 
-    That is no hurry: only who was away for a while does not hear from the others what became of `step`.
+    That is no hurry: only who was away for a while does not hear from the others what became of a step. If most of them
+    are not to be heard the program is told; and after `alone_s` seconds of that this peer looks whether there are other
+    members by now, since those who took the step may have become few, or may all have left.
     """
-    others, before = [peer for peer in members if peer != node.peer_id], frozenset[PeerId]()
+    step, before = progress.step, frozenset[PeerId]()
+    loop, since_s = asyncio.get_running_loop(), float("inf")
     while True:
         await asyncio.sleep(OVERTAKEN_S)
+        members = progress.membership.members
+        others = [peer for peer in members if peer != node.peer_id]
         newest = dict(zip(others, await asyncio.gather(*(_newest(node, peer) for peer in others)), strict=True))
         ahead = frozenset(peer for peer in others if newest[peer] > step)
         if 2 * sum(peer in before or newest[peer] > step + 1 for peer in ahead) >= len(members):
             raise OutvotedError("most others went on without this peer", round=step)
         before = ahead
+        here = 1 + sum(0 <= newest[peer] <= step for peer in others)
+        if 2 * here > len(members) or 2 * len(ahead) >= len(members):
+            since_s = float("inf")
+        elif since_s == float("inf"):
+            since_s = loop.time()
+            _tell_minority(node, step, here, len(members))
+        elif loop.time() - since_s >= alone_s and await Discovery(node, members).look() is not None:
+            raise OutvotedError("others went on, and most of the members that this peer knew are gone", round=step)
+
+
+def _tell_minority(node: Node, step: int, here: int, members: int) -> None:
+    why = (
+        f"only {here} of the {counted(members, 'member')} can be heard from here, and nobody goes on without most of "
+        "them. It goes on by itself when they are back. If half of them crashed or were started again at once, the run "
+        "cannot go on: begin another one from a checkpoint"
+    )
+    node.events.emit(GroupMinority(step=step, view=members, why=why))
+    logger.warning("waiting: %s", why)
 
 
 async def _newest(node: Node, peer: PeerId) -> int:
@@ -329,18 +357,21 @@ class Discovery:
         loop = asyncio.get_running_loop()
         until_s, pause_s = loop.time() + limit_s, PAUSE_S
         while loop.time() < until_s:
-            found = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
-                    found = await self._look_round()
-            if found is not None and not self._has_part(found[0]):
-                return found
+                    if (found := await self.look()) is not None:
+                        return found
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
         raise SilentError(
             "no majority of the members of a secure run says where they stand. Check this machine's network. If half "
-            "of them left or were started again at once, the run cannot go on: begin another one from a checkpoint"
+            "of them crashed or were started again at once, the run cannot go on: begin another one from a checkpoint"
         )
+
+    async def look(self) -> tuple[ProtocolState, StateClaim, tuple[PeerId, ...]] | None:
+        """What `find` waits for, None if it is not there at present."""
+        found = await self._look_round()
+        return None if found is None or self._has_part(found[0]) else found
 
     # ---- inner workings
 

@@ -47,11 +47,6 @@ MEANINGS = {
 """The kinds of events that are trouble, and what they mean."""
 
 MAX_REASON_LETTERS = 300
-_MINORITY = (
-    "too few of the {view} members of the last step can be seen from here, and the others may be going on together; or "
-    "too many of them were started again. It goes on by itself when all are back. If they are gone for good, the "
-    "organiser types: minga amend LINK resume --with-present"
-)
 
 
 @dataclass(frozen=True)
@@ -100,8 +95,6 @@ class LastTrouble:
 
 
 def _reason(event: Event) -> str:
-    if isinstance(event.data, GroupMinority):
-        return _MINORITY.format(view=event.data.view)
     fields = event.fields
     reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
     if event.kind in (MemberUnfit.kind, SecureBanned.kind) and "peer" in fields:
