@@ -458,6 +458,33 @@ async def test_whoever_stays_goes_on_however_many_say_goodbye(at_s: tuple[float,
     assert not last.bans
 
 
+class Withholding(Behaviour):
+    """Brings nobody a part once `begins_s` have passed."""
+
+    def __init__(self, begins_s: float) -> None:
+        self._begins_s = begins_s
+
+    def brings(self, part: int) -> bool:
+        return asyncio.get_running_loop().time() < self._begins_s
+
+
+@pytest.mark.parametrize("begins_s", [0.3, 0.9])
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_stays_waits_for_no_parts_for_ever_where_others_said_goodbye(seed: int, begins_s: float) -> None:
+    """Those answer nobody any more, and are none of the most that have to be in reach before one complains."""
+
+    @virtually
+    async def main() -> None:
+        hostile = {"p2": lambda _: Withholding(begins_s)}
+        settings = SecureSettings(probation_steps=3, peers_per_validator=2)
+        swarm = SecureSwarm(6, lambda: Quadratic(50, compute_s=0.5), hostile, seed=seed, settings=settings)
+        for name in ("p3", "p4", "p5"):
+            later(begins_s, lambda name=name: leave(swarm, name))
+        await survive(swarm, ["p2", "p3", "p4", "p5"])
+
+    main()
+
+
 class Mute(Behaviour):
     """Says nothing of its aggregate."""
 

@@ -108,7 +108,8 @@ def who_equivocated(members: Members, commits: Mapping[PeerId, Commit]) -> froze
 
 
 def who_leaves(commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
-    """Members that say goodbye. More than half of the others go on without them.
+    """Members that say goodbye. More than half of the others go on without them, once most of all members, with them,
+    were heard.
 
     An honest one says nothing else in that attempt to anybody. So of two groups that cannot hear each other, of which
     each has more than half of the members but for those whose goodbye it heard, no two can be without a common one.

@@ -590,7 +590,9 @@ class PartCollector:
     ) -> None:
         slot, was_there = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT), False
         while not await wait_for_all(missing, total, self._store.changed, fetch, self._patience, is_coming=is_coming):
-            is_there = await self._gossip.reaches_most(slot, self._terms.members)
+            commits = self._record.commits  # who said goodbye in one answers nobody
+            stay = [peer for peer in self._terms.members if peer not in commits or not commits[peer].leaves]
+            is_there = await self._gossip.reaches_most(slot, stay)
             if was_there and is_there:
                 return
             was_there = is_there
