@@ -38,10 +38,10 @@ from minga.core.errors import ConfigurationError, ProtocolError, RemoteError
 from minga.identity.keys.keys import Identity
 from minga.identity.keys.keys import verify as is_signed
 from minga.network.interface import PeerId
-from minga.security.accountability.rulings import Ruling, decide, is_majority, judge, who_leaves
+from minga.security.accountability.rulings import Ruling, decide, is_majority, judge
 from minga.security.parts.equal_parts import EqualParts, value_from_bytes
 from minga.security.parts.part_store import PartStore
-from minga.security.protocol.attempt_record import AttemptRecord, Terms
+from minga.security.protocol.attempt_record import AttemptRecord, Terms, who_leaves
 from minga.security.protocol.members import has_passed, heard_by_most
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.rules import Rules

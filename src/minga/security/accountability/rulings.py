@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.attempt_record import AttemptRecord, who_leaves
 from minga.security.protocol.members import PendingAccusations, Reason
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import (
@@ -105,16 +105,6 @@ def _by_words(record: AttemptRecord, phase: Phase) -> Ruling:
 def who_equivocated(members: Members, commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
     """Peers of which most members can prove that they said two different things."""
     return _named_by_most(members, (body.equivocators for body in commits.values()))
-
-
-def who_leaves(commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
-    """Members that say goodbye. More than half of the others go on without them, once most of all members, with them,
-    were heard.
-
-    An honest one says nothing else in that attempt to anybody. So of two groups that cannot hear each other, of which
-    each has more than half of the members but for those whose goodbye it heard, no two can be without a common one.
-    """
-    return frozenset(peer for peer, body in commits.items() if body.leaves)
 
 
 def who_kept_silent(members: Members, commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:

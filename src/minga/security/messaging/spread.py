@@ -40,7 +40,7 @@ from minga.security.parts.transfer_limits import (
     transfer_limit_s,
     wait_for_all,
 )
-from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.attempt_record import AttemptRecord, who_leaves
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
     Attempt,
@@ -590,8 +590,8 @@ class PartCollector:
     ) -> None:
         slot, was_there = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT), False
         while not await wait_for_all(missing, total, self._store.changed, fetch, self._patience, is_coming=is_coming):
-            commits = self._record.commits  # who said goodbye in one answers nobody
-            stay = [peer for peer in self._terms.members if peer not in commits or not commits[peer].leaves]
+            left = who_leaves(self._record.commits)  # these answer nobody
+            stay = [peer for peer in self._terms.members if peer not in left]
             is_there = await self._gossip.reaches_most(slot, stay)
             if was_there and is_there:
                 return

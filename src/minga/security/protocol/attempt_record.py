@@ -208,3 +208,13 @@ class AttemptRecord:
 
 def _floats(data: Bytes) -> torch.Tensor:
     return load(bytes_of(data, writable=False), torch.float32)
+
+
+def who_leaves(commits: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
+    """Members that say goodbye. More than half of the others go on without them, once most of all members, with them,
+    were heard.
+
+    An honest one says nothing else in that attempt to anybody. So of two groups that cannot hear each other, of which
+    each has more than half of the members but for those whose goodbye it heard, no two can be without a common one.
+    """
+    return frozenset(peer for peer, body in commits.items() if body.leaves)

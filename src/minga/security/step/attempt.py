@@ -35,14 +35,13 @@ from minga.security.accountability.rulings import (
     decide,
     open_complaint,
     place_of_most,
-    who_leaves,
     who_stands_elsewhere,
 )
 from minga.security.messaging.spread import Deliveries, PartCollector, StatementGossip, meanwhile
 from minga.security.messaging.voting import ContradictionError, DivergedError, OutvotedError, ReliableBroadcast
 from minga.security.parts.equal_parts import digest_of, encoded, value_to_bytes
 from minga.security.parts.part_store import PartStore
-from minga.security.protocol.attempt_record import AttemptRecord, Terms
+from minga.security.protocol.attempt_record import AttemptRecord, Terms, who_leaves
 from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour
 from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.statements import (
