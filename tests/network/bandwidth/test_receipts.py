@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import pytest
 
+from minga.core.aio import end
 from minga.network.bandwidth.delivery_reports import (
     GAP_S,
     LEAST_BYTES,
@@ -17,7 +19,7 @@ from minga.network.bandwidth.delivery_reports import (
 )
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import RECEIPT, MessageStream
-from tests.worlds.link_world import LinkWorld
+from tests.worlds.link_world import MB, LinkWorld, Peer
 from tests.worlds.swarm_tools import virtually
 
 
@@ -236,3 +238,38 @@ def test_what_is_sent_as_it_comes_is_not_loaded(waiting: bool) -> None:
                 loaded.append(sender.acknowledge(receiver.report(span), 0.03 * number + 0.05).loaded)
     assert len(loaded) > 8
     assert loaded[2:] == [waiting] * (len(loaded) - 2)
+
+
+def test_what_waited_when_streams_broke_off_did_not_go_over_the_line() -> None:
+    """Most of four frames waited: counted as sent, they would make the line look twice as fast as it is."""
+
+    @virtually
+    async def main() -> None:
+        world, body = LinkWorld([(0.4, None), *[(None, None)] * 4]), bytes(1_000_000)
+        await world.start()
+        one, *others = world.peers
+
+        async def take(_: PeerId, stream: MessageStream) -> None:
+            while True:
+                await stream.receive_bulk_into(memoryview(bytearray(len(body))))
+
+        async def frames(stream: MessageStream) -> None:
+            while True:
+                await stream.send_bulk(body)
+
+        async def send(other: Peer) -> None:
+            async with one.node.open(other.peer_id, "test.frames", bulk=True) as stream:
+                await asyncio.gather(frames(stream), stream.receive_end())
+
+        for other in others:
+            other.node.serve("test.frames", take)
+        sending = [asyncio.create_task(send(other)) for other in others]
+        await asyncio.sleep(21.0)
+        assert one.rates().upload == pytest.approx(0.4 * MB, rel=0.05)
+        await end(*sending)
+        await asyncio.gather(*(one.send(other, 2_000_000) for other in others))
+        assert one.rates().upload == pytest.approx(0.4 * MB, rel=0.05)
+        assert one.rates().upload_shown
+        await world.close()
+
+    main()

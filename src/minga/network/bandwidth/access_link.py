@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from minga.core.errors import ProtocolError
 from minga.core.rate_cap import RateCap
 from minga.core.thread_guard import loop_bound
-from minga.network.bandwidth.delivery_reports import REPORT_BYTES, Arriving, BulkUse, DeliveryReports, Span
+from minga.network.bandwidth.delivery_reports import Arriving, BulkUse, DeliveryReports, Span
 from minga.network.bandwidth.estimate import Estimate
 from minga.network.bandwidth.meter import IDLE_SHARE, LinkMeter
 from minga.network.interface import Buffer, PeerId, Stream
@@ -191,10 +191,6 @@ def _limit(rate: float | None, cap: float | None) -> str:
 # ---- The streams of the link: what each moves is counted, and keeps to the caps.
 
 
-MAX_UNREPORTED_BYTES = REPORT_BYTES
-"""More than that cannot have arrived unreported: it was not sent before the stream broke off."""
-
-
 class StreamCounter:
     """What was sent to and received from `peer` over one stream.
 
@@ -275,12 +271,16 @@ class StreamCounter:
             raise ProtocolError(str(error), peer=self._peer) from error
         self._access_link.meter.up.add(self._peer, span, self.use, in_total=True)
 
-    def close(self) -> None:
-        """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
+    def close(self, *, in_order: bool) -> None:
+        """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice.
+
+        Of one that did not end `in_order` nobody knows how much came of what waited in buffers to be sent.
+        """
         if self.use is BulkUse.WORK and not self._closed and self._made_reports is not None:
             self._closed = True
             sent, received = self._made_reports.unreported
-            self._access_link.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
+            if in_order:
+                self._access_link.meter.up.note(self._peer, sent)
             self._access_link.meter.down.note(self._peer, received)
 
     def _note_work(self) -> None:

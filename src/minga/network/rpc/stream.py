@@ -261,7 +261,7 @@ class MessageStream:
         """
         self._clockwork.remove(self)
         self._leave_carrier()
-        self.counter.close()
+        self.counter.close(in_order=self._finished and self._ended)
         if self._aside is not None:
             self._aside.cancel()
         if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
@@ -278,7 +278,7 @@ class MessageStream:
         """Stop pulsing and watching after both sides finished cleanly."""
         self._clockwork.remove(self)
         self._leave_carrier()
-        self.counter.close()
+        self.counter.close(in_order=True)
 
     def begin_pulses(self) -> None:
         """The stream is one of messages for good."""
