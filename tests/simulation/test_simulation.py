@@ -253,6 +253,15 @@ def test_a_run_that_all_left_goes_on_from_what_they_kept(crash: int, goes_on: bo
     assert len(kinds(outcome, "run.set_back")) == (0 if goes_on else 1)
 
 
+def test_who_kept_the_state_with_which_others_came_back_does_not_fetch_it() -> None:
+    home = '[[peers]]\nname = "home"\ncount = 3\nsamples_per_second = 20\nsession = "20s"\naway = "5s"\nup = "1Mbit"\n'
+    ghost = '[model]\nkind = "ghost"\nparameters = 100_000\n[training]\ntarget_batch_size = 256\n'
+    outcome = simulate(ghost + home, "stop.time=40s")  # a line takes ten seconds for a state
+    back = [entry["seconds"] for entry in kinds(outcome, "sync.finished") if entry["t"] > 25.0]
+    assert back
+    assert max(back) < 2.0
+
+
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit at 0.05ms for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):
