@@ -325,6 +325,24 @@ async def test_a_newcomer_that_was_not_waited_for_long_enough_is_waited_for_as_l
     assert loop.time() == pytest.approx(7.0, abs=0.3)
 
 
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_a_step_that_began_after_the_last_round_takes_as_long_as_it_fills_and_a_round(in_flight: int) -> None:
+    """Whoever goes on computing beside a round fills the step sooner by that, and the next one begins no sooner."""
+
+    @virtually
+    async def main() -> None:
+        scene = Scene(100, stopped(50))
+        scene.trainer.facts = StrategyFacts(in_flight, False, 1)
+        plan: Any = SimpleNamespace(next_batch=100, orders=())
+        scene.gathering.attempt.batch.note(plan, 15.0)
+        scene.syncing = {join_of(1, Report())[0]: 0.0}
+        later(20.0, lambda: setattr(scene.trainer, "now", stopped(120)))
+        await scene.gathering.run()
+        assert asyncio.get_running_loop().time() == pytest.approx(20.0 + 35.0, abs=2.0)
+
+    main()
+
+
 @virtually
 async def test_whoever_has_the_state_at_last_still_has_time_to_join() -> None:
     scene, newcomer = Scene(100, stopped(120)), join_of(1, Report())[0]
