@@ -262,6 +262,16 @@ def test_who_kept_the_state_with_which_others_came_back_does_not_fetch_it() -> N
     assert max(back) < 2.0
 
 
+def test_peers_of_a_model_without_numbers_come_later_to_eager_local_steps() -> None:
+    """The guess of what the others will send is kept over a download, though it has no numbers."""
+    ghost = '[model]\nkind = "ghost"\nparameters = 1000\n[training]\nstrategy = "local"\ntarget_batch_size = 64\n'
+    eager = '[strategy.local]\noverlap = true\nmerge = "eager"\n'
+    home = '[[peers]]\nname = "home"\ncount = 3\nsamples_per_second = 20\narrival = "uniform 0s 5s"\n'
+    outcome = simulate(ghost + eager + home, "stop.steps=6")
+    assert not kinds(outcome, "member.failed")
+    assert outcome.steps[-1].contributors == 3
+
+
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit at 0.05ms for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):

@@ -728,5 +728,5 @@ class Local(Strategy):
             self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:
             known = local["guess"]
-            self._guess.of_others = None if known.isnan().all() else known.clone()
+            self._guess.of_others = None if known.is_meta or known.isnan().all() else known.clone()
         self._count_anew(samples)
