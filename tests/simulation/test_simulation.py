@@ -272,6 +272,17 @@ def test_peers_of_a_model_without_numbers_come_later_to_eager_local_steps() -> N
     assert outcome.steps[-1].contributors == 3
 
 
+def test_clients_find_the_one_peer_that_they_can_dial_when_it_comes_back() -> None:
+    """It has its address and its state again, so none of them is lost and it has nothing to fetch."""
+    ghost = '[model]\nkind = "ghost"\nparameters = 1000\n[training]\ntarget_batch_size = 64\n[stop]\ntime = "40s"\n'
+    hub = '[[peers]]\nname = "hub"\nsamples_per_second = 20\nsession = "15s"\naway = "5s"\n'
+    outcome = simulate(ghost + hub + '[[peers]]\nname = "client"\ncount = 3\nsamples_per_second = 20\ndialable = 0\n')
+    assert [round(entry["t"]) for entry in kinds(outcome, "peer.arrived")] == [0, 0, 0, 0, 20]
+    late = [step for step in outcome.steps if step.applied_s > 25.0]
+    assert max(step.contributors for step in late) == 4
+    assert "hub-1" not in {entry["peer"] for entry in kinds(outcome, "sync.finished")}
+
+
 def test_scripted_and_random_faults_happen_and_are_noted() -> None:
     faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit at 0.05ms for 3s\n"""\n'
     for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):

@@ -304,15 +304,14 @@ class World:
         return peer
 
     def _return(self, name: str) -> SimulatedPeer:
-        """Start a peer that was here before, with the state that it kept, unless somebody here is further. If nobody is
-        here, the run goes on from that state, and what is lost is told.
+        """Start a peer that was here before, with the state that it kept. If nobody is here, the run goes on from that
+        state, and what is lost is told.
         """
-        former, here = self._swarm.peers[name], [peer.replica.step for peer in self._swarm.alive()]
+        former = self._swarm.peers[name]
         kept = 0 if former.checkpoint is None else former.checkpoint.step
-        if not here and kept < self._recorder.timeline.last_step and not self._scenario.split.is_on:
+        lost = not self._swarm.alive() and kept < self._recorder.timeline.last_step
+        if lost and not self._scenario.split.is_on:
             self._recorder.note("run.set_back", peer=name, step=kept)
-        if kept < max(here, default=0):
-            former.checkpoint = None
         return self._swarm.restart(name)
 
     async def _leave(self, peer: SimulatedPeer, *, crashes: bool, how: str = "goodbye") -> None:

@@ -160,6 +160,21 @@ def test_a_split_heals_even_after_all_records_ran_out() -> None:
     in_swarm(4, scenario, limit_s=1200.0)
 
 
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_who_lost_all_neighbours_soon_finds_the_one_that_it_can_reach(seed: int) -> None:
+    """As members do whose routers let nobody in, when the only peer in reach of all was started again."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hub, *others, lost = swarm.peers
+        for other in [hub, *others]:
+            swarm.internet.cut(lost.network, other.network)
+        await asyncio.sleep(60.0)
+        swarm.internet.restore(lost.network, hub.network)
+        assert await swarm.until(lambda: lost.node.is_connected(hub.peer_id), 200.0) < 25.0
+
+    in_swarm(20, scenario, seed=seed)
+
+
 # ---- peers that lie
 
 

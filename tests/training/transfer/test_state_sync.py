@@ -247,12 +247,14 @@ async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swa
 
 @virtually
 async def test_whoever_fetches_the_state_itself_lets_nobody_wait_for_it(swarm: Swarm) -> None:
-    donors = [*await donors_of(swarm, make_snapshot()), swarm.peer(), swarm.peer()]
+    donors = [*await donors_of(swarm, make_snapshot()), swarm.peer(), swarm.peer(), swarm.peer()]
     clock = asyncio.get_running_loop().time
     begun_s = clock()
     asking = asyncio.create_task(download(swarm.peer().node, [donor.id for donor in donors], Wanted(5)))
     with donors[1].server.fetching():
         await asyncio.sleep(1.0)
+        with donors[3].server.fetching():
+            pass  # there was nobody to ask
         with donors[2].server.fetching():  # it was asked before it began
             state = await asking
     assert state.snapshot.step == 5

@@ -6,8 +6,9 @@ Theory of operation. Three things spread records, each covering for what the one
   windows that grow with the swarm;
 * *exchanges* (`minga.network.gossip.anti_entropy`): about once a second each peer makes its board equal with that of
   one random living neighbour. Whatever rumours missed is everywhere after O(log N) such rounds;
-* *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
-  then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
+* *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to, one after
+  the other; one that has none does not wait for answers, since those behind routers give none. Now and then a peer
+  dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
 Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers, and in swarms
 above 50 up to 4 seconds later: each record comes to everybody, and with the longer pause a step's own record is beat
@@ -111,7 +112,7 @@ class Gossip:
         self._exchanging: set[PeerId] = set()
         self._serving: Counter[PeerId] = Counter()
         self._retries: dict[PeerId, tuple[float, float]] = {}  # peer -> not before, pause after the next failure
-        self._dialling = False
+        self._dialling: set[PeerId] = set()
 
     @property
     def beat_s(self) -> float:
@@ -247,7 +248,7 @@ class Gossip:
             chosen = silent if silent and (not living or self._generator.random() < SILENT_EXCHANGE_CHANCE) else living
             if chosen:
                 self._begin_exchange(self._generator.choice(chosen))
-            if not self._dialling:
+            if not self._dialling or not neighbours:  # who has nobody waits for no dial that may never be answered
                 self._consider_dialling(set(neighbours))
 
     def _begin_exchange(self, peer: PeerId, *, full: bool = False) -> None:
@@ -270,7 +271,9 @@ class Gossip:
         now = asyncio.get_running_loop().time()
         known = {address.peer_id: address for address in [*self._entries, *self._board.addresses()]}
         candidates = [
-            peer for peer in sorted(known) if peer not in neighbours and self._retries.get(peer, (0.0, 0.0))[0] <= now
+            peer
+            for peer in sorted(known.keys() - neighbours - self._dialling)
+            if self._retries.get(peer, (0.0, 0.0))[0] <= now
         ]
         living = [peer for peer in candidates if self._board.is_alive(peer)]
         if len(neighbours) < MIN_NEIGHBOURS and candidates:
@@ -279,7 +282,7 @@ class Gossip:
             chosen = self._generator.choice(candidates)
         else:
             return
-        self._dialling = True
+        self._dialling.add(chosen)
         self._node.spawn(self._dial(known[chosen]))
 
     async def _dial(self, address: Address) -> None:
@@ -299,4 +302,4 @@ class Gossip:
                 min(2.0 * pause, max(MIN_LAST_RETRY_S, len(self._retries)), LAST_RETRY_S),
             )
         finally:
-            self._dialling = False
+            self._dialling.discard(peer)

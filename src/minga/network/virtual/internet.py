@@ -346,8 +346,8 @@ class VirtualInternet:
     ) -> VirtualNetwork:
         """Add a host. Its Ed25519 `private_key` (32 bytes) follows from the seed and its number unless given.
 
-        A name that is in use may be taken over only from a host that is gone: that is how a peer restarts. What was
-        done to its line, its router and its paths goes on.
+        A name that is in use may be taken over only from a host that is gone: that is how a peer restarts. It keeps the
+        address, as a peer keeps its port, and what was done to its line, its router and its paths goes on.
         """
         number = self._made
         settings = settings or HostSettings()
@@ -356,6 +356,7 @@ class VirtualInternet:
         name = name or f"peer-{number}"
         if name in self.hosts and not self.hosts[name].state.gone:
             raise ConfigurationError(f"a host named {name} exists")
+        former = self.hosts.get(name)
         key = private_key or hashlib.sha256(f"minga virtual host {self.seed} {number}".encode()).digest()
         peer_id = PeerId(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw().hex())
         state = Host(
@@ -367,9 +368,9 @@ class VirtualInternet:
             settings.loss,
             settings.region,
             settings.nat,
-            f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433",
+            former.state.public if former else f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433",
         )
-        if (former := self.hosts.get(name)) is not None:
+        if former:
             self._take_over(former, state)
         network = VirtualNetwork(self, settings, state, key)
         self._made += 1

@@ -167,7 +167,7 @@ class Swarm:
         self, name: str, *, entries: Sequence[Address] | None = None, checkpoint: StateSnapshot | None = None
     ) -> SimulatedPeer:
         """Start a peer anew that was killed or closed, with its key, from `checkpoint`, or else from its last one if it
-        made one. It has another address than before.
+        made one.
         """
         former = self.peers[name]
         if not former.is_gone:

@@ -159,7 +159,7 @@ class StateServer:
         self._waiting: list[tuple[int, PeerId]] = []  # the least step that each wants, and who
         self._boundary = -1, self._loop.time()  # the step of the training thread's last one, and when that was
         self._is_told = False
-        self._is_fetching = False
+        self._is_fetching, self._fetches = False, 0
         self.first: Manifest | None = None
         """That of the state with which this peer could found the run. Others may compare; the state is not served."""
         self._changed = Signal()
@@ -213,7 +213,7 @@ class StateServer:
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
         """This peer fetches the state itself, so no peer waits for a state that it does not have yet; on the loop."""
-        self._is_fetching = True
+        self._is_fetching, self._fetches = True, self._fetches + 1
         self._changed.fire()
         try:
             yield
@@ -273,10 +273,10 @@ class StateServer:
         of_peer = sum(each == peer for _, each in self._waiting)
         if len(self._waiting) >= MAX_WAITING or of_peer >= MAX_WAITING_PER_PEER:
             raise RejectedError("too many peers are waiting for the state here", code=RefusalCode.BUSY, peer=peer)
-        deadline = self._loop.time() + BOUNDARY_WAIT_S
+        deadline, fetches = self._loop.time() + BOUNDARY_WAIT_S, self._fetches
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
-            if left_s <= 0 or self._is_fetching:
+            if left_s <= 0 or self._is_fetching or self._fetches > fetches:  # the fetch may have been over at once
                 self._tell_if_overdue(request.minimum_step, peer)
                 raise RejectedError(
                     f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
