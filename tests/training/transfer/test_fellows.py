@@ -14,7 +14,7 @@ from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, build_manifest
 from minga.training.transfer.arriving import Arriving, read_bitmap
 from minga.training.transfer.download import BrokenOffError, DownloadedState, download
-from minga.training.transfer.messages import CHUNKS, DownloadOpened, Held, OpenDownload, TakeChunks
+from minga.training.transfer.messages import CHUNKS, DownloadOpened, HeldChunks, OpenDownload, TakeChunks
 from tests.training.transfer.test_state_sync import ANY, CHUNKS_IN_ALL, donors_of, make_snapshot, same
 from tests.worlds.transfer_world import LINE, Peer, Swarm, virtually
 
@@ -141,7 +141,7 @@ async def test_a_fellow_that_does_not_speak_the_protocol_is_let_go(swarm: Swarm)
     async def serve(stream: MessageStream) -> None:
         await stream.receive(OpenDownload)
         await stream.send(DownloadOpened(held=b"\xff" * 9_000))  # more bits than there are chunks
-        await stream.send(Held(b""))
+        await stream.send(HeldChunks(b""))
 
     newcomer, _ = await fetch_beside(swarm, serve)
     assert newcomer.named("state.donor_dropped") == []
@@ -163,7 +163,7 @@ async def test_a_fellow_is_asked_only_for_what_it_told(swarm: Swarm) -> None:
             await stream.send(request)
             for _ in request.indices:
                 await stream.receive_bulk_into(memoryview(bytearray(CHUNK_BYTES)))
-            return read_bitmap((await stream.receive(Held)).bitmap, manifest.chunk_count)
+            return read_bitmap((await stream.receive(HeldChunks)).bitmap, manifest.chunk_count)
 
     with fellow.server.sharing(arriving):
         assert await take(TakeChunks((1,), news=True)) == {1}
@@ -190,7 +190,7 @@ async def test_who_gives_its_download_up_says_so(swarm: Swarm) -> None:
             await stream.send(TakeChunks((), news=True))
             await asyncio.sleep(0.5)
         with pytest.raises(RejectedError, match="given up"):
-            await stream.receive(Held)
+            await stream.receive(HeldChunks)
 
 
 @virtually
@@ -202,5 +202,5 @@ async def test_a_donor_that_has_all_tells_no_news(swarm: Swarm) -> None:
         await stream.receive(DownloadOpened)
         await stream.send(TakeChunks((), news=True))
         with pytest.raises(RemoteError):
-            await stream.receive(Held)
+            await stream.receive(HeldChunks)
     assert donor.offenders() == [stranger.id]

@@ -51,7 +51,7 @@ from minga.training.transfer.messages import (
     DescribeRequest,
     Description,
     DownloadOpened,
-    Held,
+    HeldChunks,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
@@ -429,7 +429,7 @@ class ChunkFetch:
                 await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
                 continue
             if (index := pending.popleft()) is None:
-                self._note_held(donor, (await timely(stream.receive(Held), donor, "told no news")).bitmap)
+                self._note_held(donor, (await timely(stream.receive(HeldChunks), donor, "told no news")).bitmap)
                 continue
             data = scratch[: self._wanted.chunk_size(index)]
             await self._receive(donor, stream, index, data)

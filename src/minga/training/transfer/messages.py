@@ -3,7 +3,7 @@
 state.describe   DescribeRequest -> DescribeReply               what can be had; may wait for a step boundary
 state.manifest   ManifestRequest -> ManifestReply, then bulk frames of at most PAGE_BYTES until all bytes came
 state.chunks     OpenDownload -> DownloadOpened, then Take -> one bulk frame for each index, as often as wanted, and
-                 where news were asked for, Held; an empty Take ends it
+                 where news were asked for, HeldChunks; an empty Take ends it
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TakeChunks(msgspec.Struct, frozen=True):
     news: bool = False
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldChunks(msgspec.Struct, frozen=True):
     """The chunks that are here, see `Arriving.bitmap`."""
 
     bitmap: Bitmap

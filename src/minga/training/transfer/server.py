@@ -47,7 +47,7 @@ from minga.training.transfer.messages import (
     DescribeRequest,
     Description,
     DownloadOpened,
-    Held,
+    HeldChunks,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
@@ -96,7 +96,7 @@ async def _tell_held(stream: MessageStream, arriving: Arriving, *, at_once: bool
         await arriving.changed.wait(NEWS_S)
     if arriving.is_given_up:
         raise RejectedError("this download was given up here", code=RefusalCode.GONE)
-    await stream.send(Held(arriving.bitmap()))
+    await stream.send(HeldChunks(arriving.bitmap()))
 
 
 async def send_manifest(stream: MessageStream, data: bytes, peer: PeerId) -> None:
