@@ -12,7 +12,7 @@ import pytest
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, build_manifest
-from minga.training.transfer.arriving import Arriving, read_bitmap
+from minga.training.transfer.incoming import IncomingState, read_bitmap
 from minga.training.transfer.download import BrokenOffError, DownloadedState, download
 from minga.training.transfer.messages import CHUNKS, DownloadOpened, HeldChunks, OpenDownload, TakeChunks
 from tests.training.transfer.test_state_sync import ANY, CHUNKS_IN_ALL, donors_of, make_snapshot, same
@@ -67,10 +67,10 @@ async def test_fellows_that_have_all_of_it_together_need_no_donor_any_more(swarm
     donor.server.publish(snapshot)
     newcomers = [swarm.peer(replace(LINE, up_bytes_per_s=2e5)) for _ in range(3)]
     tasks = [asyncio.create_task(share(newcomer, [donor])) for newcomer in newcomers]
-    arriving = [peer.server for peer in newcomers]
+    incoming = [peer.server for peer in newcomers]
 
     def are_all_there() -> bool:
-        held = [server._arriving._held for server in arriving if server._arriving is not None]
+        held = [server._incoming._held for server in incoming if server._incoming is not None]
         return len(held) == len(newcomers) and bool((held[0] | held[1] | held[2]).all())
 
     while not are_all_there():
@@ -151,7 +151,7 @@ async def test_a_fellow_that_does_not_speak_the_protocol_is_let_go(swarm: Swarm)
 async def test_a_fellow_is_asked_only_for_what_it_told(swarm: Swarm) -> None:
     snapshot = make_snapshot()
     manifest, fellow = build_manifest(snapshot), swarm.peer()
-    arriving = Arriving(manifest, snapshot, [1])
+    incoming = IncomingState(manifest, snapshot, [1])
 
     async def take(request: TakeChunks) -> set[int]:
         stranger = swarm.peer()
@@ -165,7 +165,7 @@ async def test_a_fellow_is_asked_only_for_what_it_told(swarm: Swarm) -> None:
                 await stream.receive_bulk_into(memoryview(bytearray(CHUNK_BYTES)))
             return read_bitmap((await stream.receive(HeldChunks)).bitmap, manifest.chunk_count)
 
-    with fellow.server.sharing(arriving):
+    with fellow.server.sharing(incoming):
         assert await take(TakeChunks((1,), news=True)) == {1}
         for wrong in ((2,), (1, 2), (CHUNKS_IN_ALL,)):
             with pytest.raises(RemoteError):
@@ -173,7 +173,7 @@ async def test_a_fellow_is_asked_only_for_what_it_told(swarm: Swarm) -> None:
         assert len(fellow.offenders()) == 3
         news = asyncio.create_task(take(TakeChunks((), news=True)))
         await asyncio.sleep(0.5)
-        arriving.add(3)
+        incoming.add(3)
         assert await news == {1, 3}
     with pytest.raises(RejectedError, match="not held"):
         await take(TakeChunks((1,), news=True))
@@ -184,7 +184,7 @@ async def test_who_gives_its_download_up_says_so(swarm: Swarm) -> None:
     snapshot = make_snapshot()
     manifest, fellow, stranger = build_manifest(snapshot), swarm.peer(), swarm.peer()
     async with stranger.node.open(fellow.id, CHUNKS) as stream:
-        with fellow.server.sharing(Arriving(manifest, snapshot, [1])):
+        with fellow.server.sharing(IncomingState(manifest, snapshot, [1])):
             await stream.send(OpenDownload(manifest.digest))
             await stream.receive(DownloadOpened)
             await stream.send(TakeChunks((), news=True))

@@ -38,7 +38,7 @@ from minga.network.rpc.stream import MessageStream
 from minga.training.lineage import Lineage, Standing
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateMemory, StateSnapshot
-from minga.training.transfer.arriving import Arriving, read_bitmap
+from minga.training.transfer.incoming import IncomingState, read_bitmap
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
     CHUNKS,
@@ -271,7 +271,7 @@ def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:
 # that verifies counts. So neither a dead nor a very slow donor delays the end. Each chunk is received into a buffer of
 # the task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
 #
-# Fellows, which are downloading the same (`arriving.py`), serve like donors what they tell that they have. Donors are
+# Fellows, which are downloading the same (`incoming.py`), serve like donors what they tell that they have. Donors are
 # asked first for what no fellow has. Fellows that fail are let go without a word, unless they lied.
 
 
@@ -580,15 +580,15 @@ class _Download:
         try:
             missing = await self._cache.fill(missing, self._chunk, self._release)
             self._done_bytes = manifest.total_bytes - sum(map(manifest.chunk_size, missing))
-            arriving = Arriving(manifest, self._snapshot, set(range(manifest.chunk_count)).difference(missing))
+            incoming = IncomingState(manifest, self._snapshot, set(range(manifest.chunk_count)).difference(missing))
             source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
-            store = partial(self._store, arriving)
+            store = partial(self._store, incoming)
             fetch = ChunkFetch(source, manifest, missing, store, self._snapshot.buffer.device)
-            arriving.on_fellow.add(fetch.meet)
+            incoming.on_fellow.add(fetch.meet)
             self._received_bytes = fetch.received_bytes
             self._tell()
             begun_bytes = self._done_bytes
-            with contextlib.nullcontext() if self._server is None else self._server.sharing(arriving):
+            with contextlib.nullcontext() if self._server is None else self._server.sharing(incoming):
                 await fetch.run(supporters)
             asked.failed.update(fetch.failed)
             if not fetch.complete:
@@ -630,12 +630,12 @@ class _Download:
                 self._release(index)
         return missing
 
-    async def _store(self, arriving: Arriving, index: int, data: memoryview) -> None:
+    async def _store(self, incoming: IncomingState, index: int, data: memoryview) -> None:
         fill(self._chunk(index), data)
         self._done_bytes += data.nbytes
         await self._cache.write(index, self._chunk(index))
         self._release(index)
-        arriving.add(index)
+        incoming.add(index)
         self._tell()
 
     def _tell(self) -> None:

@@ -105,7 +105,7 @@ class TakeChunks(msgspec.Struct, frozen=True):
 
 
 class HeldChunks(msgspec.Struct, frozen=True):
-    """The chunks that are here, see `Arriving.bitmap`."""
+    """The chunks that are here, see `IncomingState.bitmap`."""
 
     bitmap: Bitmap
 

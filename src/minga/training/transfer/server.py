@@ -9,7 +9,7 @@ again.
 
 A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that
 is being downloaded makes room for a newer one before it is `MIN_HELD_S` old. A peer that fetches the state itself
-serves what it has of it to others that do the same (`minga.training.transfer.arriving`).
+serves what it has of it to others that do the same (`minga.training.transfer.incoming`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.arriving import Arriving
+from minga.training.transfer.incoming import IncomingState
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
     CHUNK_TIMEOUT_S,
@@ -66,37 +66,37 @@ async def serve_chunks(
     sent: Callable[[int], None] = lambda _: None,
     *,
     fellows: tuple[PeerId, ...] = (),
-    arriving: Arriving | None = None,
+    incoming: IncomingState | None = None,
 ) -> None:
     """Send what `peer` takes of `chunk_count` chunks; `read` gives one of them, `sent` hears of it afterwards.
 
-    It is told of the `fellows` that take the same; `arriving` says which chunks are here, if not all are.
+    It is told of the `fellows` that take the same; `incoming` says which chunks are here, if not all are.
 
     Raises `ProtocolError` for chunks that do not exist or are asked for too often, `RejectedError` if `peer` asks for
     nothing for `CHUNK_TIMEOUT_S`, `SilentError` if it takes nothing for as long, and what `read` raises.
     """
-    await stream.send(DownloadOpened(fellows, None if arriving is None else arriving.bitmap()))
+    await stream.send(DownloadOpened(fellows, None if incoming is None else incoming.bitmap()))
     # Chunks may be asked for again after a dropped connection, but not for ever.
     left = 2 * chunk_count + MAX_HELD
     while (take := await _next_take(stream, peer)).indices or take.news:
         left -= len(take.indices)
         if max(take.indices, default=0) >= chunk_count or left < 0:
             raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
-        if (take.news and arriving is None) or not (arriving is None or arriving.has(take.indices)):
+        if (take.news and incoming is None) or not (incoming is None or incoming.has(take.indices)):
             raise ProtocolError("asked for chunks, or news of them, that it was not told of", peer=peer)
         for index in take.indices:
             await timely(stream.send_bulk(await read(index)), peer, "took no chunk")
             sent(index)
-        if take.news and arriving is not None:
-            await _tell_held(stream, arriving, at_once=bool(take.indices))
+        if take.news and incoming is not None:
+            await _tell_held(stream, incoming, at_once=bool(take.indices))
 
 
-async def _tell_held(stream: MessageStream, arriving: Arriving, *, at_once: bool) -> None:
+async def _tell_held(stream: MessageStream, incoming: IncomingState, *, at_once: bool) -> None:
     if not at_once:
-        await arriving.changed.wait(NEWS_S)
-    if arriving.is_given_up:
+        await incoming.changed.wait(NEWS_S)
+    if incoming.is_given_up:
         raise RejectedError("this download was given up here", code=RefusalCode.GONE)
-    await stream.send(HeldChunks(arriving.bitmap()))
+    await stream.send(HeldChunks(incoming.bitmap()))
 
 
 async def send_manifest(stream: MessageStream, data: bytes, peer: PeerId) -> None:
@@ -182,7 +182,7 @@ class StateServer:
         self._boundary = -1, self._loop.time()  # the step of the training thread's last one, and when that was
         self._is_told = False
         self._is_fetching = False
-        self._arriving: Arriving | None = None
+        self._incoming: IncomingState | None = None
         self.first: Manifest | None = None
         """That of the state with which this peer could found the run. Others may compare; the state is not served."""
         self._changed = Signal()
@@ -244,14 +244,14 @@ class StateServer:
             self._is_fetching = False
 
     @contextlib.contextmanager
-    def sharing(self, arriving: Arriving) -> Iterator[None]:
+    def sharing(self, incoming: IncomingState) -> Iterator[None]:
         """Let peers that download the same state have what this one has of it already; on the loop."""
-        self._arriving = arriving
+        self._incoming = incoming
         try:
             yield
         finally:
-            self._arriving = None
-            arriving.end()
+            self._incoming = None
+            incoming.end()
 
     # ---- inner workings, on the loop
 
@@ -350,9 +350,9 @@ class StateServer:
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
-        arriving = self._arriving
-        if arriving is not None and arriving.manifest.digest == digest:
-            await self._serve_arriving(peer, stream, arriving)
+        incoming = self._incoming
+        if incoming is not None and incoming.manifest.digest == digest:
+            await self._serve_incoming(peer, stream, incoming)
             return
         held = self._use(digest)
         with self._places.of(peer):
@@ -373,16 +373,16 @@ class StateServer:
                 held.last_used = self._loop.time()
                 self._loop.call_later(IDLE_S, self._release_idle)
 
-    async def _serve_arriving(self, peer: PeerId, stream: MessageStream, arriving: Arriving) -> None:
+    async def _serve_incoming(self, peer: PeerId, stream: MessageStream, incoming: IncomingState) -> None:
         with self._places.of(peer):
-            arriving.on_fellow.tell(peer)
+            incoming.on_fellow.tell(peer)
             await serve_chunks(
                 stream,
                 peer,
-                arriving.manifest.chunk_count,
-                partial(_arrived_chunk, arriving),
-                partial(_release_chunk, arriving.snapshot),
-                arriving=arriving,
+                incoming.manifest.chunk_count,
+                partial(_incoming_chunk, incoming),
+                partial(_release_chunk, incoming.snapshot),
+                incoming=incoming,
             )
 
     async def _chunk(self, held: _Held, index: int) -> memoryview:
@@ -391,8 +391,8 @@ class StateServer:
         return _bytes_of(held.snapshot, index)
 
 
-async def _arrived_chunk(arriving: Arriving, index: int) -> memoryview:
-    return _bytes_of(arriving.snapshot, index)
+async def _incoming_chunk(incoming: IncomingState, index: int) -> memoryview:
+    return _bytes_of(incoming.snapshot, index)
 
 
 def _bytes_of(snapshot: StateSnapshot, index: int) -> memoryview:

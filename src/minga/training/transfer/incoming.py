@@ -21,7 +21,7 @@ from minga.training.state.snapshot import StateSnapshot
 
 
 @loop_bound
-class Arriving:
+class IncomingState:
     """The `snapshot` of this `manifest`, of which the chunks `held` are here, and more as they are added."""
 
     def __init__(self, manifest: Manifest, snapshot: StateSnapshot, held: Iterable[int]) -> None:
@@ -54,6 +54,6 @@ class Arriving:
 
 
 def read_bitmap(bitmap: bytes, count: int) -> set[int]:
-    """The chunks out of `count` that an `Arriving.bitmap` names; bits beyond, or missing ones, name none."""
+    """The chunks out of `count` that an `IncomingState.bitmap` names; bits beyond, or missing ones, name none."""
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
     return set(np.flatnonzero(bits).tolist())
