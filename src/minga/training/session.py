@@ -481,6 +481,7 @@ class Session:
                     have=own,
                     cache=self.settings.cache,
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
+                    server=self.state_server,
                 )
             return state.snapshot
 

@@ -366,6 +366,7 @@ def test_how_long_a_step_is_held_at_most(seconds: float, step_s: float, held_s: 
 @pytest.mark.parametrize(
     ("newcomers", "members", "giving_s", "seconds", "held_s"),
     [
+        (1, 1, 50.0, 0.0, 50.0),
         (1, 1, 50.0, 200.0, 100.0),
         (1, 1, 50.0, 301.0, 0.0),
         (3, 1, 50.0, 500.0, 300.0),

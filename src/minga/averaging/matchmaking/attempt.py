@@ -95,8 +95,10 @@ class Suspects:
 #
 # Where it is the lines of the members that are slow, a newcomer has to wait for them, whatever its own is like, and a
 # few members lose less by waiting than many do, and gain more. So there the bound is twice what these lines need for
-# it, and each newcomer may cost `PRICE_S` seconds of one member's time, however many members there are. For one whose
-# own line is slow nobody waits longer: once it is in, every round takes as long as it needs.
+# it, and each newcomer may cost `PRICE_S` seconds of one member's time, however many members there are. The first step
+# already waits as long as the lines need for one newcomer, which suffices for many that share what they have; if it
+# did not, what they fetched until then would be lost. For one whose own line is slow nobody waits longer: once it is
+# in, every round takes as long as it needs.
 
 
 LEAST_S, MOST_S = 2.0, 10.0
@@ -136,7 +138,7 @@ class Patience:
         """For how many seconds it waits for all of them together, when it has been full for `since_full_s`."""
         waited = self.waited_for(syncing)
         before = [syncing[peer] - since_full_s for peer in waited]
-        return min(max(LEAST_S, self.step_s, *before), self.longest_s(len(waited)))
+        return min(max(LEAST_S, self.step_s, self.giving_s, *before), self.longest_s(len(waited)))
 
 
 # ---- The attempt.

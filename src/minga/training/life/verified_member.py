@@ -69,12 +69,19 @@ from minga.training.transfer.server import StateServer
 class VerifiedBackend:
     """The `TrainingBackend` of a member whose model lies behind `port`; other members are reached by `node`.
 
-    A large state that is fetched lies in the run's folder `directory`, if there is one, as do its verified chunks.
+    A large state that is fetched lies in the run's folder `directory`, if there is one, as do its verified chunks;
+    `states` serves these to others that fetch the same.
     """
 
     def __init__(
-        self, node: Node, replica: ReplicaInterface, port: AssignedPort, directory: Path | None = None
+        self,
+        node: Node,
+        replica: ReplicaInterface,
+        port: AssignedPort,
+        states: StateServer,
+        directory: Path | None = None,
     ) -> None:
+        self._states = states
         self._downloads = None if directory is None else directory / "downloads"
         self.layout: VectorLayout = replica.vector.layout
         self.state_digest = ""
@@ -122,6 +129,7 @@ class VerifiedBackend:
             have=have,
             cache=self._downloads,
             accept=lambda manifest: self._port.accept(lambda: self._replica.check(manifest)),
+            server=self._states,
         )
         founded = state.snapshot.of(Lineage.founded(self._replica.lineage.founding))  # the members' votes say the rest
         await self._port.request("restore", lambda: self._replica.restore(founded))
@@ -207,7 +215,7 @@ class VerifiedMember:
         """Set while this peer is where the members are."""
         self._node, self._board, self._replica, self._port = node, board, replica, port
         self._spec = spec = options.founding.run.spec
-        self._work = VerifiedBackend(node, replica, port, options.directory)
+        self._work = VerifiedBackend(node, replica, port, options.states, options.directory)
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
         word of most of these.

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,17 +38,20 @@ from minga.network.rpc.stream import MessageStream
 from minga.training.lineage import Lineage, Standing
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateMemory, StateSnapshot
+from minga.training.transfer.incoming import IncomingState, read_bitmap
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
     CHUNKS,
     DESCRIBE,
     MANIFEST,
+    MAX_FELLOWS,
     MAX_TAKE,
     PAGE_BYTES,
     DescribeReply,
     DescribeRequest,
     Description,
     DownloadOpened,
+    HeldChunks,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
@@ -54,6 +59,7 @@ from minga.training.transfer.messages import (
     timely,
 )
 from minga.training.transfer.part_file import Chunked, DownloadCache
+from minga.training.transfer.server import StateServer
 
 # ---- Donors: asking them what state they have, and choosing one.
 #
@@ -264,6 +270,9 @@ def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:
 # idle task asks its donor for chunks of another donor that takes unusually long, or that is silent, and the first copy
 # that verifies counts. So neither a dead nor a very slow donor delays the end. Each chunk is received into a buffer of
 # the task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
+#
+# Fellows, which are downloading the same (`incoming.py`), serve like donors what they tell that they have. Donors are
+# asked first for what no fellow has. Fellows that fail are let go without a word, unless they lied.
 
 
 PIPELINE_S = 1.0
@@ -306,12 +315,23 @@ class ChunkFetch:
     ) -> None:
         self._source, self._node, self._wanted, self._on_chunk = source, source.node, wanted, on_chunk
         self._device = device
-        self._queue = deque(missing)
+        shuffled = random.Random(source.node.peer_id).sample(missing, len(missing))  # fellows take others meanwhile
+        self._queue = dict.fromkeys(shuffled)
         self._missing = set(missing)
         self._arriving: set[int] = set()
         self._asked: dict[int, dict[PeerId, float]] = {}
         self._streams: dict[PeerId, MessageStream] = {}
-        self._changed = Signal()
+        self._tasks: dict[PeerId, asyncio.Task[None]] = {}
+        self._whole: set[PeerId] = set()
+        """The donors that have all chunks, or should."""
+        self._held: dict[PeerId, set[int]] = {}
+        """The chunks that each fellow has which does not have all."""
+        self._common = set[int]()
+        """The chunks that some fellow has, or had."""
+        self._untold: set[PeerId] = set()
+        """The fellows that may have more than they told before the last donor was lost."""
+        self._fellows: set[PeerId] = set()
+        self._changed, self._donors_changed = Signal(), Signal()
         self.received_bytes: dict[PeerId, int] = {}
         self.failed: dict[PeerId, RemoteError] = {}
 
@@ -321,54 +341,103 @@ class ChunkFetch:
         return not self._missing
 
     async def run(self, donors: Sequence[PeerId]) -> None:
-        """Fetch until everything is there or all donors dropped out. Raises only `LocalError`s and `OSError`."""
-        tasks = {asyncio.ensure_future(self._serve_from(donor)) for donor in donors}
+        """Fetch until everything is there, or what is missing is to be had from nobody any more.
+
+        Raises only `LocalError`s and `OSError`.
+        """
+        self._whole.update(donors)
+        for donor in donors:
+            self._begin(donor)
         try:
-            pending = tasks
-            while pending and not self.complete:
-                finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    task.result()
+            while not self.complete and self._may_be_had():
+                await self._donors_changed.wait()
+                for task in self._tasks.values():
+                    if task.done():
+                        task.result()
         finally:
-            await end(*tasks)
+            await end(*self._tasks.values())
+
+    def meet(self, fellow: PeerId) -> None:
+        """Fetch from a peer, too, which is downloading the same."""
+        if fellow != self._node.peer_id and fellow not in self._tasks and len(self._fellows) < MAX_FELLOWS:
+            self._fellows.add(fellow)
+            self._begin(fellow)
+
+    def _begin(self, donor: PeerId) -> None:
+        task = self._tasks[donor] = asyncio.ensure_future(self._serve_from(donor))
+        task.add_done_callback(lambda _: self._donors_changed.fire())
+
+    def _may_be_had(self) -> bool:
+        return bool(self._whole or self._untold) or self._missing <= set[int]().union(*self._held.values())
 
     async def _serve_from(self, donor: PeerId) -> None:
         try:
             async with self._node.open(donor, self._source.method, bulk=True) as stream:
                 await stream.send(OpenDownload(self._wanted.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
-                await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
+                opened = await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
                 self._streams[donor] = stream
+                self._note_held(donor, opened.held)
+                for fellow in opened.fellows:
+                    self.meet(PeerId(fellow))
                 await self._pull(donor, stream)
         except RemoteError as error:
-            self.failed[donor] = error
-            self._source.dropped(donor, error)
+            if donor not in self._fellows or isinstance(error, StateMismatchError):
+                self.failed[donor] = error
+                self._source.dropped(donor, error)
         finally:
             self._streams.pop(donor, None)
+            self._held.pop(donor, None)
+            self._untold.discard(donor)
+            if donor in self._whole:
+                self._whole.discard(donor)
+                self._untold.update(() if self._whole else self._held)
             self._give_back(donor)
+
+    def _note_held(self, donor: PeerId, bitmap: bytes | None) -> None:
+        """What this donor told of the chunks that it has."""
+        self._untold.discard(donor)
+        count = self._wanted.chunk_count
+        held = None if bitmap is None else read_bitmap(bitmap, count)
+        if held is None or len(held) == count:
+            self._whole.add(donor)
+            self._held.pop(donor, None)
+        else:
+            self._whole.discard(donor)
+            self._held[donor] = held
+            self._common |= held
+        self._changed.fire()
+        self._donors_changed.fire()
 
     async def _pull(self, donor: PeerId, stream: MessageStream) -> None:
         clock = asyncio.get_running_loop().time
         scratch = as_bytes(torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=self._device))
-        pending: deque[int] = deque()
+        pending: deque[int | None] = deque()  # None where it is to tell which chunks it has
         chunk_s = FIRST_CHUNK_S
         last = clock()
         while not self.complete:
             depth = max(2, min(MAX_TAKE, round(PIPELINE_S / chunk_s)))
-            if len(pending) <= depth // 2 and (indices := self._assign(donor, depth - len(pending), chunk_s)):
+            indices = self._assign(donor, depth - len(pending), chunk_s) if len(pending) <= depth // 2 else []
+            asks_news = donor in self._held and bool(indices or not pending)
+            if indices or asks_news:
                 last = clock() if not pending else last
-                await stream.send(TakeChunks(tuple(indices)))
+                await stream.send(TakeChunks(tuple(indices), asks_news))
                 pending.extend(indices)
+                if asks_news:
+                    pending.append(None)
             if not pending:
                 await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
                 continue
-            index = pending.popleft()
+            if (index := pending.popleft()) is None:
+                self._note_held(donor, (await timely(stream.receive(HeldChunks), donor, "told no news")).bitmap)
+                continue
             data = scratch[: self._wanted.chunk_size(index)]
             await self._receive(donor, stream, index, data)
-            # The pace is the mean of the last few chunks, so that one hiccup does not decide.
+            # The pace is the mean of the last few chunks, so that one hiccup does not decide. A short one tells none.
             now = clock()
-            measured_s = max(now - last, 1e-6)
-            chunk_s = measured_s if chunk_s == FIRST_CHUNK_S else 0.7 * chunk_s + 0.3 * measured_s
+            if data.nbytes == CHUNK_BYTES:
+                measured_s = max(now - last, 1e-6)
+                chunk_s = measured_s if chunk_s == FIRST_CHUNK_S else 0.7 * chunk_s + 0.3 * measured_s
             last = now
             await self._take_in(index, data)
         with contextlib.suppress(RemoteError):
@@ -396,18 +465,29 @@ class ChunkFetch:
     def _assign(self, donor: PeerId, count: int, chunk_s: float) -> list[int]:
         """Up to `count` indices to ask `donor` for: from the queue, or else one that is overdue elsewhere."""
         now = asyncio.get_running_loop().time()
-        indices = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+        indices = list(itertools.islice(self._open_to(donor), count))
+        for index in indices:
+            del self._queue[index]
         if not indices:
+            held = self._held.get(donor)
             overdue = (
                 (max(askers.values()), index)
                 for index, askers in self._asked.items()
                 if donor not in askers
+                and (held is None or index in held)
                 and (now - max(askers.values()) >= _patience_s(chunk_s) - 1e-9 or all(map(self._is_quiet, askers)))
             )
             indices = [index for _, index in sorted(overdue)[:1]]
         for index in indices:
             self._asked.setdefault(index, {})[donor] = now
         return indices
+
+    def _open_to(self, donor: PeerId) -> Iterator[int]:
+        """What of the queue this donor can be asked for: of one that has all, what no fellow has comes first."""
+        if (held := self._held.get(donor)) is not None:
+            return (index for index in self._queue if index in held)
+        rare = (index for index in self._queue if index not in self._common)
+        return itertools.chain(rare, (index for index in self._queue if index in self._common))
 
     def _is_quiet(self, donor: PeerId) -> bool:
         stream = self._streams.get(donor)
@@ -421,7 +501,7 @@ class ChunkFetch:
             if not askers:
                 del self._asked[index]
                 if index in self._missing:
-                    self._queue.appendleft(index)
+                    self._queue[index] = None
         self._changed.fire()
 
 
@@ -452,8 +532,11 @@ async def download(
     have: StateSnapshot | None = None,
     cache: Path | None = None,
     accept: Accept | None = None,
+    server: StateServer | None = None,
 ) -> DownloadedState:
     """Download the state that is `wanted` and that most of `donors` publish.
+
+    Peers that download the same meanwhile share it by `server`, that of this peer.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
     chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its
@@ -471,15 +554,22 @@ async def download(
     except RuntimeError as error:
         raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
     empty = StateSnapshot.within(manifest.step, manifest.tensors, manifest.scalars, memory).of(lineage)
-    work = _Download(node, manifest, empty, DownloadCache(cache, manifest, node.events))
+    work = _Download(node, manifest, empty, DownloadCache(cache, manifest, node.events), server)
     return await work.run(asked, supporters, have)
 
 
 class _Download:
     """One download, from the manifest on."""
 
-    def __init__(self, node: Node, manifest: Manifest, snapshot: StateSnapshot, cache: DownloadCache) -> None:
-        self._node, self._manifest, self._cache = node, manifest, cache
+    def __init__(
+        self,
+        node: Node,
+        manifest: Manifest,
+        snapshot: StateSnapshot,
+        cache: DownloadCache,
+        server: StateServer | None,
+    ) -> None:
+        self._node, self._manifest, self._cache, self._server = node, manifest, cache, server
         self._snapshot = snapshot  # its bytes are still to come
         self._done_bytes = 0
         self._received_bytes: dict[PeerId, int] = {}
@@ -490,12 +580,16 @@ class _Download:
         try:
             missing = await self._cache.fill(missing, self._chunk, self._release)
             self._done_bytes = manifest.total_bytes - sum(map(manifest.chunk_size, missing))
+            incoming = IncomingState(manifest, self._snapshot, set(range(manifest.chunk_count)).difference(missing))
             source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
-            fetch = ChunkFetch(source, manifest, missing, self._store, self._snapshot.buffer.device)
+            store = partial(self._store, incoming)
+            fetch = ChunkFetch(source, manifest, missing, store, self._snapshot.buffer.device)
+            incoming.on_fellow.add(fetch.meet)
             self._received_bytes = fetch.received_bytes
             self._tell()
             begun_bytes = self._done_bytes
-            await fetch.run(supporters)
+            with contextlib.nullcontext() if self._server is None else self._server.sharing(incoming):
+                await fetch.run(supporters)
             asked.failed.update(fetch.failed)
             if not fetch.complete:
                 raise asked.nobody(chunks_came=self._done_bytes > begun_bytes)
@@ -536,11 +630,12 @@ class _Download:
                 self._release(index)
         return missing
 
-    async def _store(self, index: int, data: memoryview) -> None:
+    async def _store(self, incoming: IncomingState, index: int, data: memoryview) -> None:
         fill(self._chunk(index), data)
         self._done_bytes += data.nbytes
         await self._cache.write(index, self._chunk(index))
         self._release(index)
+        incoming.add(index)
         self._tell()
 
     def _tell(self) -> None:

@@ -2,7 +2,8 @@
 
 state.describe   DescribeRequest -> DescribeReply               what can be had; may wait for a step boundary
 state.manifest   ManifestRequest -> ManifestReply, then bulk frames of at most PAGE_BYTES until all bytes came
-state.chunks     OpenDownload, then Take -> one bulk frame for each index, as often as wanted; an empty Take ends it
+state.chunks     OpenDownload -> DownloadOpened, then Take -> one bulk frame for each index, as often as wanted, and
+                 where news were asked for, HeldChunks; an empty Take ends it
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ MAX_HELD = 2
 CHUNK_TIMEOUT_S = 60.0
 """Seconds for one chunk, or page of a file: a peer with less than 17 KB/s only holds the others up."""
 
+MAX_FELLOWS = 15
+"""Most peers that a donor names to one as those that download the same."""
+
+NEWS_S = 1.0
+"""Seconds after which a fellow without new chunks answers nevertheless."""
+
 BOUNDARY_WAIT_S = 30.0
 """Seconds that a donor waits for its training thread to come by. It comes by between two micro-batches."""
 
@@ -37,6 +44,8 @@ T = TypeVar("T")
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_STATE_BYTES >> 20)]
+Bitmap = Annotated[bytes, msgspec.Meta(max_length=(MAX_STATE_BYTES >> 23) + 1)]
+Fellow = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class DescribeRequest(msgspec.Struct, frozen=True):
@@ -78,13 +87,27 @@ class OpenDownload(msgspec.Struct, frozen=True):
 
 
 class DownloadOpened(msgspec.Struct, frozen=True):
-    """Go ahead."""
+    """Go ahead. The `fellows` download the same from here. `held` tells which chunks are here; None: all are."""
+
+    fellows: Annotated[tuple[Fellow, ...], msgspec.Meta(max_length=MAX_FELLOWS)] = ()
+    held: Bitmap | None = None
 
 
 class TakeChunks(msgspec.Struct, frozen=True):
-    """Send these chunks, in this order; none at all means that the download is over."""
+    """Send these chunks, in this order; none at all means that the download is over.
+
+    A fellow is asked for `news`, too: which chunks it has after that; or without others, once it has more, and after
+    `NEWS_S` at the latest.
+    """
 
     indices: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TAKE)]
+    news: bool = False
+
+
+class HeldChunks(msgspec.Struct, frozen=True):
+    """The chunks that are here, see `IncomingState.bitmap`."""
+
+    bitmap: Bitmap
 
 
 async def timely(work: Awaitable[T], peer: PeerId, what: str) -> T:

@@ -8,7 +8,8 @@ for `IDLE_S` seconds. But the state after the run's last step stays, since no tr
 again.
 
 A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that
-is being downloaded makes room for a newer one before it is `MIN_HELD_S` old.
+is being downloaded makes room for a newer one before it is `MIN_HELD_S` old. A peer that fetches the state itself
+serves what it has of it to others that do the same (`minga.training.transfer.incoming`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from minga.core.aio import Signal
@@ -31,18 +32,22 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.incoming import IncomingState
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
     CHUNK_TIMEOUT_S,
     CHUNKS,
     DESCRIBE,
     MANIFEST,
+    MAX_FELLOWS,
     MAX_HELD,
+    NEWS_S,
     PAGE_BYTES,
     DescribeReply,
     DescribeRequest,
     Description,
     DownloadOpened,
+    HeldChunks,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
@@ -59,22 +64,39 @@ async def serve_chunks(
     chunk_count: int,
     read: Callable[[int], Awaitable[memoryview]],
     sent: Callable[[int], None] = lambda _: None,
+    *,
+    fellows: tuple[PeerId, ...] = (),
+    incoming: IncomingState | None = None,
 ) -> None:
     """Send what `peer` takes of `chunk_count` chunks; `read` gives one of them, `sent` hears of it afterwards.
+
+    It is told of the `fellows` that take the same; `incoming` says which chunks are here, if not all are.
 
     Raises `ProtocolError` for chunks that do not exist or are asked for too often, `RejectedError` if `peer` asks for
     nothing for `CHUNK_TIMEOUT_S`, `SilentError` if it takes nothing for as long, and what `read` raises.
     """
-    await stream.send(DownloadOpened())
+    await stream.send(DownloadOpened(fellows, None if incoming is None else incoming.bitmap()))
     # Chunks may be asked for again after a dropped connection, but not for ever.
     left = 2 * chunk_count + MAX_HELD
-    while indices := (await _next_take(stream, peer)).indices:
-        left -= len(indices)
-        if max(indices) >= chunk_count or left < 0:
+    while (take := await _next_take(stream, peer)).indices or take.news:
+        left -= len(take.indices)
+        if max(take.indices, default=0) >= chunk_count or left < 0:
             raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
-        for index in indices:
+        if (take.news and incoming is None) or not (incoming is None or incoming.has(take.indices)):
+            raise ProtocolError("asked for chunks, or news of them, that it was not told of", peer=peer)
+        for index in take.indices:
             await timely(stream.send_bulk(await read(index)), peer, "took no chunk")
             sent(index)
+        if take.news and incoming is not None:
+            await _tell_held(stream, incoming, at_once=bool(take.indices))
+
+
+async def _tell_held(stream: MessageStream, incoming: IncomingState, *, at_once: bool) -> None:
+    if not at_once:
+        await incoming.changed.wait(NEWS_S)
+    if incoming.is_given_up:
+        raise RejectedError("this download was given up here", code=RefusalCode.GONE)
+    await stream.send(HeldChunks(incoming.bitmap()))
 
 
 async def send_manifest(stream: MessageStream, data: bytes, peer: PeerId) -> None:
@@ -124,7 +146,7 @@ IDLE_S = 60.0
 """Seconds after the last use during which a snapshot stays for downloads that resume or come late."""
 
 MIN_HELD_S = 120.0
-MAX_DOWNLOADS = 8
+MAX_DOWNLOADS = 16
 """Downloads served at once; each has one chunk of 1 MiB in flight, and what the transport buffers."""
 
 MAX_DOWNLOADS_OF_ONE = 2
@@ -142,7 +164,7 @@ class _Held:
     manifest: Manifest
     since: float
     last_used: float
-    downloads: int = 0
+    downloads: Counter[PeerId] = field(default_factory=Counter)
     stays: bool = False
 
 
@@ -160,6 +182,7 @@ class StateServer:
         self._boundary = -1, self._loop.time()  # the step of the training thread's last one, and when that was
         self._is_told = False
         self._is_fetching, self._fetches = False, 0
+        self._incoming: IncomingState | None = None
         self.first: Manifest | None = None
         """That of the state with which this peer could found the run. Others may compare; the state is not served."""
         self._changed = Signal()
@@ -220,6 +243,16 @@ class StateServer:
         finally:
             self._is_fetching = False
 
+    @contextlib.contextmanager
+    def sharing(self, incoming: IncomingState) -> Iterator[None]:
+        """Let peers that download the same state have what this one has of it already; on the loop."""
+        self._incoming = incoming
+        try:
+            yield
+        finally:
+            self._incoming = None
+            incoming.end()
+
     # ---- inner workings, on the loop
 
     def _begin_admitting(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
@@ -241,7 +274,7 @@ class StateServer:
             held = [each for each in self._held if each not in known]
             # Snapshots without a download go first, then the oldest.
             while len(held) >= MAX_HELD:
-                held.remove(min(held, key=lambda h: (h.downloads > 0, h.since)))
+                held.remove(min(held, key=lambda h: (bool(h.downloads), h.since)))
             held.append(_Held(snapshot, manifest, now, now))
             self._held = tuple(sorted(held, key=lambda h: -h.snapshot.step))
             self._node.events.emit(StatePublished(step=snapshot.step, digest=manifest.digest))
@@ -317,25 +350,55 @@ class StateServer:
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
+        incoming = self._incoming
+        if incoming is not None and incoming.manifest.digest == digest:
+            await self._serve_incoming(peer, stream, incoming)
+            return
         held = self._use(digest)
         with self._places.of(peer):
-            held.downloads += 1
+            fellows = tuple(other for other in held.downloads if other != peer)
+            held.downloads[peer] += 1
             try:
-                release = partial(_release_chunk, held)
-                await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held), release)
+                await serve_chunks(
+                    stream,
+                    peer,
+                    held.manifest.chunk_count,
+                    partial(self._chunk, held),
+                    partial(_release_chunk, held.snapshot),
+                    fellows=fellows[-MAX_FELLOWS:],
+                )
             finally:
-                held.downloads -= 1
+                held.downloads[peer] -= 1
+                held.downloads += Counter()  # forgets who has none any more
                 held.last_used = self._loop.time()
                 self._loop.call_later(IDLE_S, self._release_idle)
+
+    async def _serve_incoming(self, peer: PeerId, stream: MessageStream, incoming: IncomingState) -> None:
+        with self._places.of(peer):
+            incoming.on_fellow.tell(peer)
+            await serve_chunks(
+                stream,
+                peer,
+                incoming.manifest.chunk_count,
+                partial(_incoming_chunk, incoming),
+                partial(_release_chunk, incoming.snapshot),
+                incoming=incoming,
+            )
 
     async def _chunk(self, held: _Held, index: int) -> memoryview:
         if held not in self._held:
             raise RejectedError("this state made room for a newer one", code=RefusalCode.GONE)
-        start = index * CHUNK_BYTES
-        return held.snapshot.bytes_view[start : start + held.manifest.chunk_size(index)]
+        return _bytes_of(held.snapshot, index)
 
 
-def _release_chunk(held: _Held, index: int) -> None:
+async def _incoming_chunk(incoming: IncomingState, index: int) -> memoryview:
+    return _bytes_of(incoming.snapshot, index)
+
+
+def _bytes_of(snapshot: StateSnapshot, index: int) -> memoryview:
+    return snapshot.bytes_view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+
+def _release_chunk(snapshot: StateSnapshot, index: int) -> None:
     """Its memory may go until the chunk is asked for again."""
-    start = index * CHUNK_BYTES
-    held.snapshot.release(start, start + held.manifest.chunk_size(index))
+    snapshot.release(index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES)

@@ -1,0 +1,59 @@
+"""A state in the middle of its download, of which fellows, who download the same, may have what has come so far.
+
+Theory of operation. Where several peers need the state at once, as friends do that join together, the line of the donor
+is what all of them wait for. So a donor names to each the others, and these open a download at each other, as at a
+donor. Each takes the chunks in an order of its own, and leaves to fellows what these have: the donor sends most
+chunks once, and the lines of all carry them further. A chunk is verified before it is passed on, and again by who gets
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from minga.core.aio import Observers, Signal
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.training.state.manifest import Manifest
+from minga.training.state.snapshot import StateSnapshot
+
+
+@loop_bound
+class IncomingState:
+    """The `snapshot` of this `manifest`, of which the chunks `held` are here, and more as they are added."""
+
+    def __init__(self, manifest: Manifest, snapshot: StateSnapshot, held: Iterable[int]) -> None:
+        self.manifest, self.snapshot = manifest, snapshot
+        self.changed = Signal()
+        self.on_fellow = Observers[[PeerId]]()
+        """Called with each peer that begins to take chunks from here."""
+        self.is_given_up = False
+        """Whether nothing comes any more, although chunks are missing."""
+        self._held = np.zeros(manifest.chunk_count, np.bool_)
+        self._held[list(held)] = True
+
+    def add(self, index: int) -> None:
+        """This chunk is here, verified."""
+        self._held[index] = True
+        self.changed.fire()
+
+    def end(self) -> None:
+        """The download is over, with all chunks or without."""
+        self.is_given_up = not self._held.all()
+        self.changed.fire()
+
+    def has(self, indices: Iterable[int]) -> bool:
+        """Whether all of these chunks are here."""
+        return all(self._held[index] for index in indices)
+
+    def bitmap(self) -> bytes:
+        """Which chunks are here: a bit for each, lowest bit first."""
+        return np.packbits(self._held, bitorder="little").tobytes()
+
+
+def read_bitmap(bitmap: bytes, count: int) -> set[int]:
+    """The chunks out of `count` that an `IncomingState.bitmap` names; bits beyond, or missing ones, name none."""
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
+    return set(np.flatnonzero(bits).tolist())
