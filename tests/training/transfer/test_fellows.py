@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, build_manifest
-from minga.training.transfer.download import BrokenOffError, DownloadedState, download
+from minga.training.transfer.download import BrokenOffError, ChunkFetch, ChunkSource, DownloadedState, download
 from minga.training.transfer.incoming import IncomingState, read_bitmap
 from minga.training.transfer.messages import CHUNKS, DownloadOpened, HeldChunks, OpenDownload, TakeChunks
 from tests.training.transfer.test_state_sync import ANY, CHUNKS_IN_ALL, donors_of, make_snapshot, same
@@ -177,6 +179,108 @@ async def test_a_fellow_is_asked_only_for_what_it_told(swarm: Swarm) -> None:
         assert await news == {1, 3}
     with pytest.raises(RejectedError, match="not held"):
         await take(TakeChunks((1,), news=True))
+
+
+@virtually
+async def test_news_come_at_once_where_there_are_any_and_end_with_the_last_chunk(swarm: Swarm) -> None:
+    """Else who asks for nothing but news would keep a place, and the state in memory, for ever."""
+    snapshot = make_snapshot()
+    manifest, fellow, stranger = build_manifest(snapshot), swarm.peer(), swarm.peer()
+    incoming = IncomingState(manifest, snapshot, [1])
+    clock = asyncio.get_running_loop().time
+    async with stranger.node.open(fellow.id, CHUNKS) as stream:
+        with fellow.server.sharing(incoming):
+            await stream.send(OpenDownload(manifest.digest))
+            await stream.receive(DownloadOpened)
+            for index in range(2, CHUNKS_IN_ALL):
+                incoming.add(index)
+            incoming.add(0)
+        begun_s = clock()
+        await stream.send(TakeChunks((), news=True))
+        told = read_bitmap((await stream.receive(HeldChunks)).bitmap, manifest.chunk_count)
+        assert told == set(range(CHUNKS_IN_ALL))
+        assert clock() - begun_s < 0.5
+        await stream.send(TakeChunks((), news=True))
+        with pytest.raises(RemoteError):
+            await stream.receive(HeldChunks)
+    assert fellow.offenders() == [stranger.id]
+
+
+@virtually
+async def test_who_has_all_of_a_state_serves_all_of_it_though_it_fetches_that(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    (donor,) = await donors_of(swarm, snapshot)
+    with donor.server.sharing(IncomingState(build_manifest(snapshot), snapshot, [])):
+        assert same(await share(swarm.peer(), [donor]), snapshot)
+
+
+@virtually
+async def test_only_donors_name_fellows(swarm: Swarm) -> None:
+    """Made-up names of a fellow would take the places of true ones."""
+    asked = list[str]()
+
+    async def serve(stream: MessageStream) -> None:
+        asked.append(stream.peer)
+        await stream.receive(OpenDownload)
+        await stream.send(DownloadOpened((str(victim.id),), held=b"\x00"))
+        await asyncio.Event().wait()
+
+    victim = swarm.peer()
+    victim.node.serve(CHUNKS, lambda _, stream: serve(stream))
+    newcomer, _ = await fetch_beside(swarm, serve)
+    assert asked == [newcomer.id], "only the fellow"
+
+
+@virtually
+async def test_a_fellow_that_sends_a_chunk_now_and_then_keeps_no_download_open_without_donors(swarm: Swarm) -> None:
+    snapshot = make_snapshot(chunks=MANY)
+    donor, fellow, newcomer = swarm.peer(SLOW), swarm.peer(), swarm.peer()
+    donor.server.publish(snapshot)
+    await asyncio.sleep(0.001)
+
+    async def serve(stream: MessageStream) -> None:
+        await stream.receive(OpenDownload)
+        await stream.send(DownloadOpened())
+        while indices := (await stream.receive(TakeChunks)).indices:
+            for index in indices:
+                await asyncio.sleep(55.0)
+                await stream.send_bulk(snapshot.bytes_view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+    fellow.node.serve(CHUNKS, lambda _, stream: serve(stream))
+    async with fellow.node.open(donor.id, CHUNKS) as stream:
+        await stream.send(OpenDownload(build_manifest(snapshot).digest))
+        await stream.receive(DownloadOpened)
+        fetching = asyncio.create_task(share(newcomer, [donor]))
+        await asyncio.sleep(5.0)
+        swarm.internet.kill(donor.network)
+        with pytest.raises(BrokenOffError):
+            await asyncio.wait_for(fetching, 120.0)
+
+
+@virtually
+async def test_nobody_is_met_any_more_when_a_download_is_over(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    (donor,), newcomer, fellow = await donors_of(swarm, snapshot), swarm.peer(), swarm.peer()
+    asked = list[str]()
+
+    async def serve(stream: MessageStream) -> None:
+        asked.append(stream.peer)
+        await stream.receive(OpenDownload)
+
+    async def ignore(index: int, data: memoryview) -> None:
+        pass
+
+    fellow.node.serve(CHUNKS, lambda _, stream: serve(stream))
+    source = ChunkSource(newcomer.node, CHUNKS, lambda *_: None)
+    fetch = ChunkFetch(source, build_manifest(snapshot), range(CHUNKS_IN_ALL), ignore, torch.device("cpu"))
+    running = asyncio.create_task(fetch.run([donor.id]))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    fetch.meet(fellow.id)
+    await asyncio.sleep(5.0)
+    assert asked == []
 
 
 @virtually

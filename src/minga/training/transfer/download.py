@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -272,7 +272,8 @@ def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:
 # the task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
 #
 # Fellows, which are downloading the same (`incoming.py`), serve like donors what they tell that they have. Donors are
-# asked first for what no fellow has. Fellows that fail are let go without a word, unless they lied.
+# asked first for what no fellow has, and soon for what a fellow is slow to send: its line may be that of all others,
+# too. Fellows that fail are let go without a word, unless they lied.
 
 
 PIPELINE_S = 1.0
@@ -287,6 +288,9 @@ QUIET_S = 0.5
 FIRST_CHUNK_S = 2.0
 """Seconds assumed for a chunk of a donor that has not sent any yet."""
 
+ALONE_S = 30.0
+"""Seconds without a chunk after which fellows that have no donor any more are not waited for."""
+
 OnChunk = Callable[[int, memoryview], Awaitable[None]]
 OnDropped = Callable[[PeerId, RemoteError], None]
 
@@ -298,6 +302,20 @@ class ChunkSource:
     node: Node
     method: str
     dropped: OnDropped
+
+
+@dataclass(eq=False)
+class _Donor:
+    """A peer that chunks come from. A fellow has only those that it `held` when it last told; None: all."""
+
+    peer: PeerId
+    is_fellow: bool = False
+    held: set[int] | None = None
+    stream: MessageStream | None = None
+
+    def has(self, index: int) -> bool:
+        """Whether it can send this chunk."""
+        return self.held is None or index in self.held
 
 
 @loop_bound
@@ -320,18 +338,13 @@ class ChunkFetch:
         self._missing = set(missing)
         self._arriving: set[int] = set()
         self._asked: dict[int, dict[PeerId, float]] = {}
-        self._streams: dict[PeerId, MessageStream] = {}
-        self._tasks: dict[PeerId, asyncio.Task[None]] = {}
-        self._whole: set[PeerId] = set()
-        """The donors that have all chunks, or should."""
-        self._held: dict[PeerId, set[int]] = {}
-        """The chunks that each fellow has which does not have all."""
-        self._common = set[int]()
-        """The chunks that some fellow has, or had."""
-        self._untold: set[PeerId] = set()
-        """The fellows that may have more than they told before the last donor was lost."""
-        self._fellows: set[PeerId] = set()
-        self._changed, self._donors_changed = Signal(), Signal()
+        self._donors: dict[PeerId, _Donor] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told_of = set[int]()
+        """The chunks that some fellow told that it has."""
+        self._is_over = False
+        self._came_s = 0.0  # when the last chunk came, or a donor was lost
+        self._changed, self._ended = Signal(), Signal()
         self.received_bytes: dict[PeerId, int] = {}
         self.failed: dict[PeerId, RemoteError] = {}
 
@@ -341,84 +354,80 @@ class ChunkFetch:
         return not self._missing
 
     async def run(self, donors: Sequence[PeerId]) -> None:
-        """Fetch until everything is there, or what is missing is to be had from nobody any more.
-
-        Raises only `LocalError`s and `OSError`.
+        """Fetch until everything is there, or nothing comes any more: all donors dropped out, and from fellows no chunk
+        has come for `ALONE_S`. Raises only `LocalError`s and `OSError`.
         """
-        self._whole.update(donors)
         for donor in donors:
-            self._begin(donor)
+            self._begin(_Donor(donor))
         try:
-            while not self.complete and self._may_be_had():
-                await self._donors_changed.wait()
-                for task in self._tasks.values():
-                    if task.done():
-                        task.result()
+            while not self.complete and self._donors:
+                left_s = None
+                if all(donor.is_fellow for donor in self._donors.values()):
+                    left_s = self._came_s + ALONE_S - asyncio.get_running_loop().time()
+                    if left_s <= 0.0:
+                        return
+                await self._ended.wait(left_s)
+                for task in [task for task in self._tasks if task.done()]:
+                    self._tasks.remove(task)
+                    task.result()
         finally:
-            await end(*self._tasks.values())
+            self._is_over = True
+            await end(*self._tasks)
 
     def meet(self, fellow: PeerId) -> None:
         """Fetch from a peer, too, which is downloading the same."""
-        if fellow != self._node.peer_id and fellow not in self._tasks and len(self._fellows) < MAX_FELLOWS:
-            self._fellows.add(fellow)
-            self._begin(fellow)
+        is_known = fellow == self._node.peer_id or fellow in self._donors or fellow in self.failed
+        fellows = sum(donor.is_fellow for donor in self._donors.values())
+        if not (is_known or self._is_over) and fellows < MAX_FELLOWS:
+            self._begin(_Donor(fellow, is_fellow=True, held=set()))
 
-    def _begin(self, donor: PeerId) -> None:
-        task = self._tasks[donor] = asyncio.ensure_future(self._serve_from(donor))
-        task.add_done_callback(lambda _: self._donors_changed.fire())
+    def _begin(self, donor: _Donor) -> None:
+        self._donors[donor.peer] = donor
+        task = asyncio.ensure_future(self._serve_from(donor))
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._ended.fire())
 
-    def _may_be_had(self) -> bool:
-        return bool(self._whole or self._untold) or self._missing <= set[int]().union(*self._held.values())
-
-    async def _serve_from(self, donor: PeerId) -> None:
+    async def _serve_from(self, donor: _Donor) -> None:
         try:
-            async with self._node.open(donor, self._source.method, bulk=True) as stream:
+            async with self._node.open(donor.peer, self._source.method, bulk=True) as stream:
                 await stream.send(OpenDownload(self._wanted.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
-                opened = await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
-                self._streams[donor] = stream
+                opened = await timely(stream.receive(DownloadOpened), donor.peer, "sent no chunk")
+                donor.stream = stream
+                if not donor.is_fellow:
+                    for fellow in opened.fellows:
+                        self.meet(PeerId(fellow))
+                donor.is_fellow |= opened.held is not None
                 self._note_held(donor, opened.held)
-                for fellow in opened.fellows:
-                    self.meet(PeerId(fellow))
                 await self._pull(donor, stream)
         except RemoteError as error:
-            if donor not in self._fellows or isinstance(error, StateMismatchError):
-                self.failed[donor] = error
-                self._source.dropped(donor, error)
+            if not donor.is_fellow or isinstance(error, StateMismatchError):
+                self.failed[donor.peer] = error
+                self._source.dropped(donor.peer, error)
         finally:
-            self._streams.pop(donor, None)
-            self._held.pop(donor, None)
-            self._untold.discard(donor)
-            if donor in self._whole:
-                self._whole.discard(donor)
-                self._untold.update(() if self._whole else self._held)
-            self._give_back(donor)
+            del self._donors[donor.peer]
+            if not donor.is_fellow:
+                self._came_s = asyncio.get_running_loop().time()
+            self._give_back(donor.peer)
 
-    def _note_held(self, donor: PeerId, bitmap: bytes | None) -> None:
+    def _note_held(self, donor: _Donor, bitmap: bytes | None) -> None:
         """What this donor told of the chunks that it has."""
-        self._untold.discard(donor)
-        count = self._wanted.chunk_count
-        held = None if bitmap is None else read_bitmap(bitmap, count)
-        if held is None or len(held) == count:
-            self._whole.add(donor)
-            self._held.pop(donor, None)
-        else:
-            self._whole.discard(donor)
-            self._held[donor] = held
-            self._common |= held
+        held = None if bitmap is None else read_bitmap(bitmap, self._wanted.chunk_count)
+        if held is not None:
+            self._told_of |= held
+        donor.held = None if held is None or len(held) == self._wanted.chunk_count else held
         self._changed.fire()
-        self._donors_changed.fire()
 
-    async def _pull(self, donor: PeerId, stream: MessageStream) -> None:
+    async def _pull(self, donor: _Donor, stream: MessageStream) -> None:
         clock = asyncio.get_running_loop().time
         scratch = as_bytes(torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=self._device))
         pending: deque[int | None] = deque()  # None where it is to tell which chunks it has
         chunk_s = FIRST_CHUNK_S
         last = clock()
         while not self.complete:
-            depth = max(2, min(MAX_TAKE, round(PIPELINE_S / chunk_s)))
+            depth = max(1 if donor.is_fellow else 2, min(MAX_TAKE, round(PIPELINE_S / chunk_s)))
             indices = self._assign(donor, depth - len(pending), chunk_s) if len(pending) <= depth // 2 else []
-            asks_news = donor in self._held and bool(indices or not pending)
+            asks_news = donor.held is not None and bool(indices or not pending)
             if indices or asks_news:
                 last = clock() if not pending else last
                 await stream.send(TakeChunks(tuple(indices), asks_news))
@@ -429,10 +438,10 @@ class ChunkFetch:
                 await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
                 continue
             if (index := pending.popleft()) is None:
-                self._note_held(donor, (await timely(stream.receive(HeldChunks), donor, "told no news")).bitmap)
+                self._note_held(donor, (await timely(stream.receive(HeldChunks), donor.peer, "told no news")).bitmap)
                 continue
             data = scratch[: self._wanted.chunk_size(index)]
-            await self._receive(donor, stream, index, data)
+            await self._receive(donor.peer, stream, index, data)
             # The pace is the mean of the last few chunks, so that one hiccup does not decide. A short one tells none.
             now = clock()
             if data.nbytes == CHUNK_BYTES:
@@ -457,40 +466,49 @@ class ChunkFetch:
         if index not in self._missing or index in self._arriving:
             return  # another donor was faster
         self._arriving.add(index)
+        self._came_s = asyncio.get_running_loop().time()
         await self._on_chunk(index, data)
         self._missing.remove(index)
         if self.complete:
             self._changed.fire()
 
-    def _assign(self, donor: PeerId, count: int, chunk_s: float) -> list[int]:
+    def _assign(self, donor: _Donor, count: int, chunk_s: float) -> list[int]:
         """Up to `count` indices to ask `donor` for: from the queue, or else one that is overdue elsewhere."""
         now = asyncio.get_running_loop().time()
         indices = list(itertools.islice(self._open_to(donor), count))
         for index in indices:
             del self._queue[index]
         if not indices:
-            held = self._held.get(donor)
             overdue = (
                 (max(askers.values()), index)
                 for index, askers in self._asked.items()
-                if donor not in askers
-                and (held is None or index in held)
-                and (now - max(askers.values()) >= _patience_s(chunk_s) - 1e-9 or all(map(self._is_quiet, askers)))
+                if donor.peer not in askers
+                and donor.has(index)
+                and (
+                    now - max(askers.values()) >= self._patience_s(donor, askers, chunk_s) - 1e-9
+                    or all(map(self._is_quiet, askers))
+                )
             )
             indices = [index for _, index in sorted(overdue)[:1]]
         for index in indices:
-            self._asked.setdefault(index, {})[donor] = now
+            self._asked.setdefault(index, {})[donor.peer] = now
         return indices
 
-    def _open_to(self, donor: PeerId) -> Iterator[int]:
+    def _open_to(self, donor: _Donor) -> Iterator[int]:
         """What of the queue this donor can be asked for: of one that has all, what no fellow has comes first."""
-        if (held := self._held.get(donor)) is not None:
-            return (index for index in self._queue if index in held)
-        rare = (index for index in self._queue if index not in self._common)
-        return itertools.chain(rare, (index for index in self._queue if index in self._common))
+        if donor.is_fellow:
+            return filter(donor.has, self._queue)
+        told_of = self._told_of
+        rare = (index for index in self._queue if index not in told_of)
+        return itertools.chain(rare, (index for index in self._queue if index in told_of))
+
+    def _patience_s(self, donor: _Donor, askers: Iterable[PeerId], chunk_s: float) -> float:
+        """How many seconds a chunk is left to those that were asked for it, where this donor could send it."""
+        fellows_only = not donor.is_fellow and all(self._donors[asker].is_fellow for asker in askers)
+        return max(PIPELINE_S, chunk_s) if fellows_only else _patience_s(chunk_s)
 
     def _is_quiet(self, donor: PeerId) -> bool:
-        stream = self._streams.get(donor)
+        stream = self._donors[donor].stream
         return stream is not None and stream.quiet_s > QUIET_S + stream.round_trip_s + stream.pause_s
 
     def _give_back(self, donor: PeerId) -> None:

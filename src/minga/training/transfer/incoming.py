@@ -33,16 +33,24 @@ class IncomingState:
         """Whether nothing comes any more, although chunks are missing."""
         self._held = np.zeros(manifest.chunk_count, np.bool_)
         self._held[list(held)] = True
+        self.count = int(self._held.sum())
+        """How many chunks are here."""
 
     def add(self, index: int) -> None:
         """This chunk is here, verified."""
         self._held[index] = True
+        self.count += 1
         self.changed.fire()
 
     def end(self) -> None:
         """The download is over, with all chunks or without."""
-        self.is_given_up = not self._held.all()
+        self.is_given_up = not self.is_complete
         self.changed.fire()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are here."""
+        return self.count == self.manifest.chunk_count
 
     def has(self, indices: Iterable[int]) -> bool:
         """Whether all of these chunks are here."""

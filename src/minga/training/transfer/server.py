@@ -78,6 +78,7 @@ async def serve_chunks(
     await stream.send(DownloadOpened(fellows, None if incoming is None else incoming.bitmap()))
     # Chunks may be asked for again after a dropped connection, but not for ever.
     left = 2 * chunk_count + MAX_HELD
+    told = 0 if incoming is None else incoming.count
     while (take := await _next_take(stream, peer)).indices or take.news:
         left -= len(take.indices)
         if max(take.indices, default=0) >= chunk_count or left < 0:
@@ -88,15 +89,14 @@ async def serve_chunks(
             await timely(stream.send_bulk(await read(index)), peer, "took no chunk")
             sent(index)
         if take.news and incoming is not None:
-            await _tell_held(stream, incoming, at_once=bool(take.indices))
-
-
-async def _tell_held(stream: MessageStream, incoming: IncomingState, *, at_once: bool) -> None:
-    if not at_once:
-        await incoming.changed.wait(NEWS_S)
-    if incoming.is_given_up:
-        raise RejectedError("this download was given up here", code=RefusalCode.GONE)
-    await stream.send(HeldChunks(incoming.bitmap()))
+            if not take.indices and incoming.count == told:
+                if incoming.is_complete:
+                    raise ProtocolError("asked for more than all chunks", peer=peer)
+                await incoming.changed.wait(NEWS_S)
+            if incoming.is_given_up:
+                raise RejectedError("this download was given up here", code=RefusalCode.GONE)
+            told = incoming.count
+            await stream.send(HeldChunks(incoming.bitmap()))
 
 
 async def send_manifest(stream: MessageStream, data: bytes, peer: PeerId) -> None:
@@ -350,8 +350,8 @@ class StateServer:
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
-        incoming = self._incoming
-        if incoming is not None and incoming.manifest.digest == digest:
+        incoming, is_held = self._incoming, any(held.manifest.digest == digest for held in self._held)
+        if incoming is not None and incoming.manifest.digest == digest and not is_held:
             await self._serve_incoming(peer, stream, incoming)
             return
         held = self._use(digest)
