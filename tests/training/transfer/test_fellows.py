@@ -14,7 +14,8 @@ import torch
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, build_manifest
-from minga.training.transfer.download import BrokenOffError, ChunkFetch, ChunkSource, DownloadedState, download
+from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
+from minga.training.transfer.download import BrokenOffError, DownloadedState, download
 from minga.training.transfer.incoming import IncomingState, read_bitmap
 from minga.training.transfer.messages import CHUNKS, DownloadOpened, HeldChunks, OpenDownload, TakeChunks
 from tests.training.transfer.test_state_sync import ANY, CHUNKS_IN_ALL, donors_of, make_snapshot, same

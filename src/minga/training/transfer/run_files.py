@@ -45,7 +45,8 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, HASH_BYTES, hash_chunks
-from minga.training.transfer.download import ChunkFetch, ChunkSource, receive_manifest
+from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
+from minga.training.transfer.download import receive_manifest
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S, ManifestRequest, OpenDownload
 from minga.training.transfer.part_file import PartFile
 from minga.training.transfer.server import Places, send_manifest, serve_chunks
