@@ -15,6 +15,7 @@ import torch
 
 from minga.core.buffer_pool import Bytes
 from minga.core.events.averaging import GroupMinority
+from minga.core.events.training import StateAwaited
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
@@ -150,6 +151,9 @@ async def test_where_half_of_the_members_leave_at_once_everybody_is_told_what_ha
         assert why.endswith("the run cannot go on: begin another one from a checkpoint")
         assert isinstance(ends[name], asyncio.CancelledError), "it waits until it is ended"
     assert str(ends["late"]).endswith("the run cannot go on: begin another one from a checkpoint")
+    (told,) = (event for event in swarm.peers["late"].log if isinstance(event.data, StateAwaited))
+    assert told.time < 60.0
+    assert told.data.why in str(ends["late"])
 
 
 @pytest.mark.parametrize(("groups", "begins_s"), [("01|23", 0.6), ("01|23|4", 1.3), ("0|1|2", 1.55)])

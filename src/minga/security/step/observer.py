@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 
@@ -26,6 +26,7 @@ from minga.core.aio import first_in_turn, racing
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import GroupMinority
+from minga.core.events.training import StateAwaited
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.core.units import counted
@@ -325,6 +326,11 @@ def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
 
 PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
+TOLD_S = 20.0
+NO_MAJORITY: Final = (
+    "no majority of the members of a secure run says where they stand. Check this machine's network. If all of them "
+    "left, or half crashed or were started again at once, the run cannot go on: begin another one from a checkpoint"
+)
 SLACK_S = 0.5
 """Seconds that are waited for the last answers beside the time that most took."""
 MAX_ASKED = 4 * MAX_MEMBERS
@@ -352,21 +358,25 @@ class Discovery:
 
         As long as others still take this peer for a member or candidate, because it was one before it was started
         anew, it may have said something that it does not remember. So it waits until they no longer do.
-        Raises `SilentError` if nothing is found in `limit_s` seconds.
+        The program is told if no majority is found for `TOLD_S`. Raises `SilentError` if there is none in `limit_s`
+        seconds.
         """
         loop = asyncio.get_running_loop()
-        until_s, pause_s = loop.time() + limit_s, PAUSE_S
-        while loop.time() < until_s:
+        begun_s, pause_s, is_told = loop.time(), PAUSE_S, False
+        while loop.time() < begun_s + limit_s:
+            found = None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until_s):
-                    if (found := await self.look()) is not None:
-                        return found
+                async with asyncio.timeout_at(begun_s + limit_s):
+                    found = await self._look_round()
+            if found is not None and not self._has_part(found[0]):
+                return found
+            if found is None and not is_told and loop.time() >= begun_s + TOLD_S:
+                is_told = True
+                self._node.events.emit(StateAwaited(why=NO_MAJORITY))
+                logger.warning("waiting: %s", NO_MAJORITY)
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
-        raise SilentError(
-            "no majority of the members of a secure run says where they stand. Check this machine's network. If half "
-            "of them crashed or were started again at once, the run cannot go on: begin another one from a checkpoint"
-        )
+        raise SilentError(NO_MAJORITY)
 
     async def look(self) -> tuple[ProtocolState, StateClaim, tuple[PeerId, ...]] | None:
         """What `find` waits for, None if it is not there at present."""
