@@ -106,7 +106,7 @@ class ChunkFetch:
         self._arriving: set[int] = set()
         self._asked: dict[int, dict[PeerId, float]] = {}
         self._donors: dict[PeerId, _Donor] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []  # in order, so that simulated runs repeat
         self._told_of = set[int]()
         """The chunks that some fellow told that it has."""
         self._is_over = False
@@ -151,7 +151,7 @@ class ChunkFetch:
     def _begin(self, donor: _Donor) -> None:
         self._donors[donor.peer] = donor
         task = asyncio.ensure_future(self._serve_from(donor))
-        self._tasks.add(task)
+        self._tasks.append(task)
         task.add_done_callback(lambda _: self._ended.fire())
 
     async def _serve_from(self, donor: _Donor) -> None:
