@@ -266,6 +266,25 @@ def test_a_stalled_member_finds_itself_too_late() -> None:
     main()
 
 
+@pytest.mark.parametrize(("stalled", "when_s", "lasts_s"), [(0, 0.05, 1.4), (0, 0.45, 1.2), (2, 0.05, 1.35)])
+def test_who_stalled_as_long_as_some_waited_takes_none_of_these_for_lost(
+    stalled: int, when_s: float, lasts_s: float
+) -> None:
+    """Members ended their streams to it, or refused its part as too late: they live, and have what it lacks."""
+
+    @virtually
+    async def main() -> None:
+        world = World(5, seed=stalled, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        stall = [(when_s, "stall", stalled), (when_s + lasts_s, "resume", stalled)]
+        results, outcomes = await reduce_with(world, set(), stall)
+        del results[stalled], outcomes[stalled]  # it may be out, the others not
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert plausible(results[0], vectors_of(5), {stalled})
+
+    main()
+
+
 def test_a_member_that_gave_the_round_up_takes_no_part_in_its_repair() -> None:
     """Its contribution counts again elsewhere, in the same memory: what it sent now would be other numbers."""
 

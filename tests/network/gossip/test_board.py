@@ -282,6 +282,19 @@ def test_own_records_are_renewed_and_beats_fill_the_pauses() -> None:
     assert len(w.signed) == count
 
 
+def test_what_is_put_after_a_goodbye_does_not_take_it_back() -> None:
+    """As the rates of the link are, which are measured while the goodbye is on its way."""
+    w, other = World(), World(BOB)
+    w.board.put(AddressInfo("trainer"))
+    w.board.put(Left())
+    w.board.put(progress(3))
+    w.board.retract(AddressInfo)
+    for record in w.signed:
+        other.board.receive(record, A)
+    assert not other.board.is_alive(w.board.peer_id)
+    assert not w.board.is_alive(w.board.peer_id)
+
+
 def test_whoever_slept_beyond_the_life_of_its_records_renews_them() -> None:
     w = World()
     w.board.put(AddressInfo("trainer", ("10.0.0.1:1",)))

@@ -23,7 +23,7 @@ from minga.averaging.codecs.layout import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio import end, racing
-from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.errors import ProtocolError, RejectedError, RemoteError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.rpc.stream import MessageStream
 
@@ -39,7 +39,8 @@ _PLAIN: Final = codec("float32")
 
 
 async def exchange(round: Round, assignment: Assignment, relay: Reducer | None = None) -> None:
-    """Move one assignment in both directions; a failure buries the member on the other side.
+    """Move one assignment in both directions; a failure buries the member on the other side, unless that only took
+    this one for lost: then its result is fetched.
 
     With a `relay`, this member sends for its site and passes on what comes back.
     """
@@ -57,10 +58,20 @@ async def exchange(round: Round, assignment: Assignment, relay: Reducer | None =
             with round.expecting(parent, stream):
                 await _converse(round, assignment, stream, relay)
     except RemoteError as error:
-        if any(not round.have[i] for i in assignment.chunks):
+        lacking = tuple(index for index in assignment.chunks if not round.have[index])
+        if not assignment.relays and _lives(round, parent, error):
+            fetch(round, parent, lacking)
+        elif lacking:
             round.mark_dead(parent, error.message)
     finally:
         round.turns.end(assignment.key)
+
+
+def _lives(round: Round, parent: int, error: RemoteError) -> bool:
+    """Whether a member that ended a stream only goes on without this one, which it did not hear for a while."""
+    if isinstance(error, RejectedError):
+        return error.code == RefusalCode.LATE
+    return isinstance(error, UnreachableError) and round.node.is_connected(round.members[parent])
 
 
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Reducer | None) -> None:

@@ -196,7 +196,7 @@ class Board:
     # ---- writing
 
     def put(self, payload: Payload) -> None:
-        """Publish an own record, in place of the one of this type before.
+        """Publish an own record, in place of the one of this type before; nothing more once this peer said goodbye.
 
         Raises `ConfigurationError` if a field is out of range or the payload is too large.
         """
@@ -356,6 +356,8 @@ class Board:
 
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
         now_ms, own = int(self.run_clock.now() * 1000.0), self.store.own
+        if own.has_left:  # it would take the goodbye back
+            return
         version = max(own.newest + 1, now_ms)
         # An earlier one that outlived this one, because the swarm was larger then, could be replayed.
         expires = self._last_expiry_ms = max(now_ms + int(self._ttl_s * 1000.0), self._latest(self._last_expiry_ms))
