@@ -305,6 +305,16 @@ async def test_a_step_is_held_as_long_as_steps_take_with_their_rounds() -> None:
 
 
 @virtually
+async def test_a_step_that_filled_beside_a_round_that_was_slow_is_held_as_long_as_that_took() -> None:
+    scene, plan = Scene(100, stopped(120)), cast("Plan", SimpleNamespace(next_batch=100, orders=()))
+    for round_s in (18.0, 18.0, 29.0):
+        scene.gathering.attempt.batch.note(plan, round_s)
+    scene.syncing = {join_of(1, Report())[0]: 0.0}
+    await scene.gathering.run()
+    assert asyncio.get_running_loop().time() == pytest.approx(29.0, abs=0.3)
+
+
+@virtually
 async def test_what_a_step_was_held_before_it_could_close_counts() -> None:
     scene = Scene(100, stopped(120))
     scene.closable, newcomer = False, join_of(1, Report())[0]

@@ -119,6 +119,11 @@ class BatchSize:
         """How long the last rounds of this peer took from the plan to the update, in seconds; 0 before the first."""
         return median(self._rounds_s) if self._rounds_s else 0.0
 
+    @property
+    def last_round_s(self) -> float:
+        """How long the last of them took, beside which the next step may have filled; 0 before the first."""
+        return self._rounds_s[-1] if self._rounds_s else 0.0
+
     def _allowed_in(self, step: int) -> tuple[int, int]:
         """By the orders that the last plan named, or by those that are due where this peer has not had it."""
         return self.allowed(self._settings.orders.due(step) if self._followed is None else self._followed, step)

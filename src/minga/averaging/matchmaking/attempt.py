@@ -345,7 +345,7 @@ class GroupAttempt:
         """How many seconds a leader may hold the full step for those that fetch its state at present, at most."""
         newcomers = len(self.swarm_view.syncing(self.step))
         members = self.position.view or self.swarm_view.alive()
-        return self.patience(self.batch.round_s, members).longest_s(newcomers) if newcomers else 0.0
+        return self.patience(self.batch.last_round_s, members).longest_s(newcomers) if newcomers else 0.0
 
     def patience(self, step_s: float, members: Collection[PeerId]) -> Patience:
         """What a step of these members has for newcomers, where steps take `step_s` seconds."""

@@ -360,7 +360,7 @@ class GroupLeader:
 
     async def _hold_for_newcomers(self, full_s: float) -> None:
         """Wait for newcomers that are fetching the present state, and then a little for each of them to join."""
-        step_s, since_s = full_s - self._begun_s + self.attempt.batch.round_s, _now() - self._held_s
+        step_s, since_s = full_s - self._begun_s + self.attempt.batch.last_round_s, _now() - self._held_s
         until: dict[PeerId, float] = {}
         most_s = 0.0
         while True:
