@@ -74,7 +74,7 @@ async def test_fellows_that_have_all_of_it_together_need_no_donor_any_more(swarm
 
     def are_all_there() -> bool:
         held = [server._incoming._held for server in incoming if server._incoming is not None]
-        return len(held) == len(newcomers) and bool((held[0] | held[1] | held[2]).all())
+        return len(held) == len(newcomers) and all(map(any, zip(*held, strict=True)))
 
     while not are_all_there():
         await asyncio.sleep(0.1)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
+from minga.averaging.allreduce.round import pack_bitmap, unpack_bitmap
 from minga.core.aio import Observers, Signal
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
@@ -31,9 +30,9 @@ class IncomingState:
         """Called with each peer that begins to take chunks from here."""
         self.is_given_up = False
         """Whether nothing comes any more, although chunks are missing."""
-        self._held = np.zeros(manifest.chunk_count, np.bool_)
-        self._held[list(held)] = True
-        self.count = int(self._held.sum())
+        here = set(held)
+        self._held = [index in here for index in range(manifest.chunk_count)]
+        self.count = len(here)
         """How many chunks are here."""
 
     def add(self, index: int) -> None:
@@ -58,10 +57,9 @@ class IncomingState:
 
     def bitmap(self) -> bytes:
         """Which chunks are here: a bit for each, lowest bit first."""
-        return np.packbits(self._held, bitorder="little").tobytes()
+        return pack_bitmap(self._held)
 
 
 def read_bitmap(bitmap: bytes, count: int) -> set[int]:
     """The chunks out of `count` that an `IncomingState.bitmap` names; bits beyond, or missing ones, name none."""
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
-    return set(np.flatnonzero(bits).tolist())
+    return {index for index, is_held in enumerate(unpack_bitmap(bitmap, count)) if is_held}
